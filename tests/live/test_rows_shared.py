@@ -21,7 +21,7 @@ from psjob.wire.shared import PAGE, Region
 from psjob.worker import rowsharing
 from psjob.worker.ending import SessionEnd
 from psjob.worker.rows import LOOKUPS
-from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, severed
+from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_rows_checkpoints import adagrad
 from tests.live.test_rows_training import rows_of, steps
 from tests.live.test_shard_relinks import aside
@@ -187,7 +187,7 @@ def test_a_push_that_is_sent_again_is_read_where_it_lies(tmp_path: Path) -> None
                 rows.backward()
                 pushing = aside(worker.optimizer.step)
                 assert eventually(lambda: any(h.kind is Kind.ROW_PUSH for h in worker.session.links[0].outstanding.values()))
-            pushing.join(20)
+            pushing.join(SECONDS)
             assert staged(worker) == 1
             step(worker, 5)
 
@@ -201,13 +201,13 @@ def test_what_a_dead_worker_pushed_is_read_after_its_death(tmp_path: Path) -> No
     with serving(tmp_path, workers=2, shards=1) as shards:
         workers = [worker_of(shards, rank) for rank in range(2)]
         for attaching in [aside(worker.attach) for worker in workers]:
-            attaching.join(20)
+            attaching.join(SECONDS)
         stays, dies = workers
         pushing = aside(lambda: step(dies, 7))
         pending = shards.servers[0].store.row_cells[0].pending
         assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1 and (1, 0) in pending)
         dies.session._end(SessionEnd("lost"))
-        pushing.join(20)
+        pushing.join(SECONDS)
         dies.die()
         dies.session.withdraw()
         dies.session.rows.sharing._pushes = None
@@ -221,7 +221,7 @@ def test_ids_that_change_after_their_check_change_nothing(tmp_path: Path) -> Non
     with serving(tmp_path, workers=2, shards=1) as shards:
         workers = [worker_of(shards, rank) for rank in range(2)]
         for attaching in [aside(worker.attach) for worker in workers]:
-            attaching.join(20)
+            attaching.join(SECONDS)
         pending = shards.servers[0].store.row_cells[0].pending
         pushing = aside(lambda: step(workers[0], 1, 2))
         assert eventually(lambda: (0, 0) in pending)
@@ -233,7 +233,7 @@ def test_ids_that_change_after_their_check_change_nothing(tmp_path: Path) -> Non
         grad = pending[0, 0].grad
         assert isinstance(grad, RowGradient) and grad.ids.tolist() == [1, 2]
         step(workers[1], 2)
-        pushing.join(20)
+        pushing.join(SECONDS)
         assert torch.equal(held(shards), expected((1, -0.5), (2, -1.0)))
         for worker in workers:
             worker.die()

@@ -20,7 +20,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared import PAGE
 from psjob.worker.arena import Arena
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Worker, all_well, eventually, serving, severed
+from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside
 
 Act = Callable[[Worker], None]
@@ -241,12 +241,12 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
         models = [build() for _ in range(3)]
         stays, dies = (Worker(shards, rank, models[rank], sgd(models[rank])) for rank in range(2))
         for starting in [aside(stays.attach), aside(dies.attach)]:
-            starting.join(20)
+            starting.join(SECONDS)
         with severed(dies.session.links[1]):
             pushing = aside(lambda: push_ones(dies))
             assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1)
             dies.session._end(SessionEnd("lost"))
-            pushing.join(20)
+            pushing.join(SECONDS)
             dies.die()
         again = Worker(shards, 1, models[2], sgd(models[2]), start=2)
         again.attach()
@@ -256,7 +256,7 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
         assert eventually(lambda: shards.servers[0].store.span() == (1, 1)) and shards.servers[1].store.span() == (0, 0)
         assert all(torch.equal(p, old) for p, old in zip(again.model.parameters(), begun, strict=True))
         push_ones(again)
-        waiting.join(20)
+        waiting.join(SECONDS)
         assert all(torch.equal(p, old - 1) for p, old in zip(again.model.parameters(), begun, strict=True))
 
 

@@ -19,6 +19,7 @@ from psjob.wire.handover import Counter
 from psjob.wire.shared import PAGE, Region
 from psjob.worker.arena import Arena, is_alone
 from psjob.worker.sharing import Sharing
+from tests.live.live_shards import SECONDS
 from tests.live.test_shard_relinks import aside
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -117,7 +118,7 @@ def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.Monke
         sharing.take(index, [0], {"name": counter.address, "token": counter.expect(give), "bytes": span.size})
 
     for taking in [aside(lambda index=index: take(index)) for index in range(4)]:
-        taking.join(20)
+        taking.join(SECONDS)
     assert sharing._arena is not None and got == {os.fstat(sharing._arena.region.fd).st_ino}
     counter.close()
 
