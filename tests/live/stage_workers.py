@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -131,13 +132,15 @@ class Cluster:
         self.problems: list[BaseException] = []
         self.rewound = self.died = 0
 
-    def run(self, steps: int = STEPS, seconds: float = SECONDS) -> None:
+    def run(self, steps: int = STEPS, seconds: float = 1.5 * SECONDS) -> None:
+        """Train to the end, or raise the first problem of a worker, for whom the others may wait in vain."""
         threads = [threading.Thread(target=self._life, args=(rank, steps), daemon=True) for rank in range(self.shards.config.workers)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(seconds)
-            assert not thread.is_alive(), (self.problems, "a worker hangs")
+        deadline = time.monotonic() + seconds
+        while not self.problems and (living := [thread for thread in threads if thread.is_alive()]):
+            living[0].join(0.02)
+            assert time.monotonic() < deadline, "a worker hangs"
         if self.problems:
             raise self.problems[0]
 

@@ -25,6 +25,7 @@ from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import Died, serving
 from tests.live.stage_workers import COMPUTES, Cluster, kill_once
+from tests.soaking import rotating
 
 THREE = Stages((1, 1, 1))
 
@@ -59,7 +60,7 @@ def same_weights(one: Cluster, other: Cluster) -> None:
         assert all(torch.equal(tensor, other.ended[rank].own[name]) for name, tensor in worker.own.items())
 
 
-@pytest.mark.parametrize("rank", [None, 0, 1, 2])
+@pytest.mark.parametrize("rank", [None, rotating(0), 1, rotating(2)])
 def test_a_job_cuts_where_psjob_chose_and_a_kill_changes_no_bit(
     tmp_path: Path, choices: list[ChosenCuts], rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,12 @@ from psjob.pipeline import reference, ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip
+from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
 from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of
 from tests.live.test_stage_late import untied
+from tests.soaking import rotating
 
 LIMIT = 0.2
 """Below the norm of each step."""
@@ -53,8 +55,7 @@ def trained(
     return cluster
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("replicas", [(1,), (1, 1), (1, 1, 1, 1), (2, 1)])
+@pytest.mark.parametrize(("replicas", "count"), each_value([(1,), (1, 1), (1, 1, 1, 1), (2, 1)], [1, 3]))
 def test_flush_is_clipped_as_one_process_clips(tmp_path: Path, replicas: tuple[int, ...], count: int) -> None:
     cluster, wanted, free = trained(tmp_path, replicas, count), alone(4, LIMIT), alone(4, None)
     for worker in cluster.ended.values():
@@ -64,8 +65,7 @@ def test_flush_is_clipped_as_one_process_clips(tmp_path: Path, replicas: tuple[i
     assert (free["0.weight"] - wanted["0.weight"]).abs().max() > 0.02
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("moment", ["push", "pushed"])
+@pytest.mark.parametrize(("moment", "rank"), each_value(["push", "pushed"], [0, 1, 2]))
 def test_a_stage_that_dies_around_its_push_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
     """The others' blocks are measured and wait for its own."""
     calm, hit = trained(tmp_path / "calm", (1, 1, 1), 2), trained(tmp_path / "hit", (1, 1, 1), 2, kill_once(rank, moment))
@@ -75,7 +75,7 @@ def test_a_stage_that_dies_around_its_push_changes_no_bit(tmp_path: Path, rank: 
             assert torch.equal(tensor, calm.ended[number].own[name]), (number, name)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", [rotating(2), 4])
 def test_2bw_is_clipped_as_old_weights_in_one_process_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int) -> None:
     monkeypatch.setattr(stage_workers, "model", untied)
     steps = 12

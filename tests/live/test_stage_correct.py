@@ -14,9 +14,11 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import correct, predict, reference, ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
+from tests.covering import each_pair, each_value
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, StageWorker, batch
+from tests.soaking import rotating
 
 STEPS = 10
 LIMIT = 0.1
@@ -95,22 +97,28 @@ def worst(cluster: Cluster, wanted: dict[str, torch.Tensor]) -> float:
     )
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 1), (4, 4)])
-@pytest.mark.parametrize("how", list(CORRECT))
-@pytest.mark.parametrize("name", ["2bw", "pipedream"])
-def test_a_corrected_gradient_is_that_of_one_process(
-    tmp_path: Path, name: str, how: str, stages: int, microbatches: int, count: int
-) -> None:
-    if name == "2bw" and microbatches < stages:
-        return
+def too_few(name: str, how: str, size: tuple[int, int], count: int) -> bool:
+    """2bw needs a micro-batch a stage."""
+    return name == "2bw" and size[1] < size[0]
+
+
+LARGE = [(name, how, (4, 4), count) for name in ("2bw", "pipedream") for how in CORRECT for count in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "size", "count"),
+    [*each_pair(["2bw", "pipedream"], CORRECT, [(2, 2), (4, 1)], [1, 3], skip=too_few),
+     pytest.param(*LARGE[-1], id="large"), *(rotating(*row, id=f"large{number}") for number, row in enumerate(LARGE[:-1]))],
+)  # fmt: skip
+def test_a_corrected_gradient_is_that_of_one_process(tmp_path: Path, name: str, how: str, size: tuple[int, int], count: int) -> None:
+    """`size` is of stages and micro-batches."""
+    stages, microbatches = size
     cluster = trained(tmp_path, name, how, (1,) * stages, microbatches, count)
     assert worst(cluster, alone(name, how, stages, microbatches)) == 0
     assert worst(cluster, alone(name, None, stages, microbatches)) > 1e-5, "nothing was corrected"
 
 
-@pytest.mark.parametrize("how", ["dc-asgd", "gap-aware"])
-@pytest.mark.parametrize("name", ["vertical", "predict"])
+@pytest.mark.parametrize(("name", "how"), each_value(["vertical", "predict"], ["dc-asgd", "gap-aware"]))
 def test_the_open_version_is_what_the_forward_took(tmp_path: Path, name: str, how: str) -> None:
     """With predict: nesterov that is the prediction, so that what is corrected is its error."""
     cluster = trained(tmp_path, name, how, (1,) * 4, 1, 2)
@@ -124,17 +132,19 @@ def test_a_rate_by_delay_is_that_of_the_step(tmp_path: Path) -> None:
     assert worst(cluster, alone("pipedream", "gap-aware", 4, 1, rate=lambda delay, step: predict.lr_by_delay(0.05, delay, step, 8))) == 0
 
 
-@pytest.mark.parametrize("how", ["dc-asgd", "gap-aware"])
-@pytest.mark.parametrize(("name", "replicas"), [("2bw", (2, 1)), ("pipedream", (2, 1, 1)), ("pipedream", (2, 2, 2))])
-def test_each_replica_corrects_the_mean_of_its_own_micro_batches(tmp_path: Path, name: str, replicas: tuple[int, ...], how: str) -> None:
-    microbatches = 2 if name == "pipedream" else 4
+@pytest.mark.parametrize(
+    ("way", "how"), each_value([("2bw", 2, 1), ("pipedream", 2, 1, 1), ("pipedream", 2, 2, 2)], ["dc-asgd", "gap-aware"])
+)
+def test_each_replica_corrects_the_mean_of_its_own_micro_batches(tmp_path: Path, way: tuple[Any, ...], how: str) -> None:
+    """`way` is a schedule, and how many workers each stage has."""
+    name, *several = way
+    replicas, microbatches = tuple(several), 2 if name == "pipedream" else 4
     cluster = trained(tmp_path, name, how, replicas, microbatches, 2)
     assert worst(cluster, alone(name, how, len(replicas), microbatches, replicas)) < 1e-5
     assert worst(cluster, alone(name, None, len(replicas), microbatches, replicas)) > 3e-5
 
 
-@pytest.mark.parametrize("how", ["dc-asgd-c", "gap-aware"])
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize(("stages", "how"), each_value([2, 4], ["dc-asgd-c", "gap-aware"]))
 def test_what_is_clipped_is_the_corrected_gradient(tmp_path: Path, how: str, stages: int) -> None:
     cluster = trained(tmp_path, "2bw", how, (1,) * stages, 4, 2, max_grad_norm=LIMIT)
     assert worst(cluster, alone("2bw", how, stages, 4, clip=LIMIT)) < 1e-6
@@ -158,7 +168,7 @@ def test_a_weight_of_two_stages_is_corrected_once(tmp_path: Path, monkeypatch: p
     assert worst(cluster, alone("2bw", how, 2, 2)) == 0
 
 
-@pytest.mark.parametrize("how", ["dc-asgd", "gap-aware"])
+@pytest.mark.parametrize("how", ["dc-asgd", rotating("gap-aware")])
 def test_weights_of_now_in_place_of_the_open_ones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The mutant corrects nothing."""
     outgoing = StageVersions.outgoing
@@ -203,7 +213,7 @@ def test_a_loss_that_rises_is_refused_with_dc_asgd(
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), schedule="2bw", correct="dc-asgd") as shards:
         cluster = Cluster(shards, 2)
         with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
-            cluster.run(STEPS, 3.0)
+            cluster.run(STEPS)
         assert eventually(lambda: len(cluster.problems) > 0)
         for worker in list(shards.guests):
             worker.die()

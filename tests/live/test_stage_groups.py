@@ -17,6 +17,7 @@ from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import Stages
 from psjob.process.config import CheckpointConfig
 from psjob.wire.frame import Flag, Kind
+from tests.covering import each_pair
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 
 STEPS = 6
@@ -68,9 +69,7 @@ def attached(*workers: Staged) -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("replicas", [(1, 1), (1, 2)])
+@pytest.mark.parametrize(("count", "transport", "replicas"), each_pair([1, 3], ["auto", "tcp"], [(1, 1), (1, 2)]))
 def test_stages_train_their_own_blocks(tmp_path: Path, count: int, transport: str, replicas: tuple[int, ...]) -> None:
     """Gradients of a stage depend on the other's weights here: both hold the whole model, but each knows only its own after a step.
 

@@ -17,10 +17,12 @@ from psjob.layout.packing import Pack
 from psjob.modes.stages import Stages
 from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
+from tests.covering import each_value
 from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import serving
 from tests.live.stage_workers import COMPUTES, SEED, Cluster, batch, has, kill_once, optimizer_of
+from tests.soaking import rotating
 
 
 def model() -> nn.Module:
@@ -73,9 +75,7 @@ def only_its_stage(cluster: Cluster) -> None:
         assert all(p.grad is None for name, p in worker.model.named_parameters() if name not in part.parameters)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(("stages", "count", "transport"), each_value([1, 2, 4], [1, 3], ["auto", "tcp"]))
 def test_stages_train_what_one_lazy_process_trains(tmp_path: Path, stages: int, count: int, transport: str) -> None:
     with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages), transport=transport) as shards:
         cluster = Cluster(shards, 4)
@@ -85,12 +85,12 @@ def test_stages_train_what_one_lazy_process_trains(tmp_path: Path, stages: int, 
         only_its_stage(cluster)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("moment", ["take ACTIVATION", "take GRADIENT", "push", "pushed"])
+@pytest.mark.parametrize(
+    ("moment", "rank"),
+    each_value(["take ACTIVATION", "take GRADIENT", "push", "pushed"], [0, 1, 2], skip=lambda moment, rank: not has(rank, 3, moment)),
+)
 def test_a_lazy_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
     """At each moment of its second step; its successor makes no values, but pulls them."""
-    if not has(rank, 3, moment):
-        return
     with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
         cluster = Cluster(shards, 4, kill_once(rank, moment))
         cluster.run()
@@ -130,7 +130,7 @@ class Skips(nn.Module):
         return x + first
 
 
-@pytest.mark.parametrize("microbatches", [4, 3], ids=["even", "uneven"])
+@pytest.mark.parametrize("microbatches", [rotating(4, id="even"), pytest.param(3, id="uneven")])
 def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microbatches: int) -> None:
     """Micro-batches of other shapes than the example's too, of which each stage makes graphs of its own."""
 

@@ -11,6 +11,7 @@ from torch import nn
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict, reference, ways
 from psjob.pipeline.cuts import split
+from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, batch
@@ -49,14 +50,12 @@ def alone(way: ways.TrainingWay, stages: int, microbatches: int, highest: float 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize(
-    ("words", "highest"),
-    [({"schedule": "flush"}, None), ({"schedule": "2bw"}, None), ({"schedule": "pipedream"}, None), ({"schedule": "pipedream"}, 0.99)],
+    ("way", "stages", "count"), each_value([("flush", None), ("2bw", None), ("pipedream", None), ("pipedream", 0.99)], [4, 2], [1, 3])
 )
-def test_nadam_of_stages_is_torchs(tmp_path: Path, words: dict[str, str], highest: float | None, stages: int, count: int) -> None:
+def test_nadam_of_stages_is_torchs(tmp_path: Path, way: tuple[str, float | None], stages: int, count: int) -> None:
     """Stage k of K, late by d updates, has beta1 + d (highest - beta1) / K (arXiv 2505.01099)."""
+    words, highest = {"schedule": way[0]}, way[1]
     microbatches = 1 if words["schedule"] == "pipedream" else stages
     with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages), **words, highest_momentum=highest) as shards:
         cluster = Cluster(shards, microbatches)
@@ -87,7 +86,7 @@ def test_what_has_no_momentum_by_stage_is_refused(
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **words) as shards:
         cluster = Cluster(shards, 1)
         with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
-            cluster.run(STEPS, 3.0)
+            cluster.run(STEPS)
         assert eventually(lambda: len(cluster.problems) > 0)
         for worker in list(shards.guests):
             worker.die()

@@ -8,7 +8,7 @@ from typing import Any
 
 from psjob.modes.stages import Stages
 from psjob.shard.statusport import status
-from tests.live.live_shards import eventually, serving
+from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.test_stage_pipeline import Cluster, StageWorker, compare
 
 
@@ -18,7 +18,7 @@ def test_who_waits_for_a_stage_that_stands_still_says_so_until_it_goes_on(tmp_pa
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
         if (worker.rank, what, step, micro) == (0, "give ACTIVATION", 2, 1):
             stands.set()
-            assert go.wait(60)
+            assert go.wait(SECONDS)
         if (worker.rank, what, step) == (2, "push", 4) and go.is_set():
             assert eventually(lambda: told()["waiting"] is None)
 
@@ -33,8 +33,8 @@ def test_who_waits_for_a_stage_that_stands_still_says_so_until_it_goes_on(tmp_pa
         training = threading.Thread(target=cluster.run)
         training.start()
         try:
-            assert stands.wait(60)
-            assert eventually(lambda: all(stage["waiting"] for stage in told()["stages"][1:]))
+            assert stands.wait(SECONDS)
+            assert eventually(lambda: all(stage["waiting"] and (stage["idle"] or 0) > 0.5 for stage in told()["stages"][1:]))
             found = told()
             wanted = "worker 1 (stage 1) waits for activations of micro-batch 1 of step 2 from worker 0 (stage 0), for "
             assert found["waiting"].startswith(wanted), found["waiting"]
@@ -48,7 +48,7 @@ def test_who_waits_for_a_stage_that_stands_still_says_so_until_it_goes_on(tmp_pa
             assert second["peakBytes"] >= 0.9 * second["rssBytes"] > 0
         finally:
             go.set()
-            training.join(120)
+            training.join(SECONDS)
         assert not cluster.problems
         assert told()["waiting"] is None and [stage["waiting"] for stage in told()["stages"]] == [None] * 3
         assert [stage["step"] for stage in told()["stages"]] == [5, 5, 5] and [stage["ready"] for stage in told()["stages"]] == [1, 1, 1]
