@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from psjob_client.judge.files import judged
 from psjob_client.local.errors import BadInput
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
+from tests.soaking import rotating
 
 
 def init(*words: str) -> str:
@@ -35,13 +37,18 @@ LEARNED = {
 }
 
 
-@pytest.mark.parametrize("template", LEARNED)
+def preloaded(template: str) -> Sequence[str]:
+    """What its processes have imported before they begin."""
+    return warm.PRELOADED if template == "pytorch" else IMPORTS
+
+
+@pytest.mark.parametrize("template", ["pytorch", *map(rotating, sorted(LEARNED.keys() - {"pytorch"}))])
 def test_what_init_writes_trains(tmp_path: Path, template: str) -> None:
     told = init(str(tmp_path / "first"), "--template", template)
     folder = tmp_path / "first"
     assert f"psjob run {folder}/job.yaml" in told and f"psjob submit {folder}/job.yaml" in told
     words = ["run", "first/job.yaml", "--summary", "summary.json", "--no-progress"]
-    code, output = warm.run(tmp_path, words, OFFLINE, preloaded=IMPORTS)
+    code, output = warm.run(tmp_path, words, OFFLINE, preloaded=preloaded(template))
     assert code == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["result"] == "Complete" and summary["restarts"] == {} and summary.get("warning") is None
@@ -55,10 +62,11 @@ def test_every_template_is_trained() -> None:
         main.cli(["init", "--template", "keras"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("template", LEARNED)
+@pytest.mark.parametrize("template", ["pytorch", *map(rotating, sorted(LEARNED.keys() - {"pytorch"}))])
 def test_a_script_trains_without_a_job(tmp_path: Path, template: str) -> None:
     init(str(tmp_path), "--template", template)
-    code, output = warm.call(tmp_path, "train", ["--epochs", "1"], OFFLINE, warm.SECONDS, IMPORTS)
+    imports = warm.COMPILING if template == "pytorch" else IMPORTS
+    code, output = warm.call(tmp_path, "train", ["--epochs", "1"], OFFLINE, warm.SECONDS, imports)
     assert code == 0, output
 
 

@@ -13,6 +13,7 @@ import torch
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.hardware import DEVICES
+from tests.soaking import rotating
 
 MACHINE = ("--preset", "ethernet-10", "--json")
 BLOCKS = """
@@ -74,7 +75,7 @@ def run(folder: Path, text: str, target: str, *words: str) -> tuple[int, str, st
     return plan(folder, target, *words)
 
 
-def plan(folder: Path, target: str, *words: str, preloaded: Sequence[str] = warm.PRELOADED) -> tuple[int, str, str]:
+def plan(folder: Path, target: str, *words: str, preloaded: Sequence[str] = warm.COMPILING) -> tuple[int, str, str]:
     """`psjob plan-stages`: its exit code, and what it printed on both streams."""
     argv = ["plan-stages", target, *MACHINE, *words]
     streams = folder / "printed.txt", folder / "told.txt"
@@ -84,7 +85,7 @@ def plan(folder: Path, target: str, *words: str, preloaded: Sequence[str] = warm
 
 
 @pytest.mark.parametrize(
-    ("text", "target", "words"), [(SCRIPT, "train.py", ()), (BLOCKS, "train.py:build", ()), (BLOCKS, "train.py:build", ("--meta",))]
+    ("text", "target", "words"), [(SCRIPT, "train.py", ()), rotating(BLOCKS, "train.py:build", ()), (BLOCKS, "train.py:build", ("--meta",))]
 )
 def test_bytes_are_those_that_the_model_must_have(tmp_path: Path, text: str, target: str, words: tuple[str, ...]) -> None:
     found = profile(tmp_path, text, target, *words)
@@ -198,6 +199,7 @@ def test_the_script_gets_its_own_arguments(tmp_path: Path) -> None:
     assert len(found["nodes"]) == 6
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("template", ["transformers", "lightning", "accelerate"])
 def test_scripts_of_training_libraries_need_no_change(tmp_path: Path, template: str) -> None:
     code, output = warm.run(tmp_path, ["init", "job", "--template", template])
