@@ -16,7 +16,7 @@ from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, ClusterError
 from hack.cluster.proc import alive, tail
 
-UP_LIMIT, DOWN_LIMIT = 300.0, 90.0
+UP_LIMIT, DOWN_LIMIT = 300.0, 240.0
 
 
 def up(options: Options) -> Ready:

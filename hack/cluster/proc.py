@@ -78,7 +78,9 @@ class Keeper:
                 cwd="/",
             )
         self.children[name] = child
-        (self.state / "pids" / f"{name}.pid").write_text(f"{child.pid}\n")
+        scratch = self.state / "pids" / f"{name}.tmp"
+        scratch.write_text(f"{child.pid}\n")
+        scratch.rename(self.state / "pids" / f"{name}.pid")
         return child
 
 

@@ -38,6 +38,8 @@ JOBS = "/apis/psjob.dev/v1alpha1"
 ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}
 """By kind; the core's for the others."""
 IMAGE = "psjob-runtime:test"
+PATIENCE = 80.0
+"""Seconds until a state is given up that comes within a few on a quiet machine."""
 SHARE_SECONDS = 0.1
 """So long a shared read waits for others who will ask for the same."""
 T = TypeVar("T")
@@ -90,7 +92,7 @@ class Operator:
             arguments.append(f"--key-file={self.log.parent / 'operator.key'}")
         self.pid = self.by.start(arguments, self.log)
         if ready:
-            until("the operator to be ready", self.ready, seconds=60, also=lambda: self.log.read_text()[-3000:])
+            until("the operator to be ready", self.ready, also=lambda: self.log.read_text()[-3000:])
 
     def ready(self) -> bool:
         """Whether /readyz says so."""
@@ -376,16 +378,16 @@ class World:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def until(self, what: str, check: Callable[[], T], seconds: float = 30) -> T:
+    def until(self, what: str, check: Callable[[], T], seconds: float = PATIENCE) -> T:
         """Wait for it, and say what the job and the operator said if it does not come."""
         return until(what, check, seconds, also=self.story)
 
-    def until_phase(self, phase: str, name: str = "job", seconds: float = 30) -> dict[str, Any]:
+    def until_phase(self, phase: str, name: str = "job", seconds: float = PATIENCE) -> dict[str, Any]:
         """Wait until the job is in that phase; answers its status."""
         self.until(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, seconds)
         return self.status(name)
 
-    def until_counts(self, name: str, workers: str, seconds: float = 30) -> dict[str, Any]:
+    def until_counts(self, name: str, workers: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Wait until status.workersReady says this; answers the status."""
         self.until(f"{name} to have {workers} workers", lambda: self.status(name).get("workersReady") == workers, seconds)
         return self.status(name)
@@ -424,7 +426,7 @@ def manifest(name: str = "job", shards: int = 1, workers: int = 2, pod: Mapping[
     return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": name}, "spec": body}
 
 
-def until(what: str, check: Callable[[], T], seconds: float = 30, also: Callable[[], str] = str) -> T:
+def until(what: str, check: Callable[[], T], seconds: float = PATIENCE, also: Callable[[], str] = str) -> T:
     """Poll until `check` answers something true, and answer that; AssertionError after the deadline."""
     deadline = time.monotonic() + seconds
     while True:

@@ -8,7 +8,7 @@ from hack.cluster.api import ApiError
 from tests.integration.operator_harness import Operator, World, manifest
 
 JOBS = 4
-AGAIN_SECONDS = 25.0
+AGAIN_SECONDS = 60.0
 """From the return of the API server to the pod of what was lost while it was away."""
 
 

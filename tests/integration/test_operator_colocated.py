@@ -77,7 +77,7 @@ def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_alon
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words, "lastTransitionTime": stamp()}
     place.report(f"{name}-worker-1-r2", conditions=[unplaced])
     new = [f"{name}-ps-1-a2", f"{name}-worker-1-r3"]
-    place.until("the pair to move", lambda: set(new) <= set(place.pods()), seconds=60)
+    place.until("the pair to move", lambda: set(new) <= set(place.pods()))
     made = place.pods()
     assert required(made[new[0]]) == worker(1, 3) and required(made[new[1]]) is None
     assert place.status(name)["restarts"]["causes"] == {"Error": 1, "Moved": 2}

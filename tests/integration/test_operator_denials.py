@@ -18,7 +18,7 @@ from tests.integration.operator_harness import World, manifest, world
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.cluster
-AGAIN_SECONDS = 15.0
+AGAIN_SECONDS = 60.0
 """From the end of the denial to the pod that was denied."""
 LONG = 20.0
 """Denied for so long, the tries are as far apart as they ever are."""

@@ -127,7 +127,7 @@ def test_a_quota_that_is_used_up(place: World, name: str) -> None:
     assert status["phase"] == "Pending" and status["restarts"]["total"] == 0
     assert len([pod for pod in place.pods() if pod.startswith(name)]) == 2, "the shard, which the quota does not hold, and one worker"
     place.cluster.api.merge(place.path("resourcequotas", name), {"spec": {"hard": {"pods": "5"}}})
-    place.until("the second worker", lambda: f"{name}-worker-1-r1" in place.pods(), seconds=40)
+    place.until("the second worker", lambda: f"{name}-worker-1-r1" in place.pods())
     assert place.status(name)["workers"]["start"] == 1, "a definite no keeps the number"
     place.cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{place.namespace}-{name}")
 

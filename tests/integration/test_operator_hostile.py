@@ -11,7 +11,7 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import JOBS, World, manifest, world
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 LEVELS = 9800
 """With those of the manifest around them just below what the API server takes."""
 LIMIT = 256 << 20

@@ -12,7 +12,7 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest, world
 from tests.integration.operator_proxy import Proxy, Weather
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 LABEL = "psjob.dev/job-name"
 
 
@@ -82,7 +82,7 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         place.until("a to be deleted", lambda: "a" not in [job["metadata"]["name"] for job in place.items("pstrainingjobs")])
         rules = [*NAMESPACED_RULES, *CLUSTER_RULES]
         asked = lambda: place.cluster.audit(user=place.user)  # noqa: E731
-        place.until("every right to be used", lambda: not rights.unused(rules, asked()), 90)
+        place.until("every right to be used", lambda: not rights.unused(rules, asked()), 200)
     except AssertionError as error:
         raise AssertionError(
             f"never used: {sorted(rights.unused([*NAMESPACED_RULES, *CLUSTER_RULES], place.cluster.audit(user=place.user)))}"

@@ -104,7 +104,7 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
     stranger = place.pods()[f"{name}-worker-0-r1"]
     assert stranger["metadata"]["uid"] == uid and "ownerReferences" not in stranger["metadata"], "untouched"
     place.remove(f"{name}-worker-0-r1")
-    found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"), seconds=40)
+    found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"))
     assert found["metadata"]["ownerReferences"][0]["uid"] == place.job(name)["metadata"]["uid"]
     assert place.status(name)["workers"]["start"] == 1
 
@@ -130,7 +130,7 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
     assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
     assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
     place.cluster.api.delete(place.path(kind, child))
-    place.until("the job to go on", lambda: len(place.pods(name)) == 3, seconds=40)
+    place.until("the job to go on", lambda: len(place.pods(name)) == 3)
 
 
 @together
@@ -152,7 +152,6 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
     place.until(
         "the new job's pods",
         lambda: {pod for pod, raw in place.pods(name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
-        seconds=60,
     )
     assert place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"] == claim
     assert place.status(name)["run"] == uid

@@ -86,6 +86,7 @@ def running(place: World) -> dict[str, dict[str, Any]]:
     return {name: raw for name, raw in place.pods().items() if raw["status"].get("phase") not in ("Succeeded", "Failed")}
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspended_and_resumed(
     fresh_control_plane: Callable[..., Cluster], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -157,6 +158,8 @@ def opened(part: Any) -> Any:
     return [opened(item) for item in part] if isinstance(part, list) else part
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(300)
 def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
     document = yaml.safe_load(CRD.read_text())
     properties = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
