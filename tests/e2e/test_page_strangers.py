@@ -39,8 +39,10 @@ def test_who_has_the_address_sees_the_page_and_nothing_beside_it(served: Page) -
     assert asked(served, path, Host=f"evil.example:{served.port}")[0].status == 421
     assert asked(served, path, "POST")[0].status == 405
     answer, _ = asked(served, path)
-    assert answer.status == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.status == 303 and answer.headers["location"] == "/", "the token goes from the address into a cookie"
     cookie = answer.headers["set-cookie"].partition(";")[0]
+    answer, _ = asked(served, "/", Cookie=cookie)
+    assert answer.status == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
     assert asked(served, "/api/jobs", Cookie=cookie)[0].status == 200
     for beside in ("/../../etc/passwd", "/api/comparisons/..%2f..%2fsecret"):
         assert asked(served, beside, Cookie=cookie)[0].status == 404
