@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +31,23 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(step, max_size=40))
+steps_of_chaos = st.lists(step, max_size=40)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(steps_of_chaos)
 def test_promises_hold_and_the_job_ends(steps: list[tuple[object, ...]]) -> None:
+    live_through(steps)
+
+
+@pytest.mark.rotating
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(steps_of_chaos)
+def test_promises_hold_through_more_chaos(steps: list[tuple[object, ...]]) -> None:
+    live_through(steps)
+
+
+def live_through(steps: list[tuple[object, ...]]) -> None:
     world = World(make_spec(runPolicy={"backoffLimit": 1000}))
     brains = [Brain(world)]
     for this in steps:

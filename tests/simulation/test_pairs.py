@@ -15,7 +15,7 @@ import pytest
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 from tests.unit.plan_given import NOW, job
 
 SHARDS, WORKERS = 2, 3
@@ -152,9 +152,16 @@ class Cluster:
         self.pods[pod.name] = replace(self.pods[pod.name], **seen)
 
 
-@pytest.mark.parametrize("first", [0, 20, *(soak(first) for first in range(40, 2000, 20))])
-def test_after_any_faults_each_pair_stands_on_one_node(first: int) -> None:
-    for seed in range(first, first + 20):
+SEEDS = [
+    *range(6),
+    *(rotating(range(first, first + 17), id=f"{first}-{first + 16}") for first in (6, 23)),
+    *(soak(range(first, first + 20), id=f"{first}-{first + 19}") for first in range(40, 2000, 20)),
+]
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_after_any_faults_each_pair_stands_on_one_node(seeds: int | range) -> None:
+    for seed in [seeds] if isinstance(seeds, int) else seeds:
         cluster = Cluster(seed)
         for _ in range(FAULTS):
             for _ in range(cluster.chance.randint(1, 8)):

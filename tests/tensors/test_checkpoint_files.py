@@ -98,7 +98,7 @@ def test_no_tensors_make_a_file_too(tmp_path: Path) -> None:
 
 
 @given(position=st.integers(0, 10_000), change=st.integers(1, 255))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_flipped_byte_is_found(tmp_path: Path, position: int, change: int) -> None:
     path, fact = written(tmp_path)
     raw = bytearray(path.read_bytes())

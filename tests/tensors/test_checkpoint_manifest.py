@@ -137,7 +137,7 @@ json_values = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_wrong_value_under_a_right_hash_is_damage_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     global _good
     if _good is None:

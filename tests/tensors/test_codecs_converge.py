@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.reference import Wire, reference
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "digits"))
 from train import digits, score
@@ -50,10 +50,10 @@ def accuracy(codec: str, ratio: float, lr: float, momentum: float) -> float:
     [
         soak("bf16", 0.01, 0.2, 0.9),
         soak("fp16", 0.01, 0.2, 0.9),
-        ("int8", 0.01, 0.2, 0.9),
+        rotating("int8", 0.01, 0.2, 0.9),
         ("topk", 0.05, 0.2, 0.9),
         soak("topk", 0.01, 0.5, 0.0),
-        ("randomk", 0.1, 0.5, 0.0),
+        rotating("randomk", 0.1, 0.5, 0.0),
     ],
 )
 def test_digits_are_recognised_as_well_as_without(codec: str, ratio: float, lr: float, momentum: float) -> None:

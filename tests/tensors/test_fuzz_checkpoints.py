@@ -62,7 +62,7 @@ def read_whole(folder: Path, found: Manifest) -> None:
         manifest.newest(folder, parts.RUN)
 
 
-@counts(300, 100_000)
+@counts(100, 100_000)
 def test_a_changed_manifest_is_damaged_or_read(tmp_path: Path, made: Manifest, cases: int) -> None:
     """Also one whose own hash is right. Nothing that it says makes a reader take room, time or an exception that is none of its own."""
     raw = (tmp_path / made.name).read_bytes()
@@ -92,7 +92,7 @@ def test_a_changed_manifest_is_damaged_or_read(tmp_path: Path, made: Manifest, c
     fuzz(cases, make, read, MOST)
 
 
-@counts(300, 100_000)
+@counts(100, 100_000)
 def test_a_changed_file_is_damaged_or_read(tmp_path: Path, made: Manifest, cases: int) -> None:
     """Of tensors, with and without the facts that it should have; the facts may have been changed along with it."""
     plain = [made.fact(name) for name in sorted(fact.name for fact in made.listed() if not fact.name.endswith(".json"))]
@@ -146,7 +146,7 @@ def _refitted(made: Manifest, fact: FileFact) -> Manifest:
     )  # fmt: skip
 
 
-@counts(200, 50_000)
+@counts(75, 50_000)
 def test_a_changed_admission_table_is_damaged_or_read(tmp_path: Path, made: Manifest, cases: int) -> None:
     path = tmp_path / made.tables["0"].name
     body = json.loads(path.read_bytes())
@@ -163,7 +163,7 @@ def test_a_changed_admission_table_is_damaged_or_read(tmp_path: Path, made: Mani
     fuzz(cases, json_changes, read, MOST)
 
 
-@counts(100, 50_000)
+@counts(50, 50_000)
 def test_a_changed_claim_is_nobodys_or_read(tmp_path: Path, cases: int) -> None:
     claim.claim(tmp_path, 3, "ps-0")
     path = tmp_path / "CLAIM-000003"
@@ -177,7 +177,7 @@ def test_a_changed_claim_is_nobodys_or_read(tmp_path: Path, cases: int) -> None:
     fuzz(cases, lambda random: (json_changes(random), byte_changes(random) if random.random() < 0.5 else None), read, MOST)
 
 
-@counts(600, 100_000)
+@counts(200, 100_000)
 def test_a_changed_record_is_damaged_or_read(cases: int) -> None:
     """What a worker goes on from: its JSON with tags, and its tensors."""
     stateful = {

@@ -128,7 +128,7 @@ def standing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Standin
     made.close()
 
 
-@counts(1600, 100_000)
+@counts(500, 100_000)
 def test_a_worker_with_a_key_that_sends_changed_frames_ends_its_stream(standing: Standing, cases: int) -> None:
     """Of a hello that is right, and of what follows it. The shard serves whoever comes next."""
 
@@ -179,7 +179,7 @@ def test_a_hello_whose_lists_are_none_does_not_reach_the_coordinators_thread(tmp
         shard.close()
 
 
-@counts(500, 50_000)
+@counts(150, 50_000)
 def test_a_shard_with_a_key_that_sends_changed_answers_ends_its_stream(tmp_path: Path, cases: int) -> None:
     """Each is a hello and some answers to the coordinator."""
     standing = Standing(tmp_path, "async", shards=2)
@@ -206,7 +206,7 @@ def test_a_shard_with_a_key_that_sends_changed_answers_ends_its_stream(tmp_path:
         standing.close()
 
 
-@counts(400, 50_000)
+@counts(125, 50_000)
 def test_a_stranger_hears_nothing_of_the_run(tmp_path: Path, cases: int) -> None:
     """First words that are changed, or of somebody else: the shard answers with at most one sentence, which names no run."""
     shard = WholeShard(tmp_path)

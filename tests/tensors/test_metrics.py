@@ -286,7 +286,7 @@ JSON = st.recursive(
 HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lists(st.tuples(JSON, JSON) | JSON) | JSON}) | JSON
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.fixed_dictionaries({"lag": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON}))
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse(json.dumps({"coordinator": said}).encode())

@@ -15,7 +15,7 @@ from tests.tensors.test_layout import SPECS, table
 
 
 @given(SPECS, st.data())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_scatter_undoes_gather(rows: list[Any], data: st.DataObject) -> None:
     layout = Layout.of(table(rows), 1024)
     tensors = [torch.randn(spec.shape, dtype=torch.float64).to(getattr(torch, spec.dtype)) for spec in layout.table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace, StageRun
+from tests.soaking import rotating
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)
@@ -67,8 +69,20 @@ def one_stage(microbatches: int, minibatches: int, tied: bool = True) -> Outcome
     return Outcome(losses, {n: p.detach() for n, p in parameters.items()}, buffers, [Counter({0: minibatches})])
 
 
-@pytest.mark.parametrize("way", [ways.Flush("gpipe"), ways.Flush("1f1b"), ways.Flush("1f1b", recompute=True)], ids=str)
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)])
+def in_turn(given: Sequence[ways.TrainingWay], sizes: Sequence[tuple[int, int]]) -> list[Any]:
+    """Each way with each third of the sizes, so that every size has a way; the rest of the product rotates."""
+    return [
+        (pytest.param if (number + place) % 3 == 0 else rotating)(way, *size, id=f"{way}-{size[0]}-{size[1]}")
+        for number, way in enumerate(given)
+        for place, size in enumerate(sizes)
+    ]
+
+
+FLUSH = [ways.Flush("gpipe"), ways.Flush("1f1b"), ways.Flush("1f1b", recompute=True)]
+SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)]
+
+
+@pytest.mark.parametrize(("way", "stages", "microbatches"), in_turn(FLUSH, SIZES))
 def test_flush_is_one_process_bit_by_bit(way: ways.TrainingWay, stages: int, microbatches: int) -> None:
     """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient in each step alone gives."""
     model = row()
@@ -108,8 +122,7 @@ ASYNC = [
 ]
 
 
-@pytest.mark.parametrize("way", ASYNC, ids=str)
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 1), (4, 4)])
+@pytest.mark.parametrize(("way", "stages", "microbatches"), in_turn(ASYNC, [(2, 1), (2, 4), (4, 1), (4, 4)]))
 def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
     way: ways.TrainingWay, stages: int, microbatches: int
 ) -> None:

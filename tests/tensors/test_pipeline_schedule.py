@@ -43,7 +43,7 @@ def test_batches_that_come_one_by_one_are_worked_on_as_in_one_run(replicas: tupl
     assert passes(all_of(flush, [microbatches] * 2), microbatches) == both
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
@@ -129,7 +129,7 @@ def test_the_last_step_alone_tells_where_momentum_leads(delay: int) -> None:
         predict.from_step("lion", p, p, 1, {}, delay)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(replicas=st.lists(st.integers(1, 3), min_size=1, max_size=5), data=st.data())
 def test_the_formula_counts_the_updates_before_each_forward(replicas: list[int], data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, len(replicas) - 1))

@@ -62,7 +62,7 @@ def captured(stateful: dict[str, Any] | None = None, cursor: dict[str, int] | No
 
 
 @given(values)
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_values_come_back_as_they_were(value: Any) -> None:
     kept = record.ResumeRecord(None, 0, {}, {"x": value}, [])
     again = record.unpack(record.pack(kept)).stateful["x"]
@@ -215,7 +215,7 @@ BLOB = record.pack(captured({"s": Holder({1: (2, numpy.arange(3)), "c": Counter(
 
 @given(st.integers(0, len(BLOB) - 1), st.integers(1, 255))
 @example(BLOB.index(b"<i8"), ord("<") ^ ord(","))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_a_flipped_byte_does_no_worse_than_value_error(position: int, change: int) -> None:
     broken = bytearray(BLOB)
     broken[position] ^= change

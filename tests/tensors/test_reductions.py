@@ -37,7 +37,7 @@ def joined(name: str, *values: float, kind: str = "torch") -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [name for name in MONOIDS if name != "count"])
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_monoids_keep_their_laws(name: str, kind: str, data: st.DataObject) -> None:
     a, b, c = (data.draw(numbers_for(name)) for _ in range(3))
 
@@ -57,7 +57,7 @@ def test_a_push_that_is_counted_twice_shows_where_it_must() -> None:
 
 @pytest.mark.parametrize("name", SEMIRINGS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_semirings_keep_their_laws(name: str, data: st.DataObject) -> None:
     ring = SEMIRINGS[name]
     a, b, c = (data.draw(numbers_for(name)) for _ in range(3))

@@ -10,6 +10,7 @@ import pytest
 
 from psjob import rules
 from psjob.rules.base import check_hyperparameters
+from tests.soaking import rotating
 
 
 def grows(name: str, step: float, workers: int, rounds: int, momentum: float | None = None) -> bool:
@@ -46,7 +47,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("workers", [4, 8, 16])
+@pytest.mark.parametrize("workers", [4, 8, rotating(16)])
 @pytest.mark.parametrize("name", TABLE)
 def test_how_large_a_step_may_be(name: str, workers: int) -> None:
     """Row C8: DANA allows five times NAG's step, half of what steps without momentum allow."""

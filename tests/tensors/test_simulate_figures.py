@@ -13,6 +13,7 @@ from psjob.simulate.engine import simulate
 from psjob.simulate.problems import Quadratic
 from psjob.simulate.speeds import Speeds, Stall
 from psjob.simulate.training import SimulatedTraining
+from tests.soaking import rotating
 
 STALLS = Speeds(stall=Stall(0.01, extra=4.0))
 
@@ -22,10 +23,10 @@ STALLS = Speeds(stall=Stall(0.01, extra=4.0))
     [
         (0, STALLS, False, 4.14),
         (4, STALLS, True, 1.19),
-        (4, STALLS, False, 1.48),
-        (0, Speeds(), False, 1.27),
-        (4, Speeds(), True, 1.18),
-        (4, Speeds(), False, 1.18),
+        rotating(4, STALLS, False, 1.48),
+        rotating(0, Speeds(), False, 1.27),
+        rotating(4, Speeds(), True, 1.18),
+        rotating(4, Speeds(), False, 1.18),
     ],
 )
 def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: Speeds, interrupt: bool, interval: float) -> None:
@@ -56,7 +57,7 @@ def test_useful_time_under_a_bound(name: str) -> None:
         assert outcome.kept * 128 / (8 * outcome.elapsed) == pytest.approx(fraction, abs=0.035), staleness
 
 
-@pytest.mark.parametrize(("splits", "lag"), [(1, 0.97), (2, 1.93), (15, 14.5), (30, 29.0)])
+@pytest.mark.parametrize(("splits", "lag"), [(1, 0.97), rotating(2, 1.93), rotating(15, 14.5), (30, 29.0)])
 def test_lag_of_softsync_is_about_its_splits(splits: int, lag: float) -> None:
     """Zhang et al. 2016: about n, practically never above 2 n."""
     lags = np.array(simulate(Softsync(splits), 30, Speeds(), 20_000).lags)
@@ -71,7 +72,7 @@ def test_how_many_steps_are_a_quarter_too_long(spread: float, part: float) -> No
     assert (times > 1.25 * 128).mean() == pytest.approx(part, rel=0.25)
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("workers", [2, 4, rotating(8)])
 def test_async_is_stable_up_to_its_bound(workers: int) -> None:
     """Round robin has lag m - 1 exactly: stable iff lr x curvature < 2 sin(pi / (2 (2 lag + 1)))."""
     bound = 2 * math.sin(math.pi / (2 * (2 * (workers - 1) + 1)))

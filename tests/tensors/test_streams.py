@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from psjob.api.streams import Stream
 from psjob.process.errors import Refused
+from tests.soaking import rotating
 
 START = {"round": 0}
 
@@ -60,8 +61,13 @@ def feeds(dataset: Any, world: int, processes: int = 0, size: int | None = 3, **
     return [list(Stream(loader, 7, rank, world).feed(2, START)) for rank in range(world)]
 
 
-@pytest.mark.parametrize("processes", [0, 1, 3])
-@pytest.mark.parametrize(("count", "world"), [(40, 3), (41, 2), (5, 4), (0, 2)])
+@pytest.mark.parametrize(
+    ("count", "world", "processes"),
+    [
+        (40, 3, 0), (41, 2, 0), (5, 4, 0), (0, 2, 0), (40, 3, 1), (5, 4, 3),
+        *(rotating(*row) for row in [(41, 2, 1), (5, 4, 1), (0, 2, 1), (40, 3, 3), (41, 2, 3), (0, 2, 3)]),
+    ],
+)  # fmt: skip
 def test_every_sample_goes_to_one_rank_and_all_make_as_many_rounds(processes: int, count: int, world: int) -> None:
     found = feeds(Lines(count), world, processes)
     seen = Counter(int(row[0]) for feed in found for batch, again, _ in feed if not again for row in batch)
@@ -81,16 +87,23 @@ def test_batches_are_those_of_the_users_loader() -> None:
     assert [[int(batch[0]) for batch, _, _ in feed] for feed in whole] == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("kind", [Lines, Stateful])
-@pytest.mark.parametrize("processes", [0, 1, 3])
-def test_from_any_place_the_rest_is_the_same(kind: type[Lines], processes: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "processes", "samples"),
+    [
+        (Lines, 0, 50),
+        (Stateful, 0, 50),
+        (Stateful, 2, 18),
+        *(rotating(kind, processes, 50) for kind in (Lines, Stateful) for processes in (1, 3)),
+    ],
+)
+def test_from_any_place_the_rest_is_the_same(kind: type[Lines], processes: int, samples: int) -> None:
     """Numbers drawn for a sample are the same too."""
     for rank in range(2):
-        loader = DataLoader(kind(50), batch_size=4, num_workers=processes)
+        loader = DataLoader(kind(samples), batch_size=4, num_workers=processes)
         whole = list(Stream(loader, 1, rank, 2).feed(0, START))
         for begin in range(len(whole) + 1):
             place = START if begin == 0 else whole[begin - 1][2]
-            loader = DataLoader(kind(50), batch_size=4, num_workers=processes)
+            loader = DataLoader(kind(samples), batch_size=4, num_workers=processes)
             rest = list(Stream(loader, 1, rank, 2).feed(0, place))
             assert [again for _, again, _ in rest] == [again for _, again, _ in whole[begin:]]
             for (batch, again, at), (other, _, there) in zip(rest, whole[begin:], strict=True):

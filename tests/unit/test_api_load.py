@@ -110,7 +110,7 @@ PLACES = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(place=st.sampled_from(PLACES), value=json_values)
 def test_whatever_stands_anywhere_the_answer_is_a_job_or_sentences(place: str, value: object) -> None:
     raw = changed(GOOD, {place: value}) if place else value
@@ -139,7 +139,7 @@ def test_however_deep_the_answer_is_a_sentence(place: str, kind: str, depth: int
     assert str(problems[0]) == "the manifest is nested deeper than 100 levels; a pod needs some twenty; look for a slip"
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(text=st.text(max_size=60) | st.binary(max_size=60))
 def test_whatever_the_text_no_exception_comes_out(text: str | bytes) -> None:
     job, problems = load_job(text)

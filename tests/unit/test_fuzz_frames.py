@@ -109,7 +109,7 @@ def read_on(stream: Reading, heard: list[Header]) -> Wants[None]:
             yield from stream.json(header)
 
 
-@counts(3000, 900_000)
+@counts(1000, 900_000)
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_changed_frames_are_read_or_refused(cases: int, sealed: bool) -> None:
     """After a refusal the next frame comes on a stream of its own, as it must."""
@@ -137,7 +137,7 @@ GREETING = auth.greeting(PEER, run_digest("run"), bytes(32))
 CHALLENGE = auth.challenge(KEY, GREETING, STANDING, bytes(32))
 
 
-@counts(500, 100_000)
+@counts(250, 100_000)
 def test_changed_handshakes_prove_nothing(cases: int) -> None:
     """What each end reads of a stranger: a greeting, a challenge, a proof."""
     proof = auth.proof(KEY, GREETING + CHALLENGE)

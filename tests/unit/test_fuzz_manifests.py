@@ -47,13 +47,13 @@ def judged(raw: Any) -> None:
         plan(snapshot, 1.0)
 
 
-@counts(700, 100_000)
+@counts(200, 100_000)
 def test_a_changed_manifest_is_a_job_or_has_problems(cases: int) -> None:
     assert load_job(TEXT)[0] is not None
     fuzz(cases, json_changes, lambda changes: judged(changed_json(WHOLE, changes)), MOST)
 
 
-@counts(150, 20_000)
+@counts(75, 20_000)
 def test_changed_text_is_a_job_or_has_problems(cases: int) -> None:
     def make(random: Random) -> tuple[bytes, list[Change]]:
         return random.choice((TEXT, ALIASED)), byte_changes(random)

@@ -293,7 +293,7 @@ def test_a_time_that_has_come_wakes_nobody() -> None:
     assert wake_at(facts, running().status or JobStatus(), NOW, NOW + 0.5) == NOW + 0.5
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(snapshots())
 def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)

@@ -108,7 +108,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.sampled_from(["a", "env", "spec"]), json_values), st.dictionaries(st.sampled_from(["a", "env", "spec"]), json_values)
 )

@@ -134,7 +134,7 @@ def test_who_waits_and_how_long(mode: Mode, speeds: Speeds, pushes: int, waited:
     assert simulate(mode, len(waited), speeds, pushes).waited == waited
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(MODES), st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 0.6]), st.booleans(),
     st.lists(st.tuples(st.integers(0, 5), st.floats(0, 2000), st.sampled_from([50.0, 500.0, math.inf])), max_size=3),
@@ -171,7 +171,7 @@ class _Kept(Trace):
         super().flush()
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 4), st.integers(2, 8), st.integers(0, 1000))
 def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed: int) -> None:
     trace = _Kept()
@@ -187,7 +187,7 @@ def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed
 def test_bounded_keeps_its_bound_on_random_schedules(tmp_path: Path) -> None:
     """On the engine: no worker has made more than `staleness` + 1 pushes more than another, and some have come to that."""
     rng, reached = random.Random(5), 0
-    for schedule in range(200):
+    for schedule in range(60):
         mode, workers = Bounded(schedule % 4), 2 + schedule % 3
         speeds = Speeds(mean=100.0, spread=rng.choice([0.0, 0.5]), slow={rng.randrange(workers): rng.uniform(1.0, 6.0)})
         rows, _ = records(mode, workers, speeds, 60, tmp_path / "t.jsonl")
@@ -196,7 +196,7 @@ def test_bounded_keeps_its_bound_on_random_schedules(tmp_path: Path) -> None:
             made[row.worker] = row.clock + 1
             assert max(made) - min(made) <= mode.staleness + 1
             reached += max(made) - min(made) == mode.staleness + 1
-    assert reached > 200
+    assert reached > 60
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(sorted(NEWER)), VALUES, max_size=6))
 def test_whatever_stands_there_a_turn_is_made_of_it(laid: dict[str, Any]) -> None:
     stored = {**copy.deepcopy(NEWER), **laid}

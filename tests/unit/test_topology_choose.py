@@ -116,7 +116,7 @@ def test_what_cannot_run_cannot_be_in_use() -> None:
 pairs = st.floats(1e6, 1e11)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.integers(2, 6),
     st.lists(pairs, min_size=15, max_size=15),
@@ -140,7 +140,7 @@ def test_no_pick_is_slower_than_the_best_by_more_than_the_hysteresis(
     assert choice.reason.count(". ") + choice.reason.endswith(".") >= 2 and "\n" not in choice.reason
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.integers(2, 6), st.floats(1e6, 1e10), st.floats(1.0, 50.0), st.floats(1e3, 1e10))
 def test_no_strategy_slows_down_on_faster_links(n: int, rate: float, faster: float, size: float) -> None:
     slow, fast = times(choose(machine(switched(n, rate)), size)), times(choose(machine(switched(n, rate * faster)), size))

@@ -90,7 +90,7 @@ def test_a_cpu_has_no_more_lanes_than_it_has() -> None:
     assert problems(raw) == []
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

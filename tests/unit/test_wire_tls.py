@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.process.encryption import Encryption, encryption
@@ -42,7 +42,8 @@ def read(end: Tls, size: int) -> bytes:
     return bytes(place[: end.read([memoryview(place)])])
 
 
-@given(st.data(), st.lists(st.binary(max_size=40_000), max_size=6))
+@settings(max_examples=30)
+@given(st.data(), st.lists(st.binary(max_size=40_000), max_size=4))
 def test_what_was_written_is_read_in_pieces_of_any_size(run: Ends, data: st.DataObject, parts: list[bytes]) -> None:
     for writer, reader in (ends := shaken(run[0].dials, run[0].accepts), ends[::-1]):
         wire, came = writer.encrypt(parts), b""
@@ -56,6 +57,7 @@ def test_what_was_written_is_read_in_pieces_of_any_size(run: Ends, data: st.Data
         assert came == b"".join(parts)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**20), st.integers(1, 255))
 def test_a_changed_byte_is_never_read(run: Ends, at: int, by: int) -> None:
     writer, reader = shaken(run[0].dials, run[0].accepts)
@@ -68,6 +70,7 @@ def test_a_changed_byte_is_never_read(run: Ends, at: int, by: int) -> None:
         pass
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3 * PIECE), max_size=5))
 def test_pieces_are_all_of_the_parts_in_order(sizes: list[int]) -> None:
     rest: list[memoryview] = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
