@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.protocol.cli import Total, main, outcomes
-from tests.simulation.protocol.mutants import ISSUED, OWN, found_at, with_mutant
+from tests.simulation.protocol.mutants import FOUND, ISSUED, OWN, found_at, replayed, table, with_mutant
 from tests.simulation.protocol.plan import MODES, draw
 from tests.simulation.protocol.run import Outcome, run
 from tests.simulation.protocol.shrink import shrink
 
 EACH = 25
 """Seeds a mode in one turn."""
-MOST_SEEDS = 2_000
+MOST_SEEDS = 4_000
 """So many seeds find every mutant."""
+DESIGN = Path(__file__).parents[2] / "docs/design/0001-protocol-machine.md"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -71,10 +72,22 @@ def test_ten_thousand_seeds() -> None:
     assert len(total.pairs) >= 150
 
 
+def test_every_mutant_has_a_seed_and_its_row_in_the_design() -> None:
+    assert list(FOUND) == [*ISSUED, *OWN]
+    assert table() in DESIGN.read_text(), "write the table anew with: python -m tests.simulation.protocol.mutants"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_mutant_breaks_its_promise_at_its_seed(name: str) -> None:
+    without = run(FOUND[name].plan)
+    assert without.broken is None, f"without the mutant: {without.detail[:500]}"
+    assert replayed(name) == FOUND[name].promise
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [*ISSUED, *OWN])
-def test_a_mutant_is_found(name: str) -> None:
-    found = found_at(name, range(MOST_SEEDS))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FOUND)
+def test_a_mutant_is_found_by_search(name: str) -> None:
+    found = found_at(name, range(MOST_SEEDS), FOUND[name].mode)
     print(f"{name}: {found}")
     assert found is not None, f"no seed below {MOST_SEEDS} finds it"

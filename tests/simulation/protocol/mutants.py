@@ -1,7 +1,8 @@
 """Faults that are put into the shipped decisions on purpose: the simulator must find each.
 
 `ISSUED` were found in use, at real size; the others are what somebody might take away. Each patches the code of this very process, so it is
-run in a fork.
+run in a fork. `FOUND` has a cheap seed that finds each; `python -m tests.simulation.protocol.mutants` prints it as the table of
+docs/design/0001-protocol-machine.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from psjob.protocol.worker import requests
 from psjob.shard import admission, decided, norms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
-from tests.simulation.protocol.plan import draw
+from tests.simulation.protocol.plan import Plan, draw
 from tests.simulation.protocol.run import run
 
 Mutant = Callable[[], None]
@@ -171,8 +172,8 @@ def _ordered_once(was: Any) -> Any:
 
 
 def _later(was: Any) -> Any:
-    def resume(*args: Any) -> Any:
-        clock = was(*args)
+    def resume(*args: Any, **kw: Any) -> Any:
+        clock = was(*args, **kw)
         return None if clock is None else clock + 1
 
     return resume
@@ -264,9 +265,86 @@ def _undropped(was: Any) -> Any:
     return act
 
 
-def found_at(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """The first seed that finds a mutant, and the promise that it breaks; None where none does."""
-    return with_mutant(name, _search, list(seeds))
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A seed that finds a mutant, the mode that it is played in (None: its own), and the promise that breaks."""
+
+    seed: int
+    promise: str
+    mode: str | None = None
+    hurried: bool = True
+    """The job is complete in a quarter of the time without the mutant."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is played: the plan of the seed, with less patience, since a job that hangs costs most while nothing comes of it."""
+        plan = draw(self.seed, self.mode)
+        if not self.hurried:
+            return plan
+        return Hurried(**{field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)})
+
+
+class Hurried(Plan):
+    """A job must be complete in a quarter of the time."""
+
+    @property
+    def patience(self) -> float:
+        return super().patience / 4
+
+
+HANGS = "the job hangs"
+FOUND: dict[str, Found] = {
+    "1: a shard that reads counts as hung": Found(119, HANGS),
+    "2: a cut that is written for a minute is void": Found(119, HANGS),
+    "3: void cuts leave their files": Found(355, "files pile up"),
+    "4: a control body above the limit is lost in silence": Found(8, HANGS),
+    "5: a record has a second in all, and begins anew": Found(43, HANGS),
+    "6: an older record's residual is put back": Found(1114, "a residual counts twice"),
+    "a commit does not wait for one shard": Found(0, "not one cut"),
+    "a worker resumes a clock too far (sync)": Found(15, HANGS, "sync"),
+    "a worker resumes a clock too far (async)": Found(5, HANGS),
+    "a push that is here is taken again": Found(200, "applied twice"),
+    "orders are not repeated after a break": Found(484, "not one cut"),
+    "arrivals are not repeated after a break": Found(17, HANGS),
+    "squares are not told again after a break": Found(3217, HANGS, "sync"),
+    "an order to clip is not repeated after a break": Found(3217, HANGS, "sync"),
+    "questions are not repeated after a break": Found(1147, HANGS),
+    "pushes are not repeated after a break": Found(14, HANGS),
+    "a restore does not rewind the workers": Found(365, HANGS),
+    "the last commit comes when one worker has left": Found(1, "a step is missing"),
+    "nobody looks for a higher claim": Found(14, "a superseded coordinator stays"),
+    "a coordinator stays though its view is fenced": Found(14, "a superseded coordinator stays"),
+    "a run that is over begins again": Found(33, HANGS, hurried=False),
+    "a worker's end is not told again after a break": Found(1976, HANGS),
+    "training begins when one shard has read": Found(1, HANGS),
+    "a later attempt is not given what the one before had answered": Found(14, HANGS),
+    "a checkpoint does not wait for records": Found(190, HANGS),
+    "a cut outlives the rewind": Found(1993, "a durable push is lost"),
+    "a void cut releases nobody": Found(184, HANGS),
+    "a decided cut is held when the one before has let go": Found(2, "not one cut"),
+    "an older process of a rank may join": Found(273, "an older process counts"),
+}
+"""Cheap seeds, not the lowest ones."""
+
+
+def table() -> str:
+    """`FOUND` in Markdown."""
+    rows = [f"| {name} | {found.seed}{f', mode {found.mode}' if found.mode else ''} | {found.promise} |" for name, found in FOUND.items()]
+    return "\n".join(["| mutant | seed | promise that it breaks |", "| --- | --- | --- |", *rows])
+
+
+def replayed(name: str) -> str | None:
+    """The promise that a mutant breaks at its seed."""
+    return with_mutant(name, _broken, FOUND[name])
+
+
+def _broken(found: Found) -> str | None:
+    return run(found.plan).broken
+
+
+def found_at(name: str, seeds: Iterable[int], mode: str | None = None) -> tuple[int, str] | None:
+    """The first seed that finds a mutant in a mode (None: the seed's own), and the promise that it breaks; None where none does."""
+    return with_mutant(name, _search, list(seeds), mode)
 
 
 def with_mutant(name: str, act: Callable[..., Result], *args: Any) -> Result:
@@ -280,9 +358,13 @@ def _apply(name: str, act: Callable[..., Result], args: Sequence[Any]) -> Result
     return act(*args)
 
 
-def _search(seeds: list[int]) -> tuple[int, str] | None:
+def _search(seeds: list[int], mode: str | None) -> tuple[int, str] | None:
     for seed in seeds:
-        made = run(draw(seed))
+        made = run(draw(seed, mode))
         if made.broken is not None:
             return seed, made.broken
     return None
+
+
+if __name__ == "__main__":
+    print(table())
