@@ -1,0 +1,166 @@
+"""Faults put in by hand, one for each that `make test` must always catch, and the cheap tests that catch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PLAN = "operator/src/psjob_operator/plan"
+PSJOB = "runtime/src/psjob"
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """`old` occurs once in the file, and `new` takes its place. `tests` fail then; each is a file, or a test of one."""
+
+    what: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, root: Path) -> bytes:
+        """The file with the fault. Raises ValueError where `old` is not there once."""
+        source = (root / self.path).read_text()
+        if source.count(self.old) != 1:
+            raise ValueError(
+                f"{self.what}: {self.old!r} occurs {source.count(self.old)} times in {self.path}, and should once; change byhand.py"
+            )
+        return source.replace(self.old, self.new).encode()
+
+
+BY_HAND = (
+    ByHand(
+        "a push is applied twice",
+        f"{PSJOB}/shard/admission.py",
+        "if clock < row.complete or (clock == row.complete and position in row.open):",
+        "if clock < row.complete:",
+        ("tests/unit/test_admission.py",),
+    ),
+    ByHand(
+        "a cut is not of one step",
+        f"{PSJOB}/protocol/coordinator/assembly.py",
+        "        if other != told[0]:\n",
+        "        if False:\n",
+        ("tests/unit/test_coordinator_machine.py",),
+    ),
+    ByHand(
+        "a checkpoint does not wait for a record",
+        f"{PSJOB}/protocol/coordinator/members.py",
+        "if (pins.get(m.rank, m.clock) if step is None else step) not in m.records}",
+        "if (pins.get(m.rank, m.clock) if step is None else step) in ()}",
+        ("tests/tensors/test_coordinator_disk.py",),
+    ),
+    ByHand(
+        "a view that was passed is not stale",
+        f"{PSJOB}/checkpoint/claim.py",
+        "if found is None or found[0] < view:",
+        "if found is None or found[0] != view:",
+        ("tests/tensors/test_checkpoint_manifest.py",),
+    ),
+    ByHand(
+        "a fenced process may push",
+        f"{PSJOB}/shard/admission.py",
+        "        if incarnation < row.incarnation:\n            return Verdict.FENCED\n",
+        "",
+        ("tests/unit/test_admission.py",),
+    ),
+    ByHand(
+        "a sync worker resumes one clock too far",
+        f"{PSJOB}/protocol/coordinator/joining.py",
+        "    return clock if found else None\n",
+        "    return clock + 1 if found else None\n",
+        ("tests/unit/test_cuts.py",),
+    ),
+    ByHand(
+        "an async worker resumes one clock too early",
+        f"{PSJOB}/protocol/coordinator/joining.py",
+        "    return newest - 1 if newest - 1 in complete else newest\n",
+        "    return newest - 1\n",
+        ("tests/unit/test_cuts.py",),
+    ),
+    ByHand(
+        "an order is lost after a break",
+        f"{PSJOB}/protocol/coordinator/orders.py",
+        '    return [body for body in self._kept if body["number"] > carried]\n',
+        '    return [body for body in self._kept if body["number"] > carried + 1]\n',
+        ("tests/tensors/test_orders.py",),
+    ),
+    ByHand(
+        "a restore does not rewind the sessions of a shard",
+        f"{PSJOB}/protocol/shard/machine.py",
+        "a.DropSessions(bool(adopted) or self.mode.rewinds_together)",
+        "a.DropSessions(bool(adopted))",
+        ("tests/unit/test_shard_machine.py",),
+    ),
+    ByHand(
+        "a residual is fed back twice",
+        f"{PSJOB}/protocol/coordinator/joining.py",
+        '"residual": taken is None or taken == clock,',
+        '"residual": True,',
+        ("tests/unit/test_coordinator_machine.py",),
+    ),
+    ByHand(
+        "pushes are summed in another order",
+        f"{PSJOB}/rules/reduction.py",
+        '    _in_order("add", pushes, out)\n    if',
+        '    _in_order("add", [*pushes[1:], *pushes[:1]], out)\n    if',
+        ("tests/tensors/test_reductions.py",),
+    ),
+    ByHand(
+        "a stage has the wrong delay",
+        f"{PSJOB}/pipeline/delays.py",
+        "return -(-warm_up(stage, replicas) // microbatches)",
+        "return warm_up(stage, replicas) // microbatches",
+        ("tests/unit/test_pipeline_order.py",),
+    ),
+    ByHand(
+        "a restart is counted twice",
+        f"{PLAN}/restarts.py",
+        '"counted": before.counted + len(fresh),',
+        '"counted": before.counted + 2 * len(fresh),',
+        ("tests/unit/test_plan_restart.py",),
+    ),
+    ByHand(
+        "the backoff does not grow",
+        f"{PLAN}/restarts.py",
+        "FIRST_SECONDS * 2.0 ** min(failures - 1, 10)",
+        "FIRST_SECONDS * 2.0 ** min(failures - 1, 0)",
+        ("tests/unit/test_plan_policies.py",),
+    ),
+    ByHand(
+        "one failure more than the limit is forgiven",
+        f"{PLAN}/endings.py",
+        "counted(facts) + len(failures) > policy.backoff_limit:",
+        "counted(facts) + len(failures) > policy.backoff_limit + 1:",
+        ("tests/unit/test_plan_policies.py",),
+    ),
+    ByHand(
+        "the name of a pod is used twice",
+        f"{PLAN}/restarts.py",
+        "*(pod.number for pod in facts.ahead if _sits(pod.role, pod.index, seat))]) + 1",
+        "]) + 1",
+        ("tests/unit/test_plan_restart.py",),
+    ),
+    ByHand(
+        "a checkpoint is torn where a call fails",
+        f"{PSJOB}/checkpoint/disk.py",
+        "    temp = name + TEMP\n",
+        "    temp = name\n",
+        ("tests/tensors/test_checkpoint_files.py",),
+    ),
+    ByHand(
+        "a damaged frame is taken",
+        f"{PSJOB}/wire/frame.py",
+        "if not sealed and _CRC.unpack_from",
+        "if sealed and _CRC.unpack_from",
+        ("tests/unit/test_frame.py",),
+    ),
+    ByHand(
+        "another key is taken",
+        f"{PSJOB}/wire/auth.py",
+        "if not hmac.compare_digest(said, proof(key, transcript)):",
+        "if len(said) != PROOF_BYTES:",
+        ("tests/unit/test_wire_auth.py",),
+    ),
+)
