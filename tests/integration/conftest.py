@@ -53,11 +53,14 @@ def bare_namespace(_without_pods: str, control_plane: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A namespace of the module's own with an operator in it; a module that needs another place has a fixture of this name."""
+    """A namespace of the module's own with an operator in it, with the module's OPERATOR as options.
+
+    A module that needs another place has a fixture of this name.
+    """
     about = request.module.__name__.rpartition("test_operator_")[2].replace("_", "-")
     namespace = control_plane.create_namespace(about)
     with world(control_plane, namespace, tmp_path_factory.mktemp(about)) as made:
-        made.operator()
+        made.operator(*getattr(request.module, "OPERATOR", ()))
         yield made
     control_plane.api.delete(f"/api/v1/namespaces/{namespace}")
 

@@ -172,7 +172,7 @@ def upgraded(life: Life) -> None:
     """The operator is replaced by one of another runtime image; a shard fails under it; the job is suspended and resumed."""
     node = life.trains()
     life.place.operators[-1].stop()
-    life.place.operator(f"--runtime-image={IMAGE}-next")
+    life.place.operator(f"--runtime-image={IMAGE}-next", *life.place.operators[-1].options)
     life.rest("Running")
     life.place.end(life.pods()[0], 1)
     life.rest("Recovering")

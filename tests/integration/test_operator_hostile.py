@@ -47,6 +47,7 @@ def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(place: World
     assert operator.alive() and not place.pods("deep")
 
 
+@pytest.mark.rotating
 def test_large_manifests_take_no_more_memory_than_they_have_bytes(place: World) -> None:
     """Six of nearly a mebibyte, each fifty times as much as objects of Python."""
     operator = place.operator()

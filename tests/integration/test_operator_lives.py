@@ -20,6 +20,8 @@ from tests.integration.operator_harness import World
 from tests.integration.recording import Watcher, face
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+OPERATOR = ("--progress-seconds=3600",)
+"""No shard is there to be asked, which a life that takes long would tell."""
 WAYS = ["threeWay", "structured", "serverSide"]
 
 
