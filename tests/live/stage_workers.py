@@ -131,6 +131,8 @@ class Cluster:
         self.ended: dict[int, StageWorker] = {}
         self.problems: list[BaseException] = []
         self.rewound = self.died = 0
+        self.over = False
+        """Nobody who dies is started again."""
 
     def run(self, steps: int = STEPS, seconds: float = 1.5 * SECONDS) -> None:
         """Train to the end, or raise the first problem of a worker, for whom the others may wait in vain."""
@@ -138,9 +140,12 @@ class Cluster:
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + seconds
-        while not self.problems and (living := [thread for thread in threads if thread.is_alive()]):
-            living[0].join(0.02)
-            assert time.monotonic() < deadline, "a worker hangs"
+        try:
+            while not self.problems and (living := [thread for thread in threads if thread.is_alive()]):
+                living[0].join(0.02)
+                assert time.monotonic() < deadline, "a worker hangs"
+        finally:
+            self.over = True
         if self.problems:
             raise self.problems[0]
 
@@ -148,7 +153,7 @@ class Cluster:
         torch.set_num_threads(1)
         start, rewinds = 1, 0
         try:
-            while True:
+            while not self.over:
                 worker = StageWorker(self.shards, rank, start, self.microbatches, rewinds)
                 if self.before is not None:
                     worker.before = self.before

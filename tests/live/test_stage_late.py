@@ -21,9 +21,11 @@ from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.cell import Cell
 from psjob.worker import stagelinks
+from tests.covering import each_pair, each_value
 from tests.live import stage_workers
-from tests.live.live_shards import eventually, serving
+from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
+from tests.soaking import rotating
 
 STEPS = 12
 WORDS: dict[str, dict[str, str]] = {
@@ -72,14 +74,23 @@ def delays_of(worker: StageWorker) -> Counter[int]:
     return Counter(dict(worker.pipe.delays))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 1), (4, 4)])
-@pytest.mark.parametrize("name", list(WORDS))
-def test_late_gradients_are_those_of_old_weights_in_one_process(
-    tmp_path: Path, name: str, stages: int, microbatches: int, count: int
-) -> None:
-    if name == "2bw" and microbatches < stages:
-        return
+def too_few(name: str, size: tuple[int, int], count: int) -> bool:
+    """2bw needs a micro-batch a stage."""
+    return name == "2bw" and size[1] < size[0]
+
+
+LARGE = [(name, (4, 4), count) for name in sorted(WORDS, key="pipedream".__eq__) for count in (1, 3)]
+"""Of four stages and as many micro-batches, pipedream last."""
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "count"),
+    [*each_pair(WORDS, [(2, 2), (4, 1)], [1, 3], skip=too_few), pytest.param(*LARGE[-1], id="large"),
+     *(rotating(*row, id=f"large{number}") for number, row in enumerate(LARGE[:-1]))],
+)  # fmt: skip
+def test_late_gradients_are_those_of_old_weights_in_one_process(tmp_path: Path, name: str, size: tuple[int, int], count: int) -> None:
+    """`size` is of stages and micro-batches."""
+    stages, microbatches = size
     with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages), **WORDS[name]) as shards:
         cluster = Cluster(shards, microbatches)
         cluster.run(STEPS)
@@ -94,8 +105,9 @@ def test_late_gradients_are_those_of_old_weights_in_one_process(
             torch.testing.assert_close(tensor, wanted, atol=1e-5 if predicted else 0.0, rtol=1e-4 if predicted else 0.0)
 
 
-@pytest.mark.parametrize("replicas", [(2, 1), (2, 1, 1), (2, 2, 2), (3, 1)])
-@pytest.mark.parametrize("name", ["2bw", "pipedream", "vertical", "latest", "ftpipe"])
+@pytest.mark.parametrize(
+    ("name", "replicas"), each_value(["2bw", "pipedream", "vertical", "latest", "ftpipe"], [(2, 1), (2, 1, 1), (2, 2, 2), (3, 1)])
+)
 def test_replicas_sum_before_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, replicas: tuple[int, ...]) -> None:
     """Each has one micro-batch of an update. Their sums are of each replica's micro-batches first, so the last bits may be others."""
 
@@ -122,7 +134,7 @@ def test_replicas_sum_before_an_update(tmp_path: Path, monkeypatch: pytest.Monke
             torch.testing.assert_close(tensor, plain.weights[key], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["pipedream", "vertical", "latest"])
+@pytest.mark.parametrize("name", ["pipedream", rotating("vertical"), rotating("latest")])
 def test_a_late_stage_begins_with_a_small_rate(tmp_path: Path, name: str) -> None:
     """lr / τ^(1 - t/8) at update t: PipeMare's T1, to the bit."""
     with serving(tmp_path, workers=4, shards=2, stages=Stages((1,) * 4), **WORDS[name], anneal_steps=8) as shards:
@@ -161,7 +173,7 @@ def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
         if worker.rank == 0 and (what, step) == ("push", 4):
             held.extend(shards.servers[0].store.cells.values())
             for cell in held:
-                assert cell.lock.acquire(timeout=20)
+                assert cell.lock.acquire(timeout=SECONDS)
             given.append((-1, -1))
         elif worker.rank == 0 and what == "give ACTIVATION" and given == [(-1, -1)]:
             given.append((step, micro))
@@ -201,7 +213,7 @@ def test_what_a_neighbour_makes_up_is_refused_by_name(
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS[words]) as shards:
         cluster = Cluster(shards, 2)
         with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
-            cluster.run(STEPS, 3.0)
+            cluster.run(STEPS)
         assert eventually(lambda: len(cluster.problems) > 0)
         for worker in list(shards.guests):
             worker.die()
@@ -263,7 +275,7 @@ def test_weights_that_land_in_an_open_version_are_found(tmp_path: Path, monkeypa
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["pipedream"]) as shards:
         cluster = Cluster(shards, 1)
         with pytest.raises((AssertionError, ChangedInPlace)):  # the other stage waits
-            cluster.run(STEPS, 3.0)
+            cluster.run(STEPS)
         assert eventually(lambda: bool(cluster.problems))
         found = [str(problem) for problem in cluster.problems if isinstance(problem, ChangedInPlace)]
         for worker in list(shards.guests):
@@ -276,7 +288,7 @@ def test_what_cannot_be_predicted_is_refused(tmp_path: Path, capfd: pytest.Captu
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["ftpipe"]) as shards:
         cluster = Cluster(shards, 1)
         with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
-            cluster.run(STEPS, 3.0)
+            cluster.run(STEPS)
         assert eventually(lambda: len(cluster.problems) > 0)
         for worker in list(shards.guests):
             worker.die()
@@ -319,7 +331,7 @@ def kill_by_seed(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> tu
         return len(kills.hits), cluster.rewound
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, 2, *map(rotating, range(3, 8))])
 def test_each_batch_counts_once_whoever_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     kill_by_seed(tmp_path, monkeypatch, seed)
 
@@ -330,6 +342,7 @@ def test_each_batch_counts_once_over_many_seeds(tmp_path: Path, monkeypatch: pyt
     kill_by_seed(tmp_path, monkeypatch, seed)
 
 
+@pytest.mark.soak
 def test_one_that_is_lost_alone_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But where a gradient that it gave had not left it when its own push counted: seldom."""
     rewound = []

@@ -23,6 +23,7 @@ from psjob.worker.stagesharing import StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
 from tests.live.test_stage_pipeline import compare
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
@@ -70,14 +71,15 @@ def test_a_job_that_says_so_lends_nothing_between_stages(tmp_path: Path, setting
         assert placed(cluster) == [0, 0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, rotating(2), rotating(3)])
 def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> None:
     before, chance = regions(), random.Random(seed)
     stages, microbatches = chance.choice([2, 3]), chance.choice([2, 4])
-    kills, most = Kills(chance, stages, microbatches, STEPS), [0]
+    kills, lent_some = Kills(chance, stages, microbatches, STEPS), threading.Event()
 
     def before_each(worker: StageWorker, what: str, step: int, micro: int) -> None:
-        most.append(regions())
+        if not lent_some.is_set() and regions() > before:
+            lent_some.set()
         kills.before(worker, what, step, micro)
 
     with serving(tmp_path, workers=stages, shards=1, stages=Stages((1,) * stages), sharing="host") as shards:
@@ -85,10 +87,10 @@ def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> N
         cluster.run(STEPS)
         kills.check(cluster, seed)
         compare(cluster, microbatches, STEPS)
-        assert max(most) > before
+        assert lent_some.is_set()
         lent = [links_of(worker).sharing for worker in cluster.ended.values()]
         assert eventually(lambda: not any(sharing.open_streams for sharing in lent), SECONDS)
-    assert eventually(lambda: regions() <= before, 10.0), (before, regions())
+    assert eventually(lambda: regions() <= before), (before, regions())
 
 
 def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +119,8 @@ def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatc
 
 def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream may end meanwhile. Another thread could open a file of that number, and the neighbour would be given it."""
+    monkeypatch.setattr(handover, "SECONDS", SECONDS)
+    gc.freeze()  # a collection of all that other tests have made may take seconds
     sharing, sent, send = StageSharing(0, True), list[int](), socket.send_fds
     sharing.open()
 
@@ -136,6 +140,7 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         os.close(handover.fetch(address, token, lending.region.fd))
         assert sent == [stagesharing.BYTES] and not sharing.open_streams
     sharing.close()
+    gc.unfreeze()
 
 
 BAD: dict[str, Callable[[StageLinks], Header]] = {
