@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.hardware import left_out
 
 pytest_plugins = ["tests.cluster_fixtures", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
-# Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
+# Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests judge no absolute time: another process may have the core.
 settings.register_profile("psjob", deadline=None)
@@ -41,9 +41,16 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "last-words"
 
 
+TIMEOUTS = {"tests/unit/": 60, "tests/simulation/": 60, "tests/tensors/": 120, "tests/live/": 180}
+"""Seconds for a test of a folder that names none of its own; they end what hangs, also where ten programs share a core."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("serial") and not item.get_closest_marker("soak") and "tests/e2e" not in item.path.as_posix():
-        raise pytest.UsageError(f"{item.nodeid} is serial: hack/test.sh looks for such tests in tests/e2e alone; put it there")
+    if item.get_closest_marker("serial") and not (item.get_closest_marker("soak") or item.get_closest_marker("nodes")):
+        raise pytest.UsageError(f"{item.nodeid} is serial, and neither nodes nor soak: `make test` runs nothing alone on the machine")
+    seconds = next((seconds for prefix, seconds in TIMEOUTS.items() if item.nodeid.startswith(prefix)), None)
+    if seconds is not None and not item.get_closest_marker("timeout") and not item.get_closest_marker("soak"):
+        item.add_marker(pytest.mark.timeout(seconds))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -26,6 +26,8 @@ from types import FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
+from hack.testing import cost
+
 PRELOADED = ["tests.warm_imports"]
 LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.began", "psjob.worker.exits", "http.server"]
 """For commands and for processes that need no torch."""
@@ -175,13 +177,20 @@ def fork(work: Callable[..., Any], *args: Any, preloaded: Sequence[str] = PRELOA
     server = _servers[tuple(preloaded)]
     forkserver._forkserver = server  # type: ignore[attr-defined]
     forkserver.connect_to_new_process = server.connect_to_new_process
-    return multiprocessing.get_context("forkserver").Process(target=work, args=args)
+    return multiprocessing.get_context("forkserver").Process(target=_counted, args=(work, os.environ.get(cost.LEDGER), *args))
+
+
+def _counted(work: Callable[..., Any], ledger: str | None, *args: Any) -> None:
+    try:
+        work(*args)
+    finally:
+        cost.note(ledger)
 
 
 def _command(folder: str, words: list[str], env: dict[str, str], output: str, told: str, stdin: Connection | None) -> None:
     files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644) for name in (output, told)]
     subprocess.Popen = Warm  # type: ignore[misc]
-    _become([sys.executable, *words], env, folder, (0 if stdin is None else stdin.fileno(), *files))
+    _become([sys.executable, *words], env, folder, (0 if stdin is None else stdin.fileno(), *files), ledger=env.get(cost.LEDGER))
 
 
 class Warm(subprocess.Popen[Any]):
@@ -203,8 +212,10 @@ class Warm(subprocess.Popen[Any]):
         self._child_created = True
 
 
-def _become(words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, ...], before: Any = None) -> NoReturn:
-    """Be the Python program of `words` from here on."""
+def _become(
+    words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, ...], before: Any = None, ledger: str | None = None
+) -> NoReturn:
+    """Be the Python program of `words` from here on, and say in `ledger` what it cost."""
     code = 70
     try:
         os.setsid()
@@ -232,6 +243,8 @@ def _become(words: list[str], env: dict[str, str], folder: str | None, files: tu
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        with contextlib.suppress(OSError):
+            cost.note(ledger)
         os._exit(code)
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+LEDGER = "PSJOB_TEST_COSTS"
+"""Environment of a runner: a file where processes that a server forked for a test, no children of the runner, say what they spent."""
 
 
 def spent() -> float:
@@ -15,6 +17,23 @@ def spent() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return own + (sum(map(_of, _children(os.getpid()))) if sys.platform == "linux" else 0.0)
+
+
+def note(ledger: str | None) -> None:
+    """Say in this file what this process has spent, before it ends; None: nowhere."""
+    if ledger:
+        with open(ledger, "a") as file:
+            file.write(f"{spent()}\n")
+
+
+def noted(ledger: Path) -> float:
+    """What processes have said there; it is forgotten."""
+    try:
+        said = ledger.read_text()
+        ledger.unlink()
+    except OSError:
+        return 0.0
+    return sum(map(float, said.split()))
 
 
 def _of(pid: int) -> float:

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -298,6 +299,7 @@ def _become_a_runner(session: pytest.Session, number: int, line: socket.socket) 
     factory = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = factory.getbasetemp() / f"runner-{number}"
     factory._basetemp.mkdir(mode=0o700, exist_ok=True)
+    os.environ[cost.LEDGER] = str(factory._basetemp / "costs")
     config.pluginmanager.register(_Reports(config, line), "runner-reports")
 
 
@@ -321,6 +323,7 @@ class _Reports:
 def _run_all(session: pytest.Session, line: socket.socket) -> None:
     last: int | None = None
     expected: int | None = None
+    ledger = Path(os.environ[cost.LEDGER])
     for told in _lines(line):
         index, then = told["run"], told["then"]
         if last is not None and index != expected:
@@ -330,7 +333,7 @@ def _run_all(session: pytest.Session, line: socket.socket) -> None:
         before = cost.spent()
         item = session.items[index]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None if then is None else session.items[then])
-        _tell(line, {"done": index, "cpu": round(max(0.0, cost.spent() - before), 4)})
+        _tell(line, {"done": index, "cpu": round(max(0.0, cost.spent() - before) + cost.noted(ledger), 4)})
         last, expected = index, then
 
 
