@@ -32,6 +32,8 @@ from hack.testing.turns import Load, Test, Turns
 
 NUMBER = "PSJOB_TEST_RUNNER"
 """Environment of a runner: its number."""
+WHOLE = ("tests/integration/", "tests/load/")
+"""Folders whose files are never divided between runners: their tests share jobs that are created together."""
 PATIENCE = 30.0
 """Seconds that a test has beyond its time-out, and fixtures of the whole run have to end, until their runner is killed."""
 
@@ -89,7 +91,9 @@ class Loop:
     def __init__(self, session: pytest.Session, runners: int) -> None:
         self._session = session
         self._items = session.items
-        self._turns = Turns([Test(item.path.as_posix(), load_of(item)) for item in self._items], runners, room())
+        self._turns = Turns(
+            [Test(item.path.as_posix(), load_of(item), item.nodeid.startswith(WHOLE)) for item in self._items], runners, room()
+        )
         self._selector = selectors.DefaultSelector()
         self._runners: dict[int, Runner] = {}
         self._until = time.monotonic() + session.config.getoption("begin_within") if session.config.getoption("begin_within") else None

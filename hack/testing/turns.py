@@ -29,6 +29,8 @@ class Test:
     __test__ = False
     file: str
     load: Load
+    whole: bool = False
+    """All tests of its file run in one runner: they share what is made for them together."""
 
 
 class Turns:
@@ -38,6 +40,8 @@ class Turns:
         self._tests = tests
         self._room = room
         self._running: dict[int, int] = {}
+        self._files: dict[int, str] = {}
+        """By runner, the file of its last test."""
         shared = [index for index, test in enumerate(tests) if not test.load.alone]
         self._alone = [index for index, test in enumerate(tests) if test.load.alone]
         self._stretches = self._cut(shared, runners)
@@ -58,8 +62,9 @@ class Turns:
             stretch = self._alone
         elif not self._fits(self._tests[stretch[0]].load):
             return None
-        self._running[runner] = stretch.pop(0)
-        return self._running[runner]
+        index = self._running[runner] = stretch.pop(0)
+        self._files[runner] = self._tests[index].file
+        return index
 
     def ahead(self, runner: int) -> int | None:
         """The test that this runner will probably have next: fixtures that it shares are kept for it."""
@@ -93,25 +98,36 @@ class Turns:
     def _cut(self, indexes: Sequence[int], runners: int) -> list[list[int]]:
         share = self._seconds(indexes) / runners
         stretches: list[list[int]] = [[] for _ in range(runners)]
-        taken = 0.0
+        taken, last, file = 0.0, 0, ""
         for index in indexes:
-            stretches[min(runners - 1, int(taken / share) if share else 0)].append(index)
-            taken += self._tests[index].load.seconds
+            test = self._tests[index]
+            if not (test.whole and test.file == file):
+                last = min(runners - 1, int(taken / share)) if share else 0
+            stretches[last].append(index)
+            taken, file = taken + test.load.seconds, test.file
         return stretches
 
     def _steal(self, runner: int) -> None:
-        """Take the later half of the stretch with most seconds left; of a single test, all of it."""
-        victim = max(range(len(self._stretches)), key=lambda other: self._seconds(self._stretches[other]))
+        """Take the later half of the stretch with most seconds left."""
+        for victim in sorted(range(len(self._stretches)), key=lambda other: -self._seconds(self._stretches[other])):
+            place = self._middle(victim)
+            if place is not None:
+                self._stretches[runner] = self._stretches[victim][place:]
+                del self._stretches[victim][place:]
+                return
+
+    def _middle(self, victim: int) -> int | None:
+        """Where half of the victim's seconds lie before: between two files if that can be; None if nothing may be taken."""
         stretch = self._stretches[victim]
-        if not stretch:
-            return
-        half, passed, middle = self._seconds(stretch) / 2, 0.0, len(stretch) - 1
+        half, passed, middle = self._seconds(stretch) / 2, 0.0, max(0, len(stretch) - 1)
         for place, index in enumerate(stretch):
             if passed >= half and place:
                 middle = place
                 break
             passed += self._tests[index].load.seconds
-        edges = [place for place in range(1, len(stretch)) if self._tests[stretch[place]].file != self._tests[stretch[place - 1]].file]
-        cut = min(edges, key=lambda place: abs(place - middle)) if edges else middle
-        self._stretches[runner] = stretch[cut:]
-        del stretch[cut:]
+        files = [self._files.get(victim, ""), *(self._tests[index].file for index in stretch)]
+        edges = [place for place in range(len(stretch)) if files[place] != files[place + 1]]
+        later = [place for place in edges if place] or edges
+        if later:
+            return min(later, key=lambda place: abs(place - middle))
+        return middle if stretch and not self._tests[stretch[middle]].whole else None

@@ -105,6 +105,22 @@ def test_an_idle_runner_takes_the_later_half_of_the_largest_stretch_between_file
     assert sorted(taken) == list(range(1, 9))
 
 
+@pytest.mark.parametrize("runners", range(1, 7))
+def test_a_whole_file_is_never_divided(runners: int) -> None:
+    known = [Test(f"file-{index // 5}", Load(0.1, 0.1, float(index % 7)), whole=True) for index in range(23)]
+    turns = Turns(known, runners, ROOM)
+    ran: dict[str, set[int]] = {}
+    count = 0
+    for turn in range(1000):
+        runner = turn * 5 % runners
+        if (index := turns.take(runner)) is not None:
+            ran.setdefault(known[index].file, set()).add(runner)
+            count += 1
+            turns.end(runner)
+    assert count == len(known)
+    assert all(len(by) == 1 for by in ran.values())
+
+
 def test_after_a_drop_nothing_is_handed_out() -> None:
     turns = Turns(of(*[WHOLE] * 4), 2, ROOM)
     assert turns.take(0) == 0
