@@ -1,12 +1,13 @@
 """A graph without circles, laid out in layers from top to bottom: each arrow leads down, and long ones go around the boxes between.
 
 The steps are those of Sugiyama, Tagawa and Toda 1981: layers, places for long arrows, orders with few crossings. All is decided by the
-names, so that equal graphs give equal places.
+names, so that equal graphs give equal places. Sums are fsum's: those of sum differ between Python 3.11 and 3.12.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def _order(rows: list[list[str]], links: Mapping[str, list[str]]) -> None:
 
             def middle(name: str, beside: Mapping[str, float] = beside, own: Mapping[str, float] = own, ties: Arrows = ties) -> float:
                 seen = [beside[other] for other in ties.get(name, ()) if other in beside]
-                return sum(seen) / len(seen) if seen else own[name]
+                return math.fsum(seen) / len(seen) if seen else own[name]
 
             rows[row].sort(key=middle)
         count = _crossings(rows, links)
@@ -122,7 +123,7 @@ def _crossings(rows: list[list[str]], links: Mapping[str, list[str]]) -> int:
 
 def _spread(names: list[str]) -> dict[str, float]:
     widths = [NARROW if ">" in name else 1.0 for name in names]
-    total, at, found = sum(widths), 0.0, {}
+    total, at, found = math.fsum(widths), 0.0, {}
     for name, width in zip(names, widths, strict=True):
         found[name] = (at + width / 2) / total
         at += width
