@@ -39,7 +39,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.dictionaries(st.text(), JSON, max_size=5))
 def test_the_result_is_plain_json_whatever_came(value: dict[str, Any]) -> None:
     found = progress.parse(json.dumps(value).encode())
