@@ -8,15 +8,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.hardware import left_out
 
 pytest_plugins = ["tests.cluster_fixtures", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests judge no absolute time: another process may have the core.
-settings.register_profile("psjob", deadline=None)
+# Tests judge no absolute time: another process may have the core. `make soak` draws more, by the settings of its tests.
+settings.register_profile("psjob", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("psjob")
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 

@@ -27,7 +27,7 @@ PACKAGES = {"psjob": "runtime/src", "psjob_operator": "operator/src", "psjob_cli
 """By package, the folder of the checkout that has it."""
 WARM = ("torch", "numpy", "safetensors.torch", "pydantic", "yaml", "typer", "hypothesis.strategies", "pytest_timeout")
 """Imported once, before the first fork."""
-MARKS = "not soak and not rotating and not cluster and not nodes and not serial and not integration and not e2e and not e2e_long"
+MARKS = "not soak and not rotating and not cluster and not nodes"
 """What `make test` runs."""
 TEST_SECONDS = 20.0
 """CPU seconds after which a single test counts as endless."""
