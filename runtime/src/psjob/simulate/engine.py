@@ -6,8 +6,10 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from heapq import heappop, heappush
 from itertools import islice
+from operator import add
 from typing import Protocol
 
 from psjob.modes import Batch, Mode, Push
@@ -120,7 +122,8 @@ class _Run:
     def begin(self, who: int, now: float) -> None:
         """The worker takes the weights and starts a step (in local mode H of them)."""
         draws = self.draws[who]
-        time = now + self.delay + (sum(islice(draws, self.inner)) if self.inner else next(draws))
+        # sum() rounds otherwise since Python 3.12, and a schedule is the same everywhere.
+        time = now + self.delay + (reduce(add, islice(draws, self.inner), 0.0) if self.inner else next(draws))
         self.base[who], self.due[who] = self.version, time
         heappush(self.heap, (time, who))
         if self.work:
