@@ -21,7 +21,7 @@ main() {
     nodes) build; tests tests -m "nodes and not rotating and not soak" "$@" ;;
     rest) build; tests tests -m "(cluster or nodes or rotating) and not soak" --slice "$(python -m hack.testing.slices --current)" --touched "$(before)" --budget rest "$@" ;;
     build) build ;;
-    soak) build; tests tests -m "rotating or soak" "$@" ;;
+    soak) export PSJOB_HYPOTHESIS=soak; build; tests tests -m "rotating or soak" "$@" ;;
     *) echo "test.sh: $tier: name one of unit, test, cluster, nodes, rest, soak, build" >&2; return 2 ;;
   esac
 }

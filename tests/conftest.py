@@ -15,9 +15,10 @@ from tests.hardware import left_out
 pytest_plugins = ["tests.cluster_fixtures", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests judge no absolute time: another process may have the core. `make soak` draws more, by the settings of its tests.
-settings.register_profile("psjob", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("psjob")
+# Tests judge no absolute time: another process may have the core. Each run draws the same examples, so that it fails for a change only.
+settings.register_profile("psjob", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("PSJOB_HYPOTHESIS", "psjob"))
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

@@ -127,8 +127,10 @@ class Loop:
             left = [self._items[index] for index in self._turns.drop()]
             self._session.config.hook.pytest_deselected(items=left)
             self._session.config.stash[LEFT] = [*self._session.config.stash.get(LEFT, []), *(item.nodeid for item in left)]
-        for number, runner in self._runners.items():
-            if runner.running is None and (index := self._turns.take(number)) is not None:
+        waiting = [number for number in self._turns.order if number in self._runners]
+        for number in (*waiting, *(set(self._runners) - set(waiting))):
+            runner = self._runners[number]
+            if runner.running is None and not runner.dismissed and (index := self._turns.take(number)) is not None:
                 runner.running = runner.last = index
                 runner.since = time.monotonic()
                 _tell(runner.line, {"run": index, "then": self._turns.ahead(number)})
@@ -239,7 +241,7 @@ def load_of(item: pytest.Item) -> Load:
 
 
 def room() -> Load:
-    """What this machine has for tests. A third of the memory is left to what tests share and to other programs."""
+    """What this machine has for tests: a quarter more than its cores, and two thirds of its memory; the rest is for what tests share."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Load(cores=float(cores), memory=available_gib() * 2 / 3)
 

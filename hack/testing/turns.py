@@ -42,6 +42,8 @@ class Turns:
         self._running: dict[int, int] = {}
         self._files: dict[int, str] = {}
         """By runner, the file of its last test."""
+        self._queue: list[int] = []
+        """Runners whose test waits for room, in their order: light tests do not keep a heavy one out for ever."""
         shared = [index for index, test in enumerate(tests) if not test.load.alone]
         self._alone = [index for index, test in enumerate(tests) if test.load.alone]
         self._stretches = self._cut(shared, runners)
@@ -57,11 +59,16 @@ class Turns:
             self._steal(runner)
         stretch = self._stretches[runner]
         if not stretch:
+            if runner in self._queue:
+                self._queue.remove(runner)
             if not self._alone or self._running or any(self._stretches):
                 return None
             stretch = self._alone
-        elif not self._fits(self._tests[stretch[0]].load):
+        if runner not in self._queue:
+            self._queue.append(runner)
+        if self._queue[0] != runner or not self._fits(self._tests[stretch[0]].load):
             return None
+        self._queue.remove(runner)
         index = self._running[runner] = stretch.pop(0)
         self._files[runner] = self._tests[index].file
         return index
@@ -70,6 +77,11 @@ class Turns:
         """The test that this runner will probably have next: fixtures that it shares are kept for it."""
         stretch = self._stretches[runner]
         return stretch[0] if stretch else None
+
+    @property
+    def order(self) -> list[int]:
+        """Runners that wait for room, who waits longest first. Ask `take` for them in this order, then for the others."""
+        return list(self._queue)
 
     def end(self, runner: int) -> None:
         """The runner's test has ended, in whichever way."""

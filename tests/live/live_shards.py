@@ -171,8 +171,8 @@ class Shards:
         for server in self.servers:
             server.close()
         deadline = time.monotonic() + GONE_SECONDS
-        for thread in set(threading.enumerate()) - self._others - {threading.current_thread()}:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while set(threading.enumerate()) - self._others - {threading.current_thread()} and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _serve(self, index: int, server: Server) -> None:
         self.codes[index] = server.run_until_gone()

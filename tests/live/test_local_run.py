@@ -78,7 +78,7 @@ def test_a_stopped_shard_counts_as_lost_after_its_timeout(tmp_path: Path) -> Non
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
     assert told["attempts"] == [1, 2] and told["restarts"] == {"Unresponsive": 1}
-    assert told["recoveries"][0]["secondsToFirstPush"] >= 2
+    assert told["recoveries"][0]["secondsToFirstPush"] > 1.5  # 2 s since its last answer, which may be older than its stop
 
 
 def test_a_failed_worker_is_started_again_and_the_end_of_its_log_is_shown(tmp_path: Path) -> None:

@@ -37,10 +37,9 @@ def test_each_test_runs_once_whoever_ends_first(seed: int) -> None:
     running: dict[int, int] = {}
     order: list[int] = []
     while turns.left or running:
-        free = [runner for runner in range(4) if runner not in running]
-        draw.shuffle(free)
-        for runner in free:
-            if (index := turns.take(runner)) is not None:
+        others = draw.sample(range(4), 4)
+        for runner in (*turns.order, *others):
+            if runner not in running and (index := turns.take(runner)) is not None:
                 running[runner] = index
                 order.append(index)
                 asked = [loads[other] for other in running.values()]
@@ -56,6 +55,20 @@ def test_each_test_runs_once_whoever_ends_first(seed: int) -> None:
 def test_tests_that_wait_run_beside_each_other_as_far_as_cores_allow() -> None:
     turns = Turns(of(*[LIGHT] * 12), 12, ROOM)
     assert sum(turns.take(runner) is not None for runner in range(12)) == 6
+
+
+def test_light_tests_do_not_keep_a_heavy_one_out() -> None:
+    heavy = Test("heavy", Load(2.0, 0.1, seconds=3.0))
+    turns = Turns([*of(*[LIGHT] * 9), heavy], 4, ROOM)
+    running = [runner for runner in (0, 1, 2) if turns.take(runner) is not None]
+    assert turns.take(3) is None
+    started = []
+    for runner in running * 3:
+        turns.end(runner)
+        for waiting in (*turns.order, *running):
+            if (index := turns.take(waiting)) is not None:
+                started.append(index)
+    assert 9 in started[:4], "it starts when the tests that ran before it have ended"
 
 
 def test_memory_bounds_what_runs_at_once() -> None:
