@@ -123,7 +123,7 @@ KILLS = {
     "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:ps-1@step=5"]),
     "a worker of accelerate": (["accelerated.py", "attach=after", "order=random", "dropout=0.2"], ["kill:worker-1@step=14"]),
 }
-QUICK_KILLS = {"a worker of the trainer", "rank 0 of lightning", "a worker of accelerate"}
+QUICK_KILLS = {"a worker of the trainer"}
 """As `QUICK`."""
 
 
