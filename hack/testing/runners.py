@@ -241,7 +241,7 @@ def load_of(item: pytest.Item) -> Load:
 
 
 def room() -> Load:
-    """What this machine has for tests: twice its cores, since most tests wait, and two thirds of its memory; the rest is what they share."""
+    """What this machine has for tests: twice its cores, since most tests wait, and two thirds of its memory. The rest is shared."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Load(cores=2.0 * cores, memory=available_gib() * 2 / 3)
 
