@@ -37,7 +37,7 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
         folders["/".join(nodeid.split("/")[:2])][nodeid] = seconds
     lines, breaches = [], []
     for folder in sorted(folders):
-        found, row = folders[folder], rows.get(folder)
+        found, row = folders[folder], rows.get(folder, rows.get("*"))
         total = sum(found.values())
         limits = f" of {row.tests} tests, {row.seconds:.0f} s" if row else ""
         lines.append(f"{folder}: {len(found)} tests, {total:.1f} s{limits}")
