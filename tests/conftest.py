@@ -47,8 +47,8 @@ TIMEOUTS = {"tests/unit/": 60, "tests/simulation/": 60, "tests/tensors/": 120, "
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("serial") and not (item.get_closest_marker("soak") or item.get_closest_marker("nodes")):
-        raise pytest.UsageError(f"{item.nodeid} is serial, and neither nodes nor soak: `make test` runs nothing alone on the machine")
+    if item.get_closest_marker("serial") and not any(map(item.get_closest_marker, ("cluster", "nodes", "soak"))):
+        raise pytest.UsageError(f"{item.nodeid} is serial, and neither cluster, nodes nor soak: `make test` runs nothing alone")
     seconds = next((seconds for prefix, seconds in TIMEOUTS.items() if item.nodeid.startswith(prefix)), None)
     if seconds is not None and not item.get_closest_marker("timeout") and not item.get_closest_marker("soak"):
         item.add_marker(pytest.mark.timeout(seconds))

@@ -36,7 +36,7 @@ class Api:
     url: str
     ca: Path
     pair: Pair
-    timeout: float = 10.0
+    timeout: float = 60.0
 
     def get(self, path: str) -> Any:
         return self.call("GET", path)

@@ -19,7 +19,7 @@ from hack.testing.runners import load_of
 
 REPO = Path(__file__).resolve().parents[2]
 SLICES = 6
-TOUCHED_SECONDS = 240.0
+TOUCHED_SECONDS = 120.0
 """Guessed seconds of the tests that a change adds to a slice."""
 PACKAGES = ("psjob", "psjob_operator", "psjob_client", "tests", "hack")
 

@@ -85,6 +85,7 @@ def bare_cluster(home: Kube, node_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.nodes
+@pytest.mark.soak
 @pytest.mark.serial
 @pytest.mark.timeout(900)
 def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:

@@ -134,7 +134,7 @@ def check(tmp_path: Path, shape: Shape, hits: Sequence[str], pace: float) -> lis
     return list(zip(most, formulas, allowed, strict=True))
 
 
-@pytest.mark.rotating
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_worker_never_holds_more_than_its_stage(tmp_path: Path) -> None:
     """The model's weights alone have more bytes than any worker may take, those included that come after one was killed."""

@@ -100,7 +100,7 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
         "psjob_job_push_bytes_total": 125_000, "psjob_job_pushes_total": 240, "psjob_job_wait_share": 0.25,
         "psjob_job_checkpoint_step": 100, "psjob_job_restarts_total": -1, "psjob_job_interrupted_seconds": -1,
     }  # fmt: skip
-    assert {name: value(operator, name, **at) for name in expected} == expected
+    place.until("all metrics of the job", lambda: {name: value(operator, name, **at) for name in expected} == expected)
     assert value(operator, "psjob_jobs", namespace=place.namespace, phase="Running") == 1
     assert 5 <= value(operator, "psjob_job_checkpoint_age_seconds", **at) < 120
     assert value(operator, "psjob_operator_api_requests_total", verb="create", resource="pods", code="201") == 4

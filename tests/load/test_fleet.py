@@ -21,6 +21,7 @@ def asked(run: Mapping[str, Any], phase: str) -> dict[str, int]:
     return dict(run["phases"][phase]["requests"])
 
 
+@pytest.mark.serial
 @pytest.mark.timeout(300)
 def test_ten_jobs_cost_what_they_must_and_no_request_more(tmp_path: Path) -> None:
     run = measure(jobs=10, nodes=5, idle=5, no_bare=True, folder=tmp_path, timeout=120)
