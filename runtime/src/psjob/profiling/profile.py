@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from psjob.profiling import graph
 from psjob.profiling.find import Found, Unfound
 from psjob.profiling.passes import Meter, Passed, backward, clock, forward
 from psjob.profiling.units import Parts, order, parts_of
+
+logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # where triton is missing it says so, and a profile needs none
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 FORMAT = 1
 WARM_UP = 2
