@@ -241,9 +241,9 @@ def load_of(item: pytest.Item) -> Load:
 
 
 def room() -> Load:
-    """What this machine has for tests: twice its cores, since most tests wait, and two thirds of its memory. The rest is shared."""
+    """What this machine has for tests: half more than its cores, since most tests wait, and two thirds of its memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Load(cores=2.0 * cores, memory=available_gib() * 2 / 3)
+    return Load(cores=1.5 * cores, memory=available_gib() * 2 / 3)
 
 
 def available_gib() -> float:

@@ -28,6 +28,7 @@ CORE = [
 """What any life of a job uses."""
 
 
+@pytest.mark.soak
 def test_the_rights_of_the_chart_are_those_that_were_used(request: pytest.FixtureRequest, home: Kube, node_cluster: Cluster) -> None:
     """Of all that the tests before made the operator do: nothing was refused to it, and each request needed a right that the chart grants.
 

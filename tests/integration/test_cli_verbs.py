@@ -44,6 +44,7 @@ def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, 
         assert job_api.get(namespace, "digits")["spec"]["suspend"] is value
 
 
+@pytest.mark.serial
 def test_a_job_is_submitted_listed_shown_and_deleted(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(GOOD))

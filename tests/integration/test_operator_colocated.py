@@ -65,6 +65,7 @@ def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(plac
     assert [shard["attempt"] for shard in status["shards"]] == [1, 2] and status["restarts"]["total"] == 2
 
 
+@pytest.mark.soak
 @together
 def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_along(place: World, node: str, name: str) -> None:
     other = place.node(f"{node}-b")
