@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CACHE=${PSJOB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/psjob-dev}
 RUNNERS=${PSJOB_RUNNERS:-$((3 * $(getconf _NPROCESSORS_ONLN)))}
 HERE=(tests/unit tests/simulation tests/tensors tests/live tests/e2e tests/scripts tests/frameworks tests/docs)
+QUICK="not cluster and not nodes and not rotating and not soak"
 # Bits are compared between processes, whose kernels must add in one order; and runners share the cores.
 export OMP_NUM_THREADS=1
 # pytest keeps the modules that it has rewritten, so that the next run starts sooner.
@@ -15,8 +16,8 @@ unset PYTHONDONTWRITEBYTECODE
 main() {
   local tier=$1; shift
   case $tier in
-    unit) tests tests/unit tests/simulation -m "not cluster and not nodes and not rotating and not soak" --budget unit "$@" ;;
-    test) tests "${HERE[@]}" -m "not cluster and not nodes and not rotating and not soak" --budget test "$@" ;;
+    unit) tests tests/unit tests/simulation -m "$QUICK" --budget unit "$@" ;;
+    test) tests "${HERE[@]}" -m "$QUICK" --budget test "$@" ;;
     cluster) build integration; tests tests -m "cluster and not nodes and not rotating and not soak" "$@" ;;
     nodes) build; tests tests -m "nodes and not rotating and not soak" "$@" ;;
     rest) build; tests tests -m "(cluster or nodes or rotating) and not soak" --slice "$(python -m hack.testing.slices --current)" --touched "$(before)" --budget rest "$@" ;;

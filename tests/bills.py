@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-
 
 def assert_bill(told: dict[str, Any], files: Iterable[str]) -> None:
     """It is CycloneDX, and each of those files is listed once."""
+    from cyclonedx.schema import SchemaVersion  # seconds of imports, which most runs do not need
+    from cyclonedx.validation.json import JsonStrictValidator
+
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(told)) is None
     parts = [told["metadata"]["component"], *told["components"]]
     owned = Counter(place["location"] for part in parts for place in part.get("evidence", {}).get("occurrences", ()))

@@ -53,9 +53,11 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
                 f"the tests of {folder} cost {total:.1f} s of processor time, {row.seconds:.1f} are allowed; make them cheaper, "
                 "move some to `rotating`, or raise the budget and say why"
             )
-        for nodeid, seconds in sorted(found.items(), key=lambda item: -item[1]):
-            if seconds > row.cap * tolerance:
-                breaches.append(f"{nodeid} costs {seconds:.1f} s of processor time, the cap of {folder} is {row.cap:g} s a test")
+        above = {nodeid: seconds for nodeid, seconds in found.items() if seconds > row.cap * tolerance}
+        breaches += [
+            f"{nodeid} costs {seconds:.1f} s of processor time, the cap of {folder} is {row.cap:g} s a test"
+            for nodeid, seconds in sorted(above.items(), key=lambda item: -item[1])
+        ]
     return lines, breaches
 
 

@@ -52,13 +52,6 @@ LOADS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("runners")
     group.addoption("--runners", type=int, default=0, metavar="N", help="collect once, then run tests in N forks of this process (Linux)")
-    group.addoption(
-        "--begin-within",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="begin no test after so many seconds; name those that are left",
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,7 +89,6 @@ class Loop:
         )
         self._selector = selectors.DefaultSelector()
         self._runners: dict[int, Runner] = {}
-        self._until = time.monotonic() + session.config.getoption("begin_within") if session.config.getoption("begin_within") else None
         self._count = runners
 
     def run(self) -> None:
@@ -123,17 +115,12 @@ class Loop:
     def _hand_out(self) -> None:
         if self._session.shouldfail or self._session.shouldstop:
             self._turns.drop()
-        elif self._until is not None and time.monotonic() > self._until:
-            left = [self._items[index] for index in self._turns.drop()]
-            self._session.config.hook.pytest_deselected(items=left)
-            self._session.config.stash[LEFT] = [*self._session.config.stash.get(LEFT, []), *(item.nodeid for item in left)]
-        waiting = [number for number in self._turns.order if number in self._runners]
-        for number in (*waiting, *(set(self._runners) - set(waiting))):
+        idle = [number for number, runner in self._runners.items() if runner.running is None and not runner.dismissed]
+        for number, index in self._turns.begin(idle):
             runner = self._runners[number]
-            if runner.running is None and not runner.dismissed and (index := self._turns.take(number)) is not None:
-                runner.running = runner.last = index
-                runner.since = time.monotonic()
-                _tell(runner.line, {"run": index, "then": self._turns.ahead(number)})
+            runner.running = runner.last = index
+            runner.since = time.monotonic()
+            _tell(runner.line, {"run": index, "then": self._turns.ahead(number)})
         for runner in self._runners.values():
             if runner.running is None and not runner.dismissed and not self._turns.left:
                 runner.dismissed, runner.since = True, time.monotonic()
@@ -220,17 +207,6 @@ class Loop:
 
 CPU = pytest.StashKey[dict[str, float]]()
 """Processor seconds of each test that has ended, by its node id."""
-LEFT = pytest.StashKey[list[str]]()
-"""Tests that `--begin-within` left out."""
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left = terminalreporter.config.stash.get(LEFT, [])
-    if left:
-        seconds = terminalreporter.config.getoption("begin_within")
-        terminalreporter.section(f"not begun within {seconds:.0f} s")
-        for nodeid in left:
-            terminalreporter.line(nodeid)
 
 
 def load_of(item: pytest.Item) -> Load:

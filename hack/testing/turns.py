@@ -7,7 +7,7 @@ room for it: most tests wait more than they compute, so that more of them run at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -53,8 +53,30 @@ class Turns:
         """Tests that have not been handed out."""
         return sum(map(len, self._stretches)) + len(self._alone)
 
-    def take(self, runner: int) -> int | None:
-        """The test that this runner starts now; None if it has to wait for room, or nothing is left. Call it again after `end`."""
+    def begin(self, idle: Iterable[int]) -> list[tuple[int, int]]:
+        """Of these idle runners those that begin a test now, each with its test; the others wait for room. Call it again after `end`."""
+        idle = set(idle)
+        waiting = [runner for runner in self._queue if runner in idle]
+        taken = [(runner, self._take(runner)) for runner in (*waiting, *sorted(idle.difference(waiting)))]
+        return [(runner, index) for runner, index in taken if index is not None]
+
+    def ahead(self, runner: int) -> int | None:
+        """The test that this runner will probably have next: fixtures that it shares are kept for it."""
+        stretch = self._stretches[runner]
+        return stretch[0] if stretch else None
+
+    def end(self, runner: int) -> None:
+        """The runner's test has ended, in whichever way."""
+        self._running.pop(runner, None)
+
+    def drop(self) -> list[int]:
+        """Hand out nothing more; the tests that will not run."""
+        dropped = [index for stretch in (*self._stretches, self._alone) for index in stretch]
+        for stretch in (*self._stretches, self._alone):
+            stretch.clear()
+        return dropped
+
+    def _take(self, runner: int) -> int | None:
         if not self._stretches[runner]:
             self._steal(runner)
         stretch = self._stretches[runner]
@@ -72,27 +94,6 @@ class Turns:
         index = self._running[runner] = stretch.pop(0)
         self._files[runner] = self._tests[index].file
         return index
-
-    def ahead(self, runner: int) -> int | None:
-        """The test that this runner will probably have next: fixtures that it shares are kept for it."""
-        stretch = self._stretches[runner]
-        return stretch[0] if stretch else None
-
-    @property
-    def order(self) -> list[int]:
-        """Runners that wait for room, who waits longest first. Ask `take` for them in this order, then for the others."""
-        return list(self._queue)
-
-    def end(self, runner: int) -> None:
-        """The runner's test has ended, in whichever way."""
-        self._running.pop(runner, None)
-
-    def drop(self) -> list[int]:
-        """Hand out nothing more; the tests that will not run."""
-        dropped = [index for stretch in (*self._stretches, self._alone) for index in stretch]
-        for stretch in (*self._stretches, self._alone):
-            stretch.clear()
-        return dropped
 
     def _fits(self, load: Load) -> bool:
         running = [self._tests[index].load for index in self._running.values()]

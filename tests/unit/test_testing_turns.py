@@ -17,11 +17,16 @@ def of(*loads: Load) -> list[Test]:
     return [Test("a", load) for load in loads]
 
 
+def begun(turns: Turns, runner: int) -> int | None:
+    """The test that this runner begins where no other is idle."""
+    return dict(turns.begin([runner])).get(runner)
+
+
 def drained(turns: Turns, runners: int) -> list[int]:
     """All tests in the order in which they start, where each takes equally long."""
     order: list[int] = []
     while True:
-        taken = [(runner, index) for runner in range(runners) if (index := turns.take(runner)) is not None]
+        taken = turns.begin(range(runners))
         if not taken:
             return order
         order += [index for _, index in taken]
@@ -37,14 +42,12 @@ def test_each_test_runs_once_whoever_ends_first(seed: int) -> None:
     running: dict[int, int] = {}
     order: list[int] = []
     while turns.left or running:
-        others = draw.sample(range(4), 4)
-        for runner in (*turns.order, *others):
-            if runner not in running and (index := turns.take(runner)) is not None:
-                running[runner] = index
-                order.append(index)
-                asked = [loads[other] for other in running.values()]
-                assert len(asked) == 1 or sum(load.cores for load in asked) <= ROOM.cores + 1e-6
-                assert len(asked) == 1 or not any(load.alone for load in asked)
+        for runner, index in turns.begin(set(range(4)).difference(running)):
+            running[runner] = index
+            order.append(index)
+        asked = [loads[other] for other in running.values()]
+        assert len(asked) == 1 or sum(load.cores for load in asked) <= ROOM.cores + 1e-6
+        assert len(asked) == 1 or not any(load.alone for load in asked)
         assert running, "something always runs while tests are left"
         ended = draw.choice(sorted(running))
         del running[ended]
@@ -54,44 +57,42 @@ def test_each_test_runs_once_whoever_ends_first(seed: int) -> None:
 
 def test_tests_that_wait_run_beside_each_other_as_far_as_cores_allow() -> None:
     turns = Turns(of(*[LIGHT] * 12), 12, ROOM)
-    assert sum(turns.take(runner) is not None for runner in range(12)) == 6
+    assert len(turns.begin(range(12))) == 6
 
 
 def test_light_tests_do_not_keep_a_heavy_one_out() -> None:
     heavy = Test("heavy", Load(2.0, 0.1, seconds=3.0))
     turns = Turns([*of(*[LIGHT] * 9), heavy], 4, ROOM)
-    running = [runner for runner in (0, 1, 2) if turns.take(runner) is not None]
-    assert turns.take(3) is None
+    running = [runner for runner in (0, 1, 2) if begun(turns, runner) is not None]
+    assert begun(turns, 3) is None
     started = []
     for runner in running * 3:
         turns.end(runner)
-        for waiting in (*turns.order, *running):
-            if (index := turns.take(waiting)) is not None:
-                started.append(index)
+        started += [index for _, index in turns.begin((runner, 3))]
     assert 9 in started[:4], "it starts when the tests that ran before it have ended"
 
 
 def test_memory_bounds_what_runs_at_once() -> None:
     turns = Turns(of(*[Load(0.1, 3.0)] * 8), 8, ROOM)
-    assert sum(turns.take(runner) is not None for runner in range(8)) == 2
+    assert len(turns.begin(range(8))) == 2
 
 
 def test_a_test_above_the_room_runs_when_nothing_else_does() -> None:
     turns = Turns(of(Load(9.0, 99.0), WHOLE), 1, ROOM)
-    assert turns.take(0) == 0
+    assert begun(turns, 0) == 0
     turns.end(0)
-    assert turns.take(0) == 1
+    assert begun(turns, 0) == 1
 
 
 def test_what_runs_alone_comes_last_and_has_the_machine() -> None:
     turns = Turns([Test("a", Load(0.1, 0.1, alone=True)), *of(LIGHT, LIGHT)], 2, ROOM)
-    first, second = turns.take(0), turns.take(1)
+    first, second = begun(turns, 0), begun(turns, 1)
     assert {first, second} == {1, 2}
     turns.end(0)
-    assert turns.take(0) is None
+    assert begun(turns, 0) is None
     turns.end(1)
-    assert turns.take(0) == 0
-    assert turns.take(1) is None
+    assert begun(turns, 0) == 0
+    assert begun(turns, 1) is None
 
 
 def test_tests_of_one_file_stay_with_one_runner() -> None:
@@ -101,7 +102,7 @@ def test_tests_of_one_file_stay_with_one_runner() -> None:
     order: dict[int, list[str]] = {0: [], 1: []}
     while turns.left:
         for runner in range(2):
-            if (index := turns.take(runner)) is not None:
+            if (index := begun(turns, runner)) is not None:
                 order[runner].append(known[index].file)
                 turns.end(runner)
     assert not set(order[0]) & set(order[1])
@@ -110,9 +111,9 @@ def test_tests_of_one_file_stay_with_one_runner() -> None:
 def test_an_idle_runner_takes_the_later_half_of_the_largest_stretch_between_files() -> None:
     known = [Test("long", Load(0.5, 0.1, 100.0)), *[Test(f"short-{index // 2}", Load(0.5, 0.1, 1.0)) for index in range(8)]]
     turns = Turns(known, 2, ROOM)
-    assert turns.take(0) == 0
+    assert begun(turns, 0) == 0
     taken = []
-    while (index := turns.take(1)) is not None:
+    while (index := begun(turns, 1)) is not None:
         taken.append(index)
         turns.end(1)
     assert sorted(taken) == list(range(1, 9))
@@ -126,7 +127,7 @@ def test_a_whole_file_is_never_divided(runners: int) -> None:
     count = 0
     for turn in range(1000):
         runner = turn * 5 % runners
-        if (index := turns.take(runner)) is not None:
+        if (index := begun(turns, runner)) is not None:
             ran.setdefault(known[index].file, set()).add(runner)
             count += 1
             turns.end(runner)
@@ -136,10 +137,10 @@ def test_a_whole_file_is_never_divided(runners: int) -> None:
 
 def test_after_a_drop_nothing_is_handed_out() -> None:
     turns = Turns(of(*[WHOLE] * 4), 2, ROOM)
-    assert turns.take(0) == 0
+    assert begun(turns, 0) == 0
     assert sorted(turns.drop()) == [1, 2, 3]
     turns.end(0)
-    assert turns.take(0) is None and turns.left == 0
+    assert begun(turns, 0) is None and turns.left == 0
 
 
 def test_all_of_no_tests() -> None:
