@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.hardware import left_out
+from tests.quick import begin_imports
 
 pytest_plugins = ["tests.cluster_fixtures", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
@@ -44,6 +45,15 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 TIMEOUTS = {"tests/unit/": 60, "tests/simulation/": 60, "tests/tensors/": 120, "tests/live/": 180}
 """Seconds for a test of a folder that names none of its own; they end what hangs, also where ten programs share a core."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    begin_imports(session, (Path(word).name for word in session.config.args))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """For a run of all folders, of which one knows by then whose tests run."""
+    begin_imports(session, {item.path.parent.name for item in session.items if "tmp_path" in getattr(item, "fixturenames", ())})
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

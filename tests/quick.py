@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
-from tests import warm
+from tests import frameworks, scripts, warm
 from tests.soaking import rotating
 
 
@@ -19,9 +18,18 @@ def rest_rotates(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     return [case if case in quick else rotating(case) for case in found]
 
 
-def begin_imports(session: pytest.Session, folder: Path, *several: Sequence[str]) -> None:
-    """Let the servers of `tests.warm` import, where a test of this folder may start a job, before tests are forked from this process."""
-    here = (item for item in session.items if folder in item.path.parents)
-    if not session.config.option.collectonly and any("tmp_path" in getattr(item, "fixturenames", ()) for item in here):
-        for preloaded in several:
-            warm.prepare(preloaded)
+FOLDERS = {
+    "live": (warm.PRELOADED, warm.LIGHT, warm.COMPILING),
+    "e2e": (warm.PRELOADED, scripts.IMPORTS),
+    "scripts": (scripts.IMPORTS,),
+    "frameworks": (frameworks.IMPORTS, warm.PRELOADED),
+}
+"""By folder of tests, the imports that their processes begin with; the digits example takes those of the scripts."""
+
+
+def begin_imports(session: pytest.Session, folders: Iterable[str]) -> None:
+    """Let the servers of `tests.warm` import, for these folders, while this process goes on; once for all runners, which are its forks."""
+    if session.config.getoption("runners") and not session.config.option.collectonly:
+        for folder in sorted(set(folders) & FOLDERS.keys()):
+            for preloaded in FOLDERS[folder]:
+                warm.prepare(preloaded)

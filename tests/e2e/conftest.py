@@ -8,25 +8,16 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import Kube, install, own_namespace, restricted_namespace, wait_for
 from tests.e2e.node_faults import NODES, usable
-from tests.quick import begin_imports
-from tests.scripts import IMPORTS
 
 HOME = "psjob-system"
 PATIENCE = 120.0
 """Seconds for an answer of the API server, which shares two cores with all pods; a kubectl of these tests has as long."""
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """The digits example takes what the scripts of other tests take."""
-    begin_imports(session, Path(__file__).parent, warm.PRELOADED, IMPORTS)
 
 
 @pytest.fixture(scope="session")

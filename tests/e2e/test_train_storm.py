@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.workloads import storm
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.quick import rest_rotates
+from tests.soaking import rotating
 
 WORKERS, SHARDS, STEPS, PACE = 3, 2, 200, 0.02
 MODES: list[dict[str, Any]] = [
@@ -28,8 +28,6 @@ EXACT = ("none", "bf16", "fp16")
 """Codecs that carry the ledger's numbers whole."""
 QUICK = (6, 7, 8, 9, 13, 34)
 """Each mode once."""
-FIRST = 34
-"""`make test` runs this one."""
 LONG = [seed for seed in range(180) if seed not in QUICK]
 pytestmark = pytest.mark.timeout(1500)
 _undisturbed: dict[str, str] = {}
@@ -133,7 +131,7 @@ def survive(tmp_path: Path, seed: int) -> list[float]:
     return [recovery["secondsToFirstPush"] for recovery in ran.summary["recoveries"] if recovery["secondsToFirstPush"] is not None]
 
 
-@pytest.mark.parametrize("seed", rest_rotates(QUICK, [FIRST]))
+@pytest.mark.parametrize("seed", map(rotating, QUICK))
 def test_faults_in_every_mode_lose_nothing_and_count_nothing_twice(tmp_path: Path, seed: int) -> None:
     survive(tmp_path, seed)
 

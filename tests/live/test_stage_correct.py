@@ -14,7 +14,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import correct, predict, reference, ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
-from tests.covering import each_pair, each_value
+from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, StageWorker, batch
@@ -107,7 +107,7 @@ LARGE = [(name, how, (4, 4), count) for name in ("2bw", "pipedream") for how in 
 
 @pytest.mark.parametrize(
     ("name", "how", "size", "count"),
-    [*each_pair(["2bw", "pipedream"], CORRECT, [(2, 2), (4, 1)], [1, 3], skip=too_few),
+    [*each_value(["2bw", "pipedream"], CORRECT, [(2, 2), (4, 1)], [1, 3], skip=too_few),
      pytest.param(*LARGE[-1], id="large"), *(rotating(*row, id=f"large{number}") for number, row in enumerate(LARGE[:-1]))],
 )  # fmt: skip
 def test_a_corrected_gradient_is_that_of_one_process(tmp_path: Path, name: str, how: str, size: tuple[int, int], count: int) -> None:

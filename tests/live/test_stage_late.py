@@ -21,7 +21,7 @@ from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.cell import Cell
 from psjob.worker import stagelinks
-from tests.covering import each_pair, each_value
+from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
@@ -85,7 +85,7 @@ LARGE = [(name, (4, 4), count) for name in sorted(WORDS, key="pipedream".__eq__)
 
 @pytest.mark.parametrize(
     ("name", "size", "count"),
-    [*each_pair(WORDS, [(2, 2), (4, 1)], [1, 3], skip=too_few), pytest.param(*LARGE[-1], id="large"),
+    [*each_value(WORDS, [(2, 2), (4, 1)], [1, 3], skip=too_few), pytest.param(*LARGE[-1], id="large"),
      *(rotating(*row, id=f"large{number}") for number, row in enumerate(LARGE[:-1]))],
 )  # fmt: skip
 def test_late_gradients_are_those_of_old_weights_in_one_process(tmp_path: Path, name: str, size: tuple[int, int], count: int) -> None:

@@ -249,7 +249,7 @@ def run(seed: int, replicas: tuple[int, ...], microbatches: int, faults: float, 
 @pytest.mark.parametrize("replicas", REPLICAS)
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 def test_every_step_has_what_it_needs(replicas: tuple[int, ...], microbatches: int) -> None:
-    for seed in range(12):
+    for seed in range(6):
         world = run(seed, replicas, microbatches, faults=0.01 if seed % 3 else 0.0)
         assert world.most_held <= 4 * 2 * microbatches, "two steps, from and to two neighbours"
 
@@ -267,7 +267,7 @@ def even(replicas: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("replicas", REPLICAS)
 @pytest.mark.parametrize("way", WAYS[1:], ids=str)
 def test_without_flush_every_step_has_what_it_needs(way: TrainingWay, replicas: tuple[int, ...]) -> None:
-    for seed in range(12):
+    for seed in range(6):
         world = run(seed, replicas, even(replicas), 0.01 if seed % 3 else 0.0, way)
         assert world.most_held <= 4 * (2 + world.ahead) * even(replicas)
 

@@ -16,7 +16,7 @@ from tests.simulation.protocol.plan import MODES, draw
 from tests.simulation.protocol.run import Outcome, run
 from tests.simulation.protocol.shrink import shrink
 
-EACH = 12
+EACH = 8
 """Seeds a mode in one turn."""
 MOST_SEEDS = 4_000
 """So many seeds find every mutant."""

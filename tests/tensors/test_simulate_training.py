@@ -131,6 +131,7 @@ def test_gradients_of_digits_are_those_of_torch() -> None:
     np.testing.assert_allclose(gradient, weights.grad.numpy(), atol=1e-6)
 
 
+@pytest.mark.rotating
 def test_the_small_table_passes_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(["digits-64", "--quick", "--seeds", "1", "--processes", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -282,12 +283,3 @@ def test_a_training_and_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (read["sha256"], read["pushes"], sum(read["lags"].values())) == (told["sha256"], 100, 100)
     assert asked([*train, "--seed", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] != told["sha256"], "gaps are another problem's"
-
-
-def test_psjob_passes_its_words_on() -> None:
-    psjob = Path(sys.executable).parent / "psjob"
-    done = subprocess.run(
-        [psjob, "simulate", "schedule", "--workers", "2", "--mode", "sync", "--json"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0]["mode"] == "sync"

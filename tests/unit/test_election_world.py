@@ -11,6 +11,7 @@ import pytest
 
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.election import Timing
+from tests.soaking import rotating
 from tests.unit.election_world import Register, Replica, VirtualLoop
 
 TIMING = Timing()
@@ -47,7 +48,7 @@ async def end(made: list[Replica], loop: VirtualLoop) -> None:
     await asyncio.gather(*(replica.task for replica in made if replica.task is not None), return_exceptions=True)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(8), *map(rotating, range(8, 20))])
 def test_never_two_and_soon_one(seed: int) -> None:
     """Freezes, cuts, losses and delays beyond every deadline; then quiet, in which one must act before long."""
     dice, loop = random.Random(seed), VirtualLoop()
