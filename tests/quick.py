@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import frameworks, scripts, warm
+from tests import frameworks, warm
 from tests.soaking import rotating
 
 
@@ -20,11 +20,11 @@ def rest_rotates(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 FOLDERS = {
     "live": (warm.PRELOADED, warm.LIGHT, warm.COMPILING),
-    "e2e": (warm.PRELOADED, scripts.IMPORTS),
-    "scripts": (scripts.IMPORTS,),
+    "e2e": (warm.PRELOADED, warm.COMPILING),
+    "scripts": (warm.COMPILING,),
     "frameworks": (frameworks.IMPORTS, warm.PRELOADED),
 }
-"""By folder of tests, the imports that their processes begin with; the digits example takes those of the scripts."""
+"""By folder of tests, the imports that their processes begin with."""
 
 
 def begin_imports(session: pytest.Session, folders: Iterable[str]) -> None:

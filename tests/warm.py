@@ -31,8 +31,8 @@ from hack.testing import cost
 PRELOADED = ["tests.warm_imports"]
 LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.began", "psjob.worker.exits", "http.server"]
 """For commands and for processes that need no torch."""
-COMPILING = [*PRELOADED, "torch._dynamo"]
-"""For processes in which torch's own optimizers make steps, or a dispatch mode is used: the first one imports torch's compiler."""
+COMPILING = ["tests.compiling_imports"]
+"""For processes in which torch's own optimizers make steps, stages are cut, or a dispatch mode is used."""
 SECONDS = 120.0
 ROOT = Path(__file__).resolve().parents[1]
 

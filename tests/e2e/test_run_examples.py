@@ -13,7 +13,6 @@ import pytest
 
 from tests import warm
 from tests.e2e.local_job import EXAMPLES, run
-from tests.scripts import IMPORTS
 from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.parametrize(("manifest", "least"), [("job.yaml", 0.97), rotating("async.yaml", 0.95)])
 def test_digits_ends_with_its_accuracy(tmp_path: Path, manifest: str, least: float) -> None:
-    ended = run(tmp_path, EXAMPLES / "digits" / manifest, preloaded=IMPORTS)
+    ended = run(tmp_path, EXAMPLES / "digits" / manifest, preloaded=warm.COMPILING)
     assert ended.code == 0, ended.told
     words = ended.output.splitlines()[-1].rsplit(" ", 1)
     assert words[0] == "test accuracy" and least <= float(words[1]) <= 1
@@ -201,6 +200,6 @@ def test_an_example_is_plain_torch_outside_a_job(tmp_path: Path, example: str) -
     output = tmp_path / "output.txt"
     folder = tmp_path / "empty"
     folder.mkdir()
-    process = warm.start_python(folder, [str(EXAMPLES / example / "train.py"), *args], None, output, output, IMPORTS)
+    process = warm.start_python(folder, [str(EXAMPLES / example / "train.py"), *args], None, output, output, warm.COMPILING)
     assert process.wait(300) == 0, output.read_text()
     assert list(folder.iterdir()) == []

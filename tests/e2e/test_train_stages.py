@@ -21,14 +21,15 @@ from torch.utils.data import DataLoader
 from psjob.pipeline import correct, reference, ways
 from psjob.pipeline.cuts import split
 from tests import warm
-from tests.e2e.workloads import stages
+from tests.e2e.workloads import running, stages
 from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
+from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start
 from tests.hardware import DEVICES, repeatable
 from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")
+train = functools.partial(running.train, preloaded=warm.COMPILING)
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -54,7 +55,7 @@ def alone(device: str = "cpu", script: str | None = None) -> dict[str, torch.Ten
         if script is not None:
             path.write_text(script)
         output = Path(folder) / "output.txt"
-        code = warm.start_python(Path(folder), [str(path), "0", device, *CUTS], env, output, output).wait(300)
+        code = warm.start_python(Path(folder), [str(path), "0", device, *CUTS], env, output, output, warm.COMPILING).wait(300)
         assert code == 0, output.read_text()
         state: dict[str, torch.Tensor] = torch.load(Path(folder) / "alone.pt", weights_only=True)
     return state

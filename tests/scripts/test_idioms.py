@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.quick import rest_rotates
-from tests.scripts import IMPORTS
 
 pytestmark = pytest.mark.timeout(600)
 HERE = Path(__file__).parent / "idioms"
@@ -94,7 +93,7 @@ def manifest(folder: Path, case: str, words: list[str] | None = None) -> Path:
 def trained(folder: Path, case: str) -> tuple[int, str, dict[str, torch.Tensor]]:
     """Under psjob: exit code, output, final weights."""
     folder.mkdir()
-    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"], seconds=SECONDS, preloaded=IMPORTS)
+    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"], seconds=SECONDS, preloaded=warm.COMPILING)
     finals = list(folder.glob(".psjob/*/final.safetensors"))
     return code, output, load_file(finals[0]) if finals else {}
 
@@ -107,7 +106,7 @@ class Expected:
         self.folder = folder
         words = [str(WORKERS), "weights", *command_of(case)]
         output = folder / "output.txt"
-        self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, IMPORTS)
+        self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, warm.COMPILING)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Its final weights, once it has ended."""
