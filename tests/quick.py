@@ -20,7 +20,7 @@ def rest_rotates(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 FOLDERS = {
     "live": (warm.PRELOADED, warm.LIGHT, warm.COMPILING),
-    "e2e": (warm.PRELOADED, warm.COMPILING),
+    "e2e": (warm.COMPILING,),
     "scripts": (warm.COMPILING,),
     "frameworks": (frameworks.IMPORTS, warm.PRELOADED),
 }

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +33,8 @@ LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.began
 """For commands and for processes that need no torch."""
 COMPILING = ["tests.compiling_imports"]
 """For processes in which torch's own optimizers make steps, stages are cut, or a dispatch mode is used."""
+STARTING = {"psjob_client.cli.main", "psjob.agent"}
+"""Modules whose programs start Python programs in their turn."""
 SECONDS = 120.0
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -201,19 +203,25 @@ class Warm(subprocess.Popen[Any]):
         if not Path(words[0]).name.startswith("python") or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
-        preexec, cwd, env = rest[0], rest[3], rest[4]
+        preexec, kept, cwd, env = rest[0], rest[2], rest[3], rest[4]
         read_in, _, _, write_out, _, write_err = rest[8:14]
         pid = os.fork()
         if pid == 0:
-            if "psjob_client.cli.main" not in words:  # a `psjob run` that somebody starts has processes to start too
+            if STARTING.isdisjoint(words):
                 subprocess.Popen = Warm.__bases__[0]  # type: ignore[misc]
-            _become(words, dict(os.environ if env is None else env), cwd, (read_in, write_out, write_err), preexec)
+            _become(words, dict(os.environ if env is None else env), cwd, (read_in, write_out, write_err), preexec, kept=kept)
         self.pid = pid
         self._child_created = True
 
 
 def _become(
-    words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, ...], before: Any = None, ledger: str | None = None
+    words: list[str],
+    env: dict[str, str],
+    folder: str | None,
+    files: tuple[int, ...],
+    before: Any = None,
+    ledger: str | None = None,
+    kept: Collection[int] = (),
 ) -> NoReturn:
     """Be the Python program of `words` from here on, and say in `ledger` what it cost."""
     code = 70
@@ -223,7 +231,10 @@ def _become(
             before()
         for target, source in enumerate(files):
             os.dup2(source if source >= 0 else target, target)
-        os.closerange(3, 4096)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            if number > 2 and number not in kept:
+                with contextlib.suppress(OSError):  # the listing's own
+                    os.close(number)
         _forget()
         os.environ.clear()
         os.environ.update(env)

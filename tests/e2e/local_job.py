@@ -58,7 +58,7 @@ def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers:
     return path
 
 
-def start(folder: Path, job: Path, *options: str, preloaded: Sequence[str] = warm.PRELOADED) -> warm.Started:
+def start(folder: Path, job: Path, *options: str, preloaded: Sequence[str] = warm.COMPILING) -> warm.Started:
     """`psjob run` of `job` in `folder`, whose processes are forks of one that has imported torch."""
     argv = ["run", str(job), "--summary", "summary.json", *options]
     return warm.start(folder, "psjob_client.cli.main", argv, None, folder / "output.txt", folder / "told.txt", preloaded)
@@ -83,7 +83,7 @@ def end(folder: Path, process: warm.Started | subprocess.Popen[str], timeout: fl
     return Ended(process.returncode, output, told, summary, folder / ".psjob" / summary["run"])
 
 
-def run(folder: Path, job: Path, *options: str, timeout: float = 300, preloaded: Sequence[str] = warm.PRELOADED) -> Ended:
+def run(folder: Path, job: Path, *options: str, timeout: float = 300, preloaded: Sequence[str] = warm.COMPILING) -> Ended:
     """A whole run."""
     return end(folder, start(folder, job, *options, preloaded=preloaded), timeout)
 

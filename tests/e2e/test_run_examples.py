@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.parametrize(("manifest", "least"), [("job.yaml", 0.97), rotating("async.yaml", 0.95)])
 def test_digits_ends_with_its_accuracy(tmp_path: Path, manifest: str, least: float) -> None:
-    ended = run(tmp_path, EXAMPLES / "digits" / manifest, preloaded=warm.COMPILING)
+    ended = run(tmp_path, EXAMPLES / "digits" / manifest)
     assert ended.code == 0, ended.told
     words = ended.output.splitlines()[-1].rsplit(" ", 1)
     assert words[0] == "test accuracy" and least <= float(words[1]) <= 1

@@ -21,15 +21,14 @@ from torch.utils.data import DataLoader
 from psjob.pipeline import correct, reference, ways
 from psjob.pipeline.cuts import split
 from tests import warm
-from tests.e2e.workloads import running, stages
+from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start
+from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
 from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")
-train = functools.partial(running.train, preloaded=warm.COMPILING)
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 

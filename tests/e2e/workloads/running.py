@@ -72,9 +72,7 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
     return path
 
 
-def start(
-    folder: Path, job: Path, *args: str, cold: bool = False, preloaded: Sequence[str] = warm.PRELOADED
-) -> warm.Started | subprocess.Popen[str]:
+def start(folder: Path, job: Path, *args: str, cold: bool = False) -> warm.Started | subprocess.Popen[str]:
     """`psjob run` of `job` in `folder`, in a session of its own; but for `cold` its processes are forks of one that has imported torch."""
     words = ["run", str(job), "--no-progress", "--summary", "summary.json", *args]
     (folder / "summary.json").unlink(missing_ok=True)
@@ -84,7 +82,7 @@ def start(
             cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-    return warm.start(folder, "psjob_client.cli.main", words, None, folder / "output.txt", folder / "told.txt", preloaded)
+    return warm.start(folder, "psjob_client.cli.main", words, None, folder / "output.txt", folder / "told.txt", warm.COMPILING)
 
 
 def finish(process: warm.Started | subprocess.Popen[str], folder: Path, seconds: float = SECONDS) -> Ran:
@@ -103,9 +101,9 @@ def finish(process: warm.Started | subprocess.Popen[str], folder: Path, seconds:
     return Ran(process.returncode, out, err, told, folder / ".psjob" / str(told.get("run", "none")))
 
 
-def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = False, preloaded: Sequence[str] = warm.PRELOADED) -> Ran:
+def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = False, preloaded: Sequence[str] = warm.COMPILING) -> Ran:
     """Run `job` to its end and check how it ended."""
-    ran = finish(start(folder, job, *args, cold=cold, preloaded=preloaded), folder)
+    ran = finish(start(folder, job, *args, cold=cold), folder)
     assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
     return ran
 
