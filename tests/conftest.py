@@ -44,7 +44,7 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TIMEOUTS = {"tests/unit/": 60, "tests/simulation/": 60, "tests/tensors/": 120, "tests/live/": 180}
-"""Seconds for a test of a folder that names none of its own; they end what hangs, also where ten programs share a core."""
+"""Seconds for a test of `make test` that names none of its own; they end what hangs, also where ten programs share a core."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -60,7 +60,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("serial") and not any(map(item.get_closest_marker, ("cluster", "nodes", "soak"))):
         raise pytest.UsageError(f"{item.nodeid} is serial, and neither cluster, nodes nor soak: `make test` runs nothing alone")
     seconds = next((seconds for prefix, seconds in TIMEOUTS.items() if item.nodeid.startswith(prefix)), None)
-    if seconds is not None and not item.get_closest_marker("timeout") and not item.get_closest_marker("soak"):
+    if seconds is not None and not any(map(item.get_closest_marker, ("timeout", "soak", "rotating"))):
         item.add_marker(pytest.mark.timeout(seconds))
 
 

@@ -121,7 +121,6 @@ def test_what_is_vendored_is_a_component_or_an_error(dist: Path, tmp_path: Path)
             assert shade["version"] == "2.0" and shade["licenses"] == [{"license": {"name": "MIT"}}]
 
 
-@pytest.mark.soak
 def test_the_library_alone_installs_by_its_name(tmp_path: Path, index: str) -> None:
     machine = Machine(tmp_path, index)
     said = machine.type("pip", "install", "psjob")
@@ -132,7 +131,6 @@ def test_the_library_alone_installs_by_its_name(tmp_path: Path, index: str) -> N
     machine.type("python", "-c", "import psjob_operator", fails=True)
 
 
-@pytest.mark.soak
 def test_the_commands_install_by_their_names(tmp_path: Path, index: str) -> None:
     machine = Machine(tmp_path, index)
     said = machine.type("pip", "install", "psjob[client,plots]")
