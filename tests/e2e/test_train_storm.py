@@ -131,7 +131,7 @@ def survive(tmp_path: Path, seed: int) -> list[float]:
     return [recovery["secondsToFirstPush"] for recovery in ran.summary["recoveries"] if recovery["secondsToFirstPush"] is not None]
 
 
-@pytest.mark.parametrize("seed", map(rotating, QUICK))
+@pytest.mark.parametrize("seed", [rotating(seed) for seed in QUICK])
 def test_faults_in_every_mode_lose_nothing_and_count_nothing_twice(tmp_path: Path, seed: int) -> None:
     survive(tmp_path, seed)
 

@@ -101,7 +101,9 @@ def test_a_break_while_the_script_computes_is_seen_soon(tmp_path: Path) -> None:
         all_well([worker_of(served)], act)
 
 
-def test_a_turn_is_one_threads() -> None:
+def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    soon = turns.REST_SECONDS
+    monkeypatch.setattr(turns, "REST_SECONDS", 30.0)
     turn, met = Turn(), []
 
     def rest() -> None:
@@ -113,8 +115,10 @@ def test_a_turn_is_one_threads() -> None:
     assert not turn.borrow()
     rested = threading.Thread(target=rest, daemon=True)
     rested.start()
-    assert eventually(turn.borrow), "it rests"
-    rested.join(20 * turns.REST_SECONDS)
+    assert eventually(lambda: turn._rests) and turn.borrow()
+    monkeypatch.setattr(turns, "REST_SECONDS", soon)
+    turn.call()
+    rested.join(20 * soon)
     assert rested.is_alive(), "and comes back only when nobody reads"
     turn.failure = StreamClosed("broken")
     turn.give()
