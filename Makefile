@@ -20,7 +20,7 @@ run: install ## train real digits on this machine: 2 shards, 4 workers
 test-unit: install ## pure code: no torch, no process, no socket; a minute on two cores
 	@bash hack/test.sh unit $(ARGS)
 
-test: install ## each promise once, without root, Go or system packages; 9 minutes on two cores
+test: install ## each promise once, without root, Go or system packages; 8 minutes on two cores
 	@bash hack/test.sh test $(ARGS)
 
 test-cluster: install ## against a real API server (Go builds it once, or KUBEBUILDER_ASSETS names one)
