@@ -21,15 +21,19 @@ class Nearby:
         self._importers = {module: sorted(graph.find_modules_that_directly_import(module)) for module in graph.modules}
 
     def tests(self, module: str, words: Iterable[str] = ()) -> list[Path]:
-        """Test files that import `module`, at once or by way of others: nearest first, among equals those that hold most of `words`."""
+        """Test files that import `module`, at once or by way of others: nearest first.
+
+        Among equals those come first that are named after the module or its package, then those that hold most of `words`.
+        """
         away = distances(self._importers, module)
-        named = list(filter(None, words))
-        ranked: list[tuple[int, int, str, Path]] = []
+        named, parts = list(filter(None, words)), module.split(".")[1:]
+        ranked: list[tuple[int, int, int, str, Path]] = []
         for name, distance in away.items():
             if name.startswith(CHEAP) and name.rpartition(".")[2].startswith("test_"):
                 path = self.root / (name.replace(".", "/") + ".py")
                 text = path.read_text()
-                ranked.append((distance, -sum(word in text for word in named), name, path))
+                like = sum(part in path.stem for part in parts)
+                ranked.append((distance, -like, -sum(word in text for word in named), name, path))
         return [path for *_, path in sorted(ranked)]
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.local_job import Ended, end, manifest, run, show, start
 
 pytestmark = pytest.mark.timeout(600)
-STEPS = 150
-"""Of scripts/hard.py with two workers: 10 epochs of 15 rounds."""
+STEPS = 75
+"""Of scripts/hard.py with two workers: 5 epochs of 15 rounds."""
 
 
 @pytest.fixture(scope="module")

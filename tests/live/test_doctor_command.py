@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from psjob_client.cli import main
+from tests.typed import CliRunner
 from tests.unit.api_manifest import GOOD, changed
 
 WORKER = "spec.workers.template.spec.containers.0"

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from psjob_client.cli import main
 from psjob_client.cli.init import TESTED
@@ -19,6 +18,7 @@ from psjob_client.local.errors import BadInput
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.soaking import rotating
+from tests.typed import CliRunner
 
 
 def init(*words: str) -> str:

@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.local import measure
 from psjob_client.local.errors import BadInput
+from tests.typed import CliRunner
 
 
 def said(*words: str) -> str:

@@ -13,6 +13,7 @@ from psjob.rules.base import check_hyperparameters
 from psjob.tables import BUCKETS, Partition, RowTable, TableSpec, bucket_of, merge
 from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
+from psjob.tables.slab import Slab
 
 torch.set_num_threads(1)
 
@@ -111,6 +112,14 @@ def test_a_pull_makes_no_row_and_a_push_does() -> None:
     assert torch.equal(table.pull(ids(-9, 5)), torch.stack([first[1] - 1, first[0]]))
     first.zero_()
     assert table.pull(ids(5)).any()
+
+
+def test_slots_that_were_given_back_are_taken_first() -> None:
+    slab = Slab(4, {}, 6)
+    slab.give_back(slab.take(5)[1:4])
+    assert sorted(slab.take(3).tolist()) == [1, 2, 3] and slab.take(1).tolist() == [5]
+    with pytest.raises(MemoryError, match="room for 6 rows on a shard, 7 are asked for"):
+        slab.take(1)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.cli.where import Where, plain
 from psjob_client.local.errors import BadInput
+from tests.typed import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = typer.main.get_command(cli)

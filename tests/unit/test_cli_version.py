@@ -6,10 +6,10 @@ from importlib.metadata import version
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from psjob_client.cli import main
 from psjob_operator import __main__ as operator
+from tests.typed import CliRunner
 
 
 @pytest.mark.parametrize(

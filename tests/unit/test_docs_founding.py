@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench.measures import MEASURES
 from psjob_client.cli.main import cli
+from tests.typed import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs/cli.md").read_text()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from psjob_client.cli import main
 from psjob_client.local.command import worker_commands
@@ -15,6 +14,7 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import parse_faults, unfinished
 from psjob_client.local.manifest import as_written, read_job
 from psjob_operator.api.job import PSTrainingJob
+from tests.typed import CliRunner
 
 GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",

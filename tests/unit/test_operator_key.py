@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from psjob_operator import keys
 from psjob_operator.__main__ import app
 from psjob_operator.cluster.operatorkey import KeyFileError, KeySecret, OperatorKey, default_file
+from tests.typed import CliRunner
 
 
 def loaded(file: Path, secret: KeySecret | None = None) -> OperatorKey:

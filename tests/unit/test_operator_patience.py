@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from typer.testing import CliRunner
 
 from psjob_operator.__main__ import app
 from psjob_operator.cluster import connect
 from psjob_operator.cluster.kinds import PODS
 from psjob_operator.cluster.wake import Patience
+from tests.typed import CliRunner
 
 
 def test_an_outage_is_waited_for_and_a_refusal_is_not() -> None:

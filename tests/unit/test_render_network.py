@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from psjob_operator import render
 from psjob_operator.__main__ import app
 from psjob_operator.plan.actions import CreateProcess, EnsurePolicy
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Objects, Refusal, Role
+from tests.typed import CliRunner
 from tests.unit.plan_given import NOW, job, names, running
 
 OPERATOR = {"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {"matchLabels": {"c": "d"}}}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.local.errors import BadInput
 from psjob_client.stages.machine import grid_of
 from psjob_client.stages.profile import read_profile
 from psjob_operator.api.spec import JobSpec
+from tests.typed import CliRunner
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import machine, preset, switched, two_hosts
 

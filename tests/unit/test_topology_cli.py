@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.local.errors import BadInput
+from tests.typed import CliRunner
 from tests.unit.topology_machines import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]

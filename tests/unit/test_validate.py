@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from psjob_client.cli import main
 from psjob_client.judge.files import judged
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
 from tests.soaking import rotating
+from tests.typed import CliRunner
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
 

@@ -29,9 +29,9 @@ def main() -> None:
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
     model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6, 8])
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1, 3, 4])
     model, optimizer = ps.attach(model, optimizer, schedule=schedule)
-    for _ in range(10):
+    for _ in range(5):
         for x, y in ps.shard(loader):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
