@@ -20,17 +20,13 @@ def third_party(folder: Path) -> Path:
         if not place.name.lstrip("_").startswith(OURS) and place.suffix != ".pth" and place.name != "__pycache__":
             (folder / place.name).symlink_to(place)
     for name, version in packages.pinned().items():
-        if packages.CUDA.match(name) and not any(folder.glob(f"{name.replace('-', '_')}-*.dist-info")):
-            _called_installed(folder, name, version)
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        # Torch's metadata asks for packages that `make install` leaves out where no GPU is.
+        if packages.CUDA.match(name) and not info.exists():
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            (info / "RECORD").touch()
     return folder
-
-
-def _called_installed(folder: Path, name: str, version: str) -> None:
-    """Torch's metadata asks for this package; `make install` leaves it out where no GPU is."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "RECORD").touch()
 
 
 class Machine:

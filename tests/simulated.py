@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from unittest import mock
 
-import typer
-
 from psjob.simulate import cli
 from psjob_client.cli import simulate as command
+from tests.typed import built
 
 
 def asked(argv: list[str]) -> int:
     """`psjob simulate ARGV`, with the simulator in this process."""
     codes: list[int] = []
     with mock.patch.object(command, "start", lambda does, given: codes.append(cli.run(command.request(does, given)))):
-        typer.main.get_command(command.cli).main(argv, prog_name="psjob simulate", standalone_mode=False)
+        built(command.cli).main(argv, prog_name="psjob simulate", standalone_mode=False)
     return codes[0]

@@ -1,4 +1,4 @@
-"""`typer.testing.CliRunner` for psjob's commands, which takes a tenth of a second to build: here they are built once."""
+"""psjob's commands in the process of a test. Building all of them takes a tenth of a second: here that is done once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typer import testing
 
 
 class CliRunner(testing.CliRunner):
-    """Carries out commands in this process."""
+    """Typer's own, which would build the commands for each call."""
 
     def invoke(self, app: typer.Typer, *args: Any, **kwargs: Any) -> testing.Result:
-        with mock.patch.object(testing, "_get_command", _built):
+        with mock.patch.object(testing, "_get_command", built):
             return super().invoke(app, *args, **kwargs)
 
 
 @functools.cache
-def _built(app: typer.Typer) -> Any:
+def built(app: typer.Typer) -> Any:
+    """The command of an app."""
     return typer.main.get_command(app)

@@ -15,8 +15,9 @@ import typer
 from psjob_client.cli.main import cli
 from tests.docs import ROOT
 from tests.e2e.kube import tool
+from tests.typed import built
 
-COMMAND = typer.main.get_command(cli)
+COMMAND = built(cli)
 REFUSED: Any = typer.BadParameter.__base__
 """What the parser raises for words that it does not take."""
 PREFIX = ("for", "do", "then", "env")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,10 @@ def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers:
     return path
 
 
-def start(folder: Path, job: Path, *options: str, preloaded: Sequence[str] = warm.COMPILING) -> warm.Started:
+def start(folder: Path, job: Path, *options: str) -> warm.Started:
     """`psjob run` of `job` in `folder`, whose processes are forks of one that has imported torch."""
     argv = ["run", str(job), "--summary", "summary.json", *options]
-    return warm.start(folder, "psjob_client.cli.main", argv, None, folder / "output.txt", folder / "told.txt", preloaded)
+    return warm.start(folder, "psjob_client.cli.main", argv, None, folder / "output.txt", folder / "told.txt", warm.COMPILING)
 
 
 def start_cold(folder: Path, job: Path, *options: str) -> subprocess.Popen[str]:
@@ -83,9 +82,9 @@ def end(folder: Path, process: warm.Started | subprocess.Popen[str], timeout: fl
     return Ended(process.returncode, output, told, summary, folder / ".psjob" / summary["run"])
 
 
-def run(folder: Path, job: Path, *options: str, timeout: float = 300, preloaded: Sequence[str] = warm.COMPILING) -> Ended:
+def run(folder: Path, job: Path, *options: str, timeout: float = 300) -> Ended:
     """A whole run."""
-    return end(folder, start(folder, job, *options, preloaded=preloaded), timeout)
+    return end(folder, start(folder, job, *options), timeout)
 
 
 def show(ended: Ended) -> None:

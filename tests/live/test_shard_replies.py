@@ -22,6 +22,7 @@ from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eve
 from tests.live.test_shard_halves import learn, whole_loss
 from tests.live.test_shard_relinks import aside
 from tests.live.test_shard_training import batch, build, loss_of, steps
+from tests.quick import rest_rotates
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -253,7 +254,7 @@ QUICK = ("ftrl", "gap-aware-dana")
 """State of the shard, and of each worker."""
 
 
-@pytest.mark.parametrize("rule", [rule if rule in QUICK else rotating(rule) for rule in RULES])
+@pytest.mark.parametrize("rule", rest_rotates(RULES, QUICK))
 def test_every_rule_learns_in_a_job(tmp_path: Path, rule: str) -> None:
     """With three workers, and `state_dict` holds what the script's optimizer would have of it."""
     before = whole_loss(build())

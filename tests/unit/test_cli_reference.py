@@ -14,10 +14,10 @@ import typer
 from psjob_client.cli.main import cli
 from psjob_client.cli.where import Where, plain
 from psjob_client.local.errors import BadInput
-from tests.typed import CliRunner
+from tests.typed import CliRunner, built
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = typer.main.get_command(cli)
+COMMAND = built(cli)
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:

@@ -101,7 +101,7 @@ def finish(process: warm.Started | subprocess.Popen[str], folder: Path, seconds:
     return Ran(process.returncode, out, err, told, folder / ".psjob" / str(told.get("run", "none")))
 
 
-def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = False, preloaded: Sequence[str] = warm.COMPILING) -> Ran:
+def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = False) -> Ran:
     """Run `job` to its end and check how it ended."""
     ran = finish(start(folder, job, *args, cold=cold), folder)
     assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
