@@ -6,7 +6,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
+LINTS := lint-types lint-style lint-imports lint-pods lint-prose
+
+.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean $(LINTS)
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,11 +44,18 @@ deps: install ## install the Debian packages that test-nodes and the images need
 
 lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, and prose
 	@python -m hack.needs lint
+	@$(MAKE) --no-print-directory -kj2 $(LINTS)
+
+lint-types:
+	mypy
+lint-style:
 	ruff check .
 	ruff format --check .
-	mypy
+lint-imports:
 	lint-imports
+lint-pods:
 	python -m hack.scan
+lint-prose:
 	@python -m hack.prose
 
 format: install ## let ruff write the format

@@ -128,7 +128,8 @@ def clean(options: Options) -> None:
 
 
 def remove_state(state: Path) -> None:
-    for entry in state.iterdir() if state.exists() else ():
+    # The reaper's pid goes last: as long as it is there, `down` waits for the reaper.
+    for entry in sorted(state.iterdir(), key=lambda entry: entry.name == "reaper.pid") if state.exists() else ():
         if entry.name in ("logs", "error"):
             continue
         if entry.is_dir() and not entry.is_symlink():
