@@ -12,6 +12,7 @@ from hack.mutants.byhand import BY_HAND, ByHand
 from hack.mutants.faults import drawn, faults, lines
 from hack.mutants.idle import idle
 from hack.mutants.nearby import distances, module_of
+from hack.mutants.running import FIRST, portions
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''"""Text with 1 + 1."""
@@ -53,6 +54,14 @@ def test_each_fault_changes_one_expression_or_statement() -> None:
         ("constant", 'self.tell("é", True)', 'self.tell("é", False)'),
         ("return", "return self.ok", "return None"),
     ]
+
+
+def test_nearest_tests_are_collected_first() -> None:
+    names = [str(number) for number in range(3 * FIRST + 1)]
+    groups = portions(names)
+    assert [len(group) for group in groups] == [FIRST, 2 * FIRST, 1]
+    assert [name for group in groups for name in group] == names
+    assert portions([]) == []
 
 
 def test_a_draw_of_a_seed_stays_when_lines_come_above() -> None:
