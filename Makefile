@@ -8,7 +8,8 @@ PYTEST ?= python -m pytest
 
 LINTS := lint-types lint-style lint-imports lint-pods lint-prose
 
-.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean $(LINTS)
+.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
+.PHONY: $(LINTS)
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -403,7 +403,11 @@ def test_auto_encodes_nothing_between_processes_of_one_address(tmp_path: Path) -
     assert same(workers[0].model, oracle("none", 6)[0])
 
 
-@pytest.mark.parametrize(("megabytes", "push", "pull"), [(4, "topk", "bf16"), (200, "int8", "bf16")])
+@pytest.mark.parametrize(
+    ("megabytes", "push", "pull"),
+    # Beside other work 200 MB/s are measured as less.
+    [(4, "topk", "bf16"), pytest.param(200, "int8", "bf16", marks=[pytest.mark.soak, pytest.mark.serial])],
+)
 def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes: int, push: str, pull: str) -> None:
     """A link of 0.03 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
 
