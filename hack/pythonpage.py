@@ -19,7 +19,7 @@ This page lists what a training script uses, as `import psjob as ps`. Outside a 
 [A script in a job](quickstart.md) shows them together. [psjob.Client](python.md) starts and watches jobs. Its methods are at the end.
 """
 GROUPS = {
-    "Training": ("attach", "shard", "report", "clip_grad_norm_", "wait"),
+    "Training": ("attach", "shard", "epochs", "state", "report", "clip_grad_norm_", "wait"),
     "Pipelines of stages": ("pipeline", "lazy"),
     "Where a script is": ("rank", "world", "is_first", "step", "epoch"),
     "Checkpoints and weights": ("checkpoint", "export"),

@@ -22,6 +22,7 @@ FOLDERS = {
     "live": (warm.PRELOADED, warm.LIGHT, warm.COMPILING),
     "e2e": (warm.COMPILING,),
     "scripts": (warm.COMPILING,),
+    "restarts": (warm.COMPILING,),
     "frameworks": (frameworks.IMPORTS, warm.PRELOADED),
 }
 """By folder of tests, the imports that their processes begin with."""

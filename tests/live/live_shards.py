@@ -293,7 +293,8 @@ class Worker:
         if batch is not None:
             if self.job.places.begun == 0:
                 self.job.places.begin()
-            self.job.places.ask(0, {"round": batch})
+            if self.job.places.ask(0, {"round": batch}):
+                self.job.put_back()
         self.job.edge()
 
     def die(self) -> None:

@@ -49,10 +49,15 @@ def test_another_group_than_the_next_is_refused(expected: int, given: nn.Module,
         next_added(pair().later[expected:], {"params": given.parameters()})
 
 
-def test_a_script_that_has_not_added_them_again_is_refused() -> None:
-    one = pair()
+def test_groups_that_a_script_has_not_added_again_are_added() -> None:
+    one, again = pair(), pair()
     one.added = 2
-    kept = AddedGroups([one]).state_dict()
-    AddedGroups([one]).load_state_dict(kept)
-    with pytest.raises(Refused, match=r"had added 2 parameter groups .* and now 0\. Add a group by the number of the epoch"):
-        AddedGroups([pair()]).load_state_dict(kept)
+    AddedGroups([again]).load_state_dict(AddedGroups([one]).state_dict())
+    assert [len(group["params"]) for group in again.optimizer.param_groups] == [2, 2, 2]
+
+
+def test_a_script_that_has_added_more_is_refused() -> None:
+    one, ahead = pair(), pair()
+    ahead.added = 2
+    with pytest.raises(Refused, match=r"had added 0 parameter groups .* and now 2\. Add a group by the number of the epoch"):
+        AddedGroups([ahead]).load_state_dict(AddedGroups([one]).state_dict())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from psjob.api.attach import attach
     from psjob.api.clipping import clip_grad_norm_
     from psjob.api.data import epoch, shard
+    from psjob.api.epochs import epochs, state
     from psjob.api.pipelining import lazy, pipeline
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.mirroring import mirror
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_", "epoch",
-    "export", "is_first", "lazy", "mirror", "offload_embeddings", "pipeline", "rank", "report", "shard", "step", "wait", "world",
+    "epochs", "export", "is_first", "lazy", "mirror", "offload_embeddings", "pipeline", "rank", "report", "shard", "state", "step", "wait",
+    "world",
 ]  # fmt: skip
 
 _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
+    "epochs": "api.epochs", "state": "api.epochs",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload",
     "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
     "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",

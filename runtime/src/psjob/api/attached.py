@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
-from psjob.api import clipping, stagecuts, stagefirst, trackers
+from psjob.api import advice, clipping, stagecuts, stagefirst, state, trackers, variables
 from psjob.api.attachable import aliases, table_of
 from psjob.api.inputs import FirstInputs
-from psjob.api.later import AddedGroups
+from psjob.api.later import AddedGroups, Trained
+from psjob.api.loops import Loops
 from psjob.api.lrscaling import LrScaling
 from psjob.api.owngradients import OwnGradients
 from psjob.api.pairs import Models, Pair, check_overlap, joined
@@ -19,6 +22,7 @@ from psjob.api.places import Places
 from psjob.api.processes import check_processes
 from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.variables import Variables
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config
@@ -38,6 +42,13 @@ from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
 
 JOIN_SECONDS = 5.0
+TRAINED = "parameters trained"
+OWN = (state.NAME, TRAINED, variables.NAME)
+
+
+def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
+    """The record with an empty state of those of psjob's own that records of earlier versions do not have."""
+    return dataclasses.replace(kept, stateful={**{name: {} for name in OWN if name in things}, **kept.stateful})
 
 
 class AttachedJob:
@@ -84,7 +95,7 @@ class AttachedJob:
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
-        self.places = Places()
+        self.places, self.loops = Places(), Loops()
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
@@ -93,18 +104,34 @@ class AttachedJob:
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
+        """To be put back where the script stands as this record says."""
+        self.beginning: record.ResumeRecord | None = None
+        """Of its epoch, to be put back where that begins."""
+        self._fresh = True
+        """This process goes on from no other."""
+        self._passed: dict[int, int] = {}
+        """By identity of a dataset, the clock at its first pass."""
+        self._stood = False
+        """The script has stood there."""
         self.buffers = pairs[0].cuts.buffers
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
-        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead, self.buffers, self.memory is not None)
+        own = self._own()
+        self.variables = Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
+        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, **self._added(), **own}
+        kept = {**stateful, **psjobs}
+        self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, [*own, variables.NAME])
 
-    def _kept(self, stateful: dict[str, Any]) -> dict[str, Any]:
-        """All objects whose state is in a record, by name."""
-        own: dict[str, Any] = {"parameter groups added": AddedGroups(self.pairs)} if any(pair.later for pair in self.pairs) else {}
+    def _added(self) -> dict[str, Any]:
+        return {"parameter groups added": AddedGroups(self.pairs)} if any(pair.later for pair in self.pairs) else {}
+
+    def _own(self) -> dict[str, Any]:
+        """Objects of psjob's whose state steps change, by name."""
+        own: dict[str, Any] = {}
         for pair in self.pairs if self.steps_alone else ():
             own[f"optimizer{f' of {pair.name}' if pair.name else ''} (worker side)"] = PlainState(pair.plain, pair.optimizer)
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
-        return stateful | own | half
+        return own | half
 
     def _data_path(self, overlap: bool) -> None:
         session = self.session
@@ -129,20 +156,39 @@ class AttachedJob:
         if self.overlap is not None:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
-            self.restored = record.unpack(self.session.record)
+            self.restored, self._fresh = record.unpack(self.session.record), False
             wire = self.restored.wire
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
             told = stagefirst.told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
-        # Clocks since the record was taken, and without a place in the data those before it too.
         self.replay = self.session.clock
-        if self.restored is not None and self.restored.cursor is not None:
-            cursor = self.restored.cursor
-            self.carry_out(lambda: self.places.load(cursor))
-            self.replay -= self.restored.step
+        if self.restored is not None:
+            self.carry_out(lambda: self._find_place(self.restored))  # type: ignore[arg-type]
         self.by_hand.joined()
+
+    def _find_place(self, restored: record.ResumeRecord) -> None:
+        """Where the script will stand as its record says: at a place in its data, or after so many steps since its epoch's beginning."""
+        cursor = restored.cursor or {}
+        if "loops" in cursor:
+            self.loops.load(cursor["loops"])
+            self.beginning = record.beginning_of(restored)
+        if "begun" in cursor:
+            self.places.load(cursor)
+            self.replay -= restored.step
+        elif self.beginning is not None:
+            self.replay -= self.beginning.step
+        if "begun" in cursor or self.beginning is not None:
+            self._put_back_early(self.beginning or restored)
+
+    def _put_back_early(self, kept: record.ResumeRecord) -> None:
+        """What the script may look at before it stands at its place, as buffers in an evaluation."""
+        record.restore_buffers(kept, self.model, self.buffers)
+        early = {name: thing for name, thing in self.records.between.items() if not getattr(thing, "counts_again", False)}
+        whole = _kept_for(early, kept)
+        stateful = {name: value for name, value in whole.stateful.items() if name in early}
+        record.restore_objects(dataclasses.replace(whole, stateful=stateful), early)
 
     @property
     def made(self) -> int:
@@ -159,11 +205,50 @@ class AttachedJob:
         """The script's optimizer steps in this process, and its state is here."""
         return self.session.reduces or self.rounds is not None
 
+    def advise(self, dataset: object) -> None:
+        """A pass over it begins: say once what a restart does to a loop without `ps.epochs`."""
+        known = self._passed.setdefault(id(dataset), self.session.clock)
+        if known < self.session.clock and not self.loops.begun and not self.places.gone_on and self._fresh:
+            advice.tell("again", advice.AGAIN)
+
+    def passed_again(self, frame: FrameType) -> None:
+        """A pass that was finished before a restart begins again in this frame, and is given nothing."""
+        if self.restored is not None:
+            self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}))
+
+    def begin_epoch(self, loop: int, epoch: int) -> None:
+        """The script is given an epoch of a loop of `ps.epochs`."""
+        kept, self.beginning = self.beginning, None
+        at = self.loops.was_at(loop)
+        again = None
+        if kept is not None and at is not None and at[0] == epoch and self.restored is not None:
+            again = self.restored.beginning
+            self.carry_out(lambda: self._restore(kept, self.records.between))
+        self.loops.give(loop, epoch, self.places.begun)
+        self.carry_out(lambda: self.records.begin_epoch(again))
+
     def put_back(self) -> None:
         """The script stands where its record was taken: restore what the record holds."""
         restored, self.restored = self.restored, None
         if restored is not None:
-            self.carry_out(lambda: record.restore(restored, self.model, self.records.kept, self.optimizer, self.buffers))
+            self._stood = True
+            self.carry_out(lambda: self._restore(restored, self.records.kept))
+
+    def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
+        record.restore(_kept_for(things, kept), self.model, things, self.optimizer, self.buffers)
+
+    @property
+    def behind(self) -> bool:
+        """Does the script run lines again, which were run before it was started again?"""
+        return self.replay > 0 or self.restored is not None
+
+    @property
+    def cursor(self) -> dict[str, Any] | None:
+        """The script's place, in its data and its epochs, for a record; None if neither is known."""
+        place, loops = self.places.state, self.loops.state
+        if place is None and loops is None:
+            return None
+        return {**(place or {}), **({} if loops is None else {"loops": loops})}
 
     @property
     def training(self) -> bool:
@@ -185,7 +270,7 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None:
             late.edge(self)
             return
-        self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.places.state), self.half is not None))
+        self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.cursor), self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
@@ -195,10 +280,21 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
+        if (self.restored is not None or (self.replay and not self._stood)) and not self.places.gone_on:
+            self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
         self.by_hand.leave()
-        self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.places.state, last=True), self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.cursor, last=True), self.parameters))
+
+    def _too_early(self) -> str:
+        made, clock = self.session.clock - self.replay, self.session.clock
+        return (
+            f"the script ended before it stood where it was when its process was lost: it had made {clock} steps then, and came to step "
+            f"{made} again. A script that is started again runs what is between its passes (evaluation, early stopping) again, and ended "
+            "on other results than the first time. Write `for epoch in ps.epochs(n)`, and keep what decides when the loop ends, such as "
+            "the best score and the patience that is left, in ps.state(…)"
+        )
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -312,7 +408,9 @@ class AttachedJob:
 
     def _made_again(self) -> None:
         self.replay -= 1
-        if self.replay == 0:
+        restored = self.restored
+        stands = restored is not None and "begun" not in (restored.cursor or {}) and restored.step == self.session.clock - self.replay
+        if stands or self.replay == 0:
             self.put_back()
 
     def _hyperparameters(self) -> list[dict[str, float | bool]]:

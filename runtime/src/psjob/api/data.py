@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -101,6 +102,8 @@ class ShardedLoader(Generic[B]):
         self.stand_in: Any = None
         """For loops that count batches by themselves: given for each batch of the pass under way that was trained before a restart, and
         once for each pass that was finished."""
+        self.led = False
+        """A library's loop goes over it, which puts back by itself what lies between passes."""
         self._begin = START
         """Where the pass under way began."""
 
@@ -129,11 +132,15 @@ class ShardedLoader(Generic[B]):
 
     def _pass(self, job: AttachedJob) -> Iterator[B]:
         places = job.places
+        job.variables.begin_pass(None if self.led else sys._getframe(1))
         number, begin = places.begin()
+        if not self.led:
+            job.advise(self.loader.dataset)
         for _ in range(0 if self.stand_in is None else 1 if begin is None else int(begin["round"])):
             places.skip()
             yield self.stand_in
         if begin is None:
+            job.passed_again(sys._getframe(1))
             return
         self._begin, place = START if self.stand_in is not None else begin, begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
@@ -144,9 +151,11 @@ class ShardedLoader(Generic[B]):
             if told:
                 feed = self._knowing_last(feed)
             while True:
+                job.variables.at(None if self.led else sys._getframe(1))
                 if places.ask(number, place):
                     job.put_back()
                 job.edge()
+                job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
                     return

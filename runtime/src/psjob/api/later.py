@@ -56,7 +56,10 @@ def _shapes(params: Sequence[torch.Tensor]) -> str:
 
 
 class AddedGroups:
-    """How many such groups a script has added, for its resume record: a restarted script must have added them again."""
+    """How many such groups a script has added, for its resume record."""
+
+    counts_again = True
+    """A loop without `ps.epochs` adds them again on the way to its place."""
 
     def __init__(self, pairs: Sequence[Any]) -> None:
         self._pairs = pairs
@@ -66,10 +69,31 @@ class AddedGroups:
         return {"added": [pair.added for pair in self._pairs]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises Refused where the script has added others than when its record was taken."""
-        now = [pair.added for pair in self._pairs]
-        if list(state["added"]) != now:
-            raise Refused(
-                f"the script had added {sum(state['added'])} parameter groups after attach when its record was taken, and now {sum(now)}. "
-                "Add a group by the number of the epoch, before the loop over its batches: epochs that are done are passed through again"
-            )
+        """Add what is missing. Raises Refused where the script has added more than when its record was taken."""
+        for pair, wanted in zip(self._pairs, state["added"], strict=True):
+            if pair.added > wanted:
+                raise Refused(
+                    f"the script had added {wanted} parameter groups after attach when its record was taken, and now {pair.added}. "
+                    "Add a group by the number of the epoch, before the loop over its batches"
+                )
+            for group in pair.later[pair.added : wanted]:
+                pair.optimizer.add_param_group(dict(group))
+
+
+class Trained:
+    """Which parameters are trained: those whose `requires_grad` a script has changed since attach, for its resume record."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._first = {name: p.requires_grad for name, p in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, bool]:
+        """By name of the parameter."""
+        return {name: p.requires_grad for name, p in self._model.named_parameters() if p.requires_grad != self._first.get(name)}
+
+    def load_state_dict(self, state: Mapping[str, bool]) -> None:
+        """Put them back; all others are as they were at attach."""
+        for name, p in self._model.named_parameters():
+            wanted = state.get(name, self._first.get(name, p.requires_grad))
+            if p.requires_grad != wanted:
+                p.requires_grad_(wanted)

@@ -28,6 +28,8 @@ class Places:
         self._open: dict[int, Place] = {}
         self.skipping = False
         """The script was given no batch but what stands in for those of its time before a restart."""
+        self.gone_on = False
+        """The script's library puts back by itself how far it is."""
         self._asking = -1
         """The pass that asked last."""
         self._loose = False
@@ -47,6 +49,7 @@ class Places:
 
     def go_on(self) -> None:
         """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
+        self.gone_on = True
         self.begun = min((number for number, place in self._kept.items() if not place.get("left")), default=self._before)
 
     def skip(self) -> None:

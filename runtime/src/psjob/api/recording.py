@@ -17,13 +17,17 @@ class Recording:
 
     `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
     before its edge. `buffers`: names of the model's that a record holds; None: all. `lazy`: the first one too, others have no memory.
+    `own`: names of those of `kept` that only steps change, as the state of an optimizer of this worker.
     """
 
     def __init__(
         self, session: WorkerSession, model: torch.nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], ahead: bool,
-        buffers: Collection[str] | None = None, lazy: bool = False,
+        buffers: Collection[str] | None = None, lazy: bool = False, own: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.kept = kept
+        self.between = {name: thing for name, thing in kept.items() if name not in own}
+        """What changes between steps too."""
+        self._beginning: torch.Tensor | None = None
         self._session, self._model, self._optimizer, self._ahead, self._buffers = session, model, optimizer, ahead, buffers
         self._first = buffers if lazy else None
         self._packer, self._generators = record.RecordPacker(), Generators()
@@ -34,6 +38,19 @@ class Recording:
         """What a new run begins with: all buffers of the model that have memory. Raises Refused."""
         rng = self._generators.states()
         return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first))
+
+    def begin_epoch(self, again: torch.Tensor | None) -> None:
+        """An epoch begins: records hold this moment from now on. `again`: what a record holds of it, where the epoch goes on.
+
+        Raises Refused as `make` does.
+        """
+        self._ready = None
+        if again is not None:
+            self._beginning = again
+            return
+        rng, clock = self._generators.states(), self._session.clock
+        whole = record.pack(record.capture(None, clock, self._model, self.between, self._optimizer, {}, rng, self._buffers))
+        self._beginning = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
     def make(self, cursor: dict[str, Any] | None, last: bool = False, step: int | None = None) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
@@ -58,7 +75,9 @@ class Recording:
     def _pack(self, cursor: dict[str, Any] | None, clock: int, last: bool) -> bytes:
         wire = {} if last else self._session.exchange.compression.state()
         rng = self._generators.states()
-        return self._packer.pack(record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers))
+        return self._packer.pack(
+            record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers, self._beginning)
+        )
 
 
 class PlainState:

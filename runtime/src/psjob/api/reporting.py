@@ -96,7 +96,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
         >>> ps.report(loss=torch.tensor(0.25), total=1000, accuracy=0.9)
     """
     job = attaching.current
-    if job is None or job.replay:
+    if job is None or job.behind:
         return
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
     if job.rounds is not None and "total" in plain:

@@ -151,7 +151,7 @@ class StageTurns:
         """The script stands between two steps: it could go on from here."""
         step = self.schedule.stepped
         if step not in self._open:
-            self._records[step] = self.job.records.make(self.job.places.state, step=step)
+            self._records[step] = self.job.records.make(self.job.cursor, step=step)
             self._hand_in()
 
     def drain(self) -> None:

@@ -87,7 +87,9 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         module = self.lightning_module
         if self._place is None or module is None or module.trainer.state.fn != TrainerFn.FITTING or _evaluating(module.trainer):
             return dataloader
-        return Loader(ps.shard(dataloader))  # type: ignore[arg-type]
+        slices = ps.shard(dataloader)  # type: ignore[var-annotated, arg-type]
+        slices.led = True
+        return Loader(slices)
 
     def setup(self, trainer: Trainer) -> None:
         """Attach, once model and optimizer are there."""

@@ -128,6 +128,9 @@ OWN: Final = ("_globalstep_last_logged", "_total_loss_scalar", "current_flos")
 class Progress:
     """Where a Trainer stands, as a restart puts it back."""
 
+    counts_again = True
+    """The Trainer counts the batches that stand for those of before, so that this is put back at its place only."""
+
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._loss: torch.Tensor | float = 0.0
@@ -205,7 +208,7 @@ def _newest(history: list[dict[str, Any]]) -> str:
 def _sharded(original: Callable[[], Any]) -> Callable[[], Any]:
     def get_train_dataloader() -> Any:
         loader = ps.shard(original())
-        loader.stand_in = StandIn()
+        loader.stand_in, loader.led = StandIn(), True
         return loader
 
     return get_train_dataloader

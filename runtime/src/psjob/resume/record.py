@@ -39,11 +39,14 @@ class ResumeRecord:
     rng: Mapping[str, Any] = field(default_factory=dict)
     wire: dict[str, Any] = field(default_factory=dict)
     """What the data path keeps from step to step: the residuals of encoded pushes, and the codecs taken."""
+    beginning: torch.Tensor | None = None
+    """Bytes of the packed record of the beginning of the epoch under way; None for a script without `ps.epochs`."""
 
 
 def capture(
     cursor: Mapping[str, Any] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
     wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None, only: Collection[str] | None = None,
+    beginning: torch.Tensor | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
     training goes on. `only`: names of the buffers that it holds; None: all."""
@@ -55,6 +58,7 @@ def capture(
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
         rng=generators() if rng is None else rng,
         wire=dict(wire or {}),
+        beginning=beginning,
     )
 
 
@@ -67,12 +71,7 @@ def restore(
     Raises Refused, naming what the script no longer has or has newly.
     """
     restore_buffers(record, model, only)
-    if set(record.stateful) != set(stateful):
-        odd = sorted(set(record.stateful) ^ set(stateful))[0]
-        where = "now" if odd in stateful else "when the record was taken"
-        raise Refused(f"attach was given {odd!r} only {where}; give attach the same objects as before")
-    for name, thing in stateful.items():
-        thing.load_state_dict(record.stateful[name])
+    restore_objects(record, stateful)
     if len(record.groups) != len(optimizer.param_groups):
         raise Refused(f"the optimizer has {len(optimizer.param_groups)} parameter groups, the resume record {len(record.groups)}")
     for group, kept in zip(optimizer.param_groups, record.groups, strict=True):
@@ -82,6 +81,15 @@ def restore(
             else:
                 group[key] = value
     put_generators(record.rng)
+
+
+def restore_objects(record: ResumeRecord, stateful: Mapping[str, Any]) -> None:
+    """Put back what attach was given. Raises Refused, naming what the script no longer has or has newly."""
+    if odd := sorted(set(record.stateful) ^ set(stateful)):
+        where = "now" if odd[0] in stateful else "when the record was taken"
+        raise Refused(f"attach was given {odd[0]!r} only {where}; give attach the same objects as before")
+    for name, thing in stateful.items():
+        thing.load_state_dict(record.stateful[name])
 
 
 def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collection[str] | None = None) -> None:
@@ -141,7 +149,7 @@ class RecordPacker:
         tensors = list(self._tensors)
         rest = {
             "cursor": record.cursor, "step": record.step, "buffers": record.buffers, "stateful": record.stateful,
-            "groups": record.groups, "wire": record.wire,
+            "groups": record.groups, "wire": record.wire, "beginning": record.beginning,
         }  # fmt: skip
         body = f'{_dumps(rest, tensors)[:-1]},"rng":{self._json}}}'.encode()
         plain = _plain(tensors[len(self._tensors) :])
@@ -183,19 +191,27 @@ def unpack(blob: bytes) -> ResumeRecord:
     return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
 
 
+def beginning_of(record: ResumeRecord) -> ResumeRecord | None:
+    """What a record holds of the beginning of its epoch. Raises ValueError as `unpack` does."""
+    return None if record.beginning is None else unpack(bytes(memory.view(record.beginning)))
+
+
 def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
     """The record whose JSON is `raw`, with the tensors by the number that it calls them by. Raises ValueError on anything else."""
     try:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
         made = ResumeRecord(
-            whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {})
-        )
+            whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {}),
+            whole.get("beginning"),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
     if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng, made.wire)):
         raise ValueError("resume record is damaged: a part of it has another type")
     if not (made.cursor is None or isinstance(made.cursor, dict)) or not isinstance(made.groups, list):
         raise ValueError("resume record is damaged: cursor or groups have another type")
+    if not (made.beginning is None or (isinstance(made.beginning, torch.Tensor) and made.beginning.dtype is torch.uint8)):
+        raise ValueError("resume record is damaged: the beginning of its epoch has another type")
     return made
 
 

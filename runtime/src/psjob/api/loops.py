@@ -1,0 +1,72 @@
+"""Where a script stands in its loops over `ps.epochs`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psjob.process.errors import Refused
+
+
+class Loops:
+    """Loops are numbered in the order in which they begin, epochs from 0 in each.
+
+    A restarted script begins the same loops again: those that were over are given nothing, the one that was under way goes on at its epoch.
+    `passes` are how many passes over data had begun at some moment.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.under_way = -1
+        """The loop that was asked last and is not over."""
+        self._epoch = 0
+        self._passes = 0
+        """At the beginning of that epoch."""
+        self._ends: list[int] = []
+        """Passes at the end of each loop that is over."""
+        self._kept_loop = -1
+        self._kept_epoch = 0
+        self._kept_passes = 0
+        self._kept_ends: list[int] = []
+
+    def begin(self, passes: int) -> int:
+        """Number of the loop that begins now; those before it are over."""
+        if self.under_way >= 0:
+            self.end(self.under_way, passes)
+        number = self.begun
+        self.begun += 1
+        return number
+
+    def was_over(self, number: int) -> int | None:
+        """Passes at the end of a loop that the record says is over, else None."""
+        return self._kept_ends[number] if number < len(self._kept_ends) else None
+
+    def was_at(self, number: int) -> tuple[int, int] | None:
+        """Where this loop goes on: its epoch, and the passes at that epoch's beginning; None if it begins at its beginning."""
+        return (self._kept_epoch, self._kept_passes) if number == self._kept_loop else None
+
+    def give(self, number: int, epoch: int, passes: int) -> None:
+        """The script is given this epoch of a loop."""
+        self.under_way, self._epoch, self._passes = number, epoch, passes
+
+    def end(self, number: int, passes: int) -> None:
+        """The loop is over, or left."""
+        if number < len(self._ends):
+            return
+        self._ends += [passes] * (number + 1 - len(self._ends))
+        self.under_way = -1
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """For a resume record; None for a script without such loops."""
+        if not self.begun:
+            return None
+        return {"loop": self.under_way, "epoch": self._epoch, "passes": self._passes, "ends": list(self._ends)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Before the first loop: go on from what `state` gave. Raises Refused on anything else."""
+        try:
+            self._kept_loop, self._kept_epoch, self._kept_passes = int(state["loop"]), int(state["epoch"]), int(state["passes"])
+            self._kept_ends = [int(passes) for passes in state["ends"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the resume record is damaged: its place in the epochs is not in shape: {error!r}") from None

@@ -1,0 +1,320 @@
+"""Variables of a script's loop, in its resume records: a loop that does not keep them in `ps.state` finds them again at its place.
+
+Those count that have changed since the script first asked for data, in the functions that are under way, and in objects of the script's own
+classes there. Plain ones are put back: numbers, texts, small tensors, and lists, dicts and the like of these. Of others, such as a second
+model, the record holds the names only, and a script that is started again is refused where they would be others than they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import dis
+import sys
+import sysconfig
+from argparse import Namespace
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from psjob.api.state import State, renewed, the_state
+from psjob.process.errors import Refused
+
+NAME: Final = "variables"
+"""Of them in a resume record."""
+SIMPLE: Final = (bool, int, float, complex, type(None))
+SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter)
+MOST: Final = 1000
+"""Numbers and texts that one variable may hold."""
+LONGEST: Final = 4096
+"""Characters or bytes of one text, numbers of one tensor or array."""
+LOOKED_AT: Final = 2000
+"""Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
+DEEP: Final = 3
+"""Objects within objects, lists within lists."""
+_FOREIGN: Final = tuple(
+    f"{Path(folder)}/"
+    for folder in {str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+)
+_NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
+Found = dict[str, dict[str, Any]]
+"""By function under way, and by name in it: `epoch`, `stopper.best`."""
+Kept = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""What a record holds: `plain` values, and of `lost` things the class."""
+
+
+class Variables:
+    """Of one script. `kept`: objects that are in its records by themselves."""
+
+    def __init__(self, kept: Collection[object]) -> None:
+        self._kept = {id(thing) for thing in kept}
+        self._shared = {id(p) for thing in kept if isinstance(thing, torch.nn.Module) for p in thing.parameters()}
+        self._first: Found | None = None
+        self._carried: dict[str, frozenset[str]] = {}
+        """Names that were there then."""
+        self._things: dict[tuple[str, str], tuple[Any, Any]] = {}
+        """By function and name: what is not plain, and its versions at first."""
+        self._lost: dict[str, dict[str, str]] = {}
+        """Those of them that have changed."""
+        self._frame: FrameType | None = None
+        self._own: dict[CodeType, bool] = {}
+        """By code of a function, is it the script's?"""
+
+    def begin_pass(self, frame: FrameType | None) -> None:
+        """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
+        self._frame = frame
+        if frame is None:
+            return
+        if self._first is None:
+            now = self._now()
+            self._first = {function: {name: _copied(value) for name, value in values.items()} for function, values in now.items()}
+            self._carried = {function: frozenset(values) for function, values in now.items()}
+            others = ((function, *other) for function, at in self._functions() for other in self._others(at.f_locals))
+            self._things = {(function, name): (thing, _versions(thing)) for function, name, thing in others}
+        self._compare(every=True)
+        self._frame = None
+
+    def at(self, frame: FrameType | None) -> None:
+        """The script asks for data in this frame; None: it no longer does."""
+        self._frame = frame
+        if frame is not None:
+            self._compare(every=False)
+
+    def state_dict(self) -> Kept:
+        """What has changed since the script first asked; nothing where it does not ask now."""
+        if self._frame is None or self._first is None:
+            return {}
+        changed = self._changed(self._first)
+        plain = {function: {name: _held(value) for name, value in values.items()} for function, values in changed.items()}
+        return {"plain": plain, "lost": {function: dict(names) for function, names in self._lost.items()}}
+
+    def load_state_dict(self, state: Kept) -> None:
+        """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
+
+        Raises Refused where the record says that something else has changed.
+        """
+        lost = [f"{name} ({kind})" for names in state.get("lost", {}).values() for name, kind in names.items()]
+        if lost:
+            raise Refused(
+                f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
+                f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
+                f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
+            )
+        plain, first = state.get("plain", {}), self._first or {}
+        self._put(self._changed(first), first)
+        self._put(plain, plain)
+        # What is put back has changed, whatever it was when this process began.
+        self._first = {
+            function: {name: value for name, value in values.items() if name not in plain.get(function, {})}
+            for function, values in first.items()
+        }
+
+    def lend(self, frame: FrameType, state: Kept) -> None:
+        """A pass that was finished before a restart is given nothing: what follows it reads values as they are at the script's place.
+
+        So a mean over the pass has numbers, and the last loss has a value. The variable of a `for` loop keeps its own.
+        """
+        self._frame = frame
+        plain = state.get("plain", {})
+        for function, at in self._functions():
+            own = _targets(at.f_code, at.f_lasti) & at.f_locals.keys()
+            self._put({function: [path for path in plain.get(function, {}) if path not in own]}, plain)
+        self._frame = None
+
+    def _compare(self, every: bool) -> None:
+        """Find out which things have changed."""
+        if not every and sum(len(versions) for _, versions in self._things.values()) > LOOKED_AT:
+            return
+        changed = [key for key, (thing, versions) in self._things.items() if _versions(thing) != versions]
+        for function, name in changed:
+            thing, _ = self._things.pop((function, name))
+            if not self._is_kept(thing):
+                self._lost.setdefault(function, {})[name] = type(thing).__name__
+
+    def _put(self, which: Mapping[str, Collection[str]], values: Mapping[str, Mapping[str, Any]]) -> None:
+        for function, frame in self._functions():
+            names = frame.f_locals
+            assigned = {}
+            for path in which.get(function, ()):
+                if path not in values.get(function, {}):
+                    continue
+                value = _copied(values[function][path])
+                name, *inner = path.split(".")
+                if not inner:
+                    assigned[name] = renewed(names.get(name), value)
+                elif name in names:
+                    _set(names[name], inner, value)
+            if assigned:
+                _assign(frame, names, assigned)
+
+    def _changed(self, first: Found) -> Found:
+        """Values of now that are others than at first, or were not there."""
+        found: Found = {}
+        for function, values in self._now().items():
+            was = first.get(function, {})
+            changed = {name: value for name, value in values.items() if name not in was or not _same(value, was[name])}
+            if changed:
+                found[function] = changed
+        return found
+
+    def _now(self) -> Found:
+        return {
+            function: dict(self._plain(frame.f_locals, None if self._first is None else self._carried.get(function, frozenset())))
+            for function, frame in self._functions()
+        }
+
+    def _functions(self) -> list[tuple[str, FrameType]]:
+        """Those of the script, by file and name, the outermost first."""
+        frames = []
+        frame = self._frame
+        while frame is not None:
+            code = frame.f_code
+            own = self._own.get(code)
+            if own is None:
+                own = self._own[code] = not code.co_filename.startswith(("<frozen", *_FOREIGN))
+            if own:
+                frames.append(frame)
+            frame = frame.f_back
+        found: dict[str, FrameType] = {}
+        for frame in reversed(frames):
+            name = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}"
+            while name in found:  # it calls itself
+                name += " again"
+            found[name] = frame
+        return list(found.items())
+
+    def _plain(self, names: Mapping[str, Any], carried: Collection[str] | None, way: str = "") -> Iterator[tuple[str, Any]]:
+        """By path; `carried`: those that were there at first, None: it is now."""
+        for name, value in list(names.items()):
+            if name.startswith("__"):
+                continue
+            if _is_plain(value, carried is None or way + name in carried) or (type(value) in SEVERAL and _count(value) <= MOST):
+                yield way + name, value
+            elif way.count(".") < DEEP and self._is_own(value):
+                yield from self._plain(vars(value), carried, f"{way}{name}.")
+
+    def _others(self, names: Mapping[str, Any], way: str = "") -> Iterator[tuple[str, Any]]:
+        """By path, what is not plain and holds tensors."""
+        for name, value in list(names.items()):
+            if name.startswith("__") or id(value) in self._kept or _is_plain(value, True):
+                continue
+            if isinstance(value, torch.nn.Module):
+                if not any(id(p) in self._shared for p in value.parameters()):
+                    yield way + name, value
+            elif type(value) is torch.Tensor or (type(value) in SEVERAL and 0 < len(value) <= MOST and _versions(value)):
+                yield way + name, value
+            elif way.count(".") < DEEP and self._is_own(value):
+                yield from self._others(vars(value), f"{way}{name}.")
+
+    def _is_kept(self, value: object) -> bool:
+        return id(value) in self._kept or any(value is kept for kept in the_state()._things)
+
+    def _is_own(self, value: object) -> bool:
+        """Is it an object of a class of the script, whose state nobody else keeps?"""
+        kind = type(value)
+        if self._is_kept(value) or isinstance(value, (type, *_NOT_PLAIN)) or not hasattr(value, "__dict__"):
+            return False
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        if kind is SimpleNamespace or kind is Namespace:
+            return True
+        return kind.__module__ == "__main__" or (file is not None and not file.startswith(_FOREIGN))
+
+
+def _is_plain(value: Any, carried: bool = False) -> bool:
+    """Is it one number, or a text that is not long? A tensor of several numbers is, where it was `carried` into the loop."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return True
+    if kind in (str, bytes):
+        return len(value) <= LONGEST
+    if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
+        small = value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
+        return small and value.layout is torch.strided and not value.is_quantized
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    several = carried and type(value) is numpy.ndarray and value.size <= LONGEST
+    return (isinstance(value, numpy.generic) or several) and value.dtype.kind in "biufc"
+
+
+def _versions(thing: Any) -> list[tuple[int, int]]:
+    """Of each tensor in it, which one it is and how often it was written; of no other object."""
+    if isinstance(thing, torch.nn.Module):
+        found: Any = [*thing.parameters(), *thing.buffers()]
+    elif isinstance(thing, torch.Tensor):
+        found = [thing]
+    else:
+        found = [item for item in (thing.values() if isinstance(thing, dict) else thing) if isinstance(item, torch.Tensor)]
+    return [(id(tensor), tensor._version) for tensor in found if not tensor.is_inference()]
+
+
+def _count(several: Any, deep: int = 0) -> int:
+    """Numbers and texts in it; more than `MOST` where anything else is in it."""
+    if len(several) > MOST or deep > DEEP:
+        return MOST + 1
+    total = 0
+    for item in (*several, *several.values()) if isinstance(several, dict) else several:
+        if _is_plain(item):
+            total += 1
+        elif type(item) in SEVERAL:
+            total += 1 + _count(item, deep + 1)
+        else:
+            return MOST + 1
+    return total
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value if type(value) in (*SIMPLE, str) else copy.deepcopy(value)
+
+
+def _held(value: Any) -> Any:
+    """For a record that is packed at once."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Are two plain values the same? NaN is itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if hasattr(one, "tobytes"):
+        return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
+    return bool(one == other or (one != one and other != other))
+
+
+def _set(thing: Any, inner: list[str], value: Any) -> None:
+    *way, last = inner
+    for name in way:
+        thing = getattr(thing, "__dict__", {}).get(name)
+    held = getattr(thing, "__dict__", None)
+    if held is not None:
+        held[last] = renewed(held.get(last), value)
+
+
+@cache
+def _targets(code: CodeType, at: int) -> frozenset[str]:
+    """Names that the `for` loops assign which are under way at this instruction."""
+    found: set[str] = set()
+    begun = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            begun = instruction.offset <= at < int(instruction.argval)
+        elif begun and instruction.opname.startswith("STORE_"):
+            found.update(instruction.argval if isinstance(instruction.argval, tuple) else (str(instruction.argval),))
+        elif instruction.opname not in ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP"):
+            begun = False
+    return frozenset(found)
+
+
+def _assign(frame: FrameType, names: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Assign local variables of a function that is under way (PEP 667; before Python 3.13 by the call that debuggers use)."""
+    names.update(values)
+    if names is not frame.f_globals and sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -1,0 +1,163 @@
+"""Variables of a loop that nobody declared: which of them records hold, and how they are put back."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.api.variables import Variables, _targets
+from psjob.process.errors import Refused
+
+
+class Loader:
+    """Stands where `ps.shard` does: it records as the script asks, or goes on from a record after `finished` passes, at its batch `at`."""
+
+    def __init__(self, variables: Variables, kept: Any = None, finished: int = 0, at: int = 0) -> None:
+        self.variables, self.kept, self.finished, self.at = variables, kept, finished, at
+        self.records: list[Any] = []
+        variables._kept.add(id(self))
+
+    def __iter__(self) -> Iterator[int]:
+        frame = sys._getframe(1)
+        self.variables.begin_pass(frame)
+        if self.finished:
+            self.finished -= 1
+            self.variables.lend(frame, self.kept)
+            return
+        for number in range(self.at, 3):
+            self.variables.at(sys._getframe(1))
+            if self.kept is not None:
+                self.variables.load_state_dict(self.kept)
+                self.kept = None
+            self.records.append(copy.deepcopy(self.variables.state_dict()))
+            self.variables.at(None)
+            yield number
+        self.at = 0
+
+
+class Stopper:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.best, self.bad, self.seen = 0.0, 0, [0]
+        self.inner = Inner()
+
+
+class Inner:
+    """Counts too."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def train(loader: Loader, passes: int = 2) -> tuple[Any, ...]:
+    fixed, best, losses, hidden, stopper, named = 7, 0.0, [], torch.zeros(3), Stopper(), {"a": (1, 2)}
+    told = []
+    for epoch in range(passes):
+        total = 0
+        for batch in loader:
+            total += batch
+            loss = torch.tensor(float(batch + epoch))
+            losses.append(loss.item())
+            hidden = hidden + 1
+            stopper.bad += 1
+            stopper.seen[0] += 2
+            stopper.inner.calls += 1
+        best = max(best, loss.item())
+        named["b"] = (epoch, fixed)
+        told.append((epoch, total, loss.item()))
+    return best, losses, hidden.tolist(), stopper.bad, stopper.seen, stopper.inner.calls, named, told
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_loop_that_begins_again_ends_as_one_that_does_not(at: int) -> None:
+    """From each place in its second pass."""
+    undisturbed = Loader(Variables([]))
+    wanted = train(undisturbed)
+    again = Loader(Variables([]), undisturbed.records[3 + at], finished=1, at=at)
+    *results, told = train(again)
+    assert results == list(wanted[:-1])
+    assert told == wanted[-1]
+    assert str(again.records) == str(undisturbed.records[3 + at :]), "and a restart of the restart finds the same"
+
+
+def test_only_what_has_changed_is_held() -> None:
+    loader = Loader(Variables([]))
+    train(loader)
+    (held,) = (values for name, values in loader.records[5]["plain"].items() if name.endswith("train"))
+    assert "fixed" not in held and "passes" not in held
+    assert {"best", "losses", "hidden", "epoch", "total", "loss", "stopper.bad", "stopper.seen", "stopper.inner.calls"} <= held.keys()
+    assert loader.records[0]["plain"] == {}, "nothing had changed when the script first asked"
+
+
+def test_a_value_that_was_what_it_is_at_first_is_put_back_too() -> None:
+    def loop(loader: Loader) -> int:
+        bad = 0
+        for epoch in range(2):
+            for _batch in loader:
+                pass
+            bad = 0 if epoch == 0 and not loader.kept else 5
+        return bad
+
+    undisturbed = Loader(Variables([]))
+    loop(undisturbed)
+    again = Loader(Variables([]), undisturbed.records[3], finished=1)
+    seen: list[int] = []
+    real = again.variables.load_state_dict
+
+    def look(state: Any) -> None:
+        real(state)
+        seen.append(sys._getframe(2).f_locals["bad"])
+
+    again.variables.load_state_dict = look  # type: ignore[method-assign]
+    loop(again)
+    assert seen == [0]
+
+
+def test_a_second_model_that_changes_is_lost_and_said_so() -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def loop(loader: Loader, average: torch.nn.Module, teacher: torch.nn.Module, shadow: dict[str, torch.Tensor]) -> None:
+        for _batch in loader:
+            with torch.no_grad():
+                average.weight.add_(1.0)
+                shadow["w"] = shadow["w"] + 1
+
+    loader = Loader(Variables([model]))
+    loop(loader, torch.nn.Linear(2, 1), torch.nn.Linear(2, 1), {"w": torch.zeros(3)})
+    assert loader.records[0]["lost"] == {}
+    (lost,) = loader.records[1]["lost"].values()
+    assert lost == {"average": "Linear", "shadow": "dict"}
+    with pytest.raises(Refused, match=r"average \(Linear\), shadow \(dict\) had changed.*ps.state\(average=…\)"):
+        Variables([]).load_state_dict(loader.records[1])
+
+
+def test_the_attached_model_its_parts_and_what_attach_was_given_are_not_lost() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    average = torch.nn.Linear(2, 1)
+
+    def loop(loader: Loader, layer: torch.nn.Module, whole: torch.nn.Module, average: torch.nn.Module) -> None:
+        for _batch in loader:
+            with torch.no_grad():
+                layer.weight.add_(1.0)  # type: ignore[operator, union-attr]
+                average.weight.add_(1.0)  # type: ignore[operator, union-attr]
+
+    loader = Loader(Variables([model, average]))
+    loop(loader, model[0], torch.nn.Sequential(model), average)
+    assert all(record["lost"] == {} for record in loader.records)
+
+
+def test_variables_of_for_loops_are_found_in_the_code() -> None:
+    def code() -> Iterator[frozenset[str]]:
+        for _epoch in range(1):
+            for _i, (_x, _y) in enumerate([(0, (1, 2))]):
+                yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
+            yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
+        yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
+
+    assert list(code()) == [{"_epoch", "_i", "_x", "_y"}, {"_epoch"}, set()]

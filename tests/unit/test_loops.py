@@ -1,0 +1,63 @@
+"""Loops of `ps.epochs` that begin again: where each goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from psjob.api.loops import Loops
+from psjob.process.errors import Refused
+
+
+def again(loops: Loops) -> Loops:
+    """Those of a process that goes on from a record of this moment."""
+    state = loops.state
+    assert state is not None
+    follows = Loops()
+    follows.load(state)
+    return follows
+
+
+def test_a_script_without_such_loops_has_no_state() -> None:
+    assert Loops().state is None
+
+
+def test_the_loop_under_way_goes_on_at_its_epoch() -> None:
+    loops = Loops()
+    number = loops.begin(0)
+    for epoch, passes in ((0, 0), (1, 2), (2, 4)):
+        loops.give(number, epoch, passes)
+    follows = again(loops)
+    assert follows.begin(0) == 0 and follows.was_over(0) is None and follows.was_at(0) == (2, 4)
+
+
+def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
+    loops = Loops()
+    loops.give(loops.begin(0), 0, 0)
+    loops.end(0, 3)
+    loops.give(loops.begin(3), 0, 3)
+    follows = again(loops)
+    assert follows.begin(0) == 0 and follows.was_over(0) == 3 and follows.was_at(0) is None
+    follows.end(0, 3)
+    assert follows.begin(3) == 1 and follows.was_over(1) is None and follows.was_at(1) == (0, 3)
+    assert follows.begin(9) == 2 and follows.was_at(2) is None, "a later loop begins at its beginning"
+
+
+def test_a_loop_that_was_left_is_over_when_the_next_begins() -> None:
+    loops = Loops()
+    loops.give(loops.begin(0), 4, 8)
+    loops.begin(9)
+    assert again(loops).was_over(0) == 9
+
+
+def test_a_record_between_two_loops_has_none_under_way() -> None:
+    loops = Loops()
+    loops.give(loops.begin(0), 0, 0)
+    loops.end(0, 2)
+    follows = again(loops)
+    assert follows.was_over(0) == 2 and follows.was_at(1) is None and follows.was_over(1) is None
+
+
+@pytest.mark.parametrize("state", [{}, {"loop": "x", "epoch": 0, "passes": 0, "ends": []}, {"loop": 0, "epoch": 0, "passes": 0, "ends": 5}])
+def test_a_damaged_place_is_refused(state: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="its place in the epochs is not in shape"):
+        Loops().load(state)
