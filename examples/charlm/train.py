@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.zero_grad()
         schedule.step()
         ps.report(loss=loss.item(), total=args.steps)
-        step = schedule.last_epoch  # restored after a restart, as a count of this script's own would not be
+        step = schedule.last_epoch
         if step % args.look_every == 0 or step == args.steps:
             ps.wait()  # in local mode a round that is open ends here: all hold the job's weights
             look(model, unseen, step)

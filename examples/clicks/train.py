@@ -40,15 +40,14 @@ def main() -> None:
     model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=0.003))
 
     total = args.epochs * math.ceil(len(loader) / ps.world())
-    for epoch in range(args.epochs):
-        loss = None
+    for epoch in ps.epochs(args.epochs):  # those that are not finished, after a restart
         for users, items, recent, clicked in ps.shard(loader):
             loss = nn.functional.binary_cross_entropy_with_logits(model(users, items, recent), clicked)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             ps.report(loss=loss.item(), total=total)
-        if ps.is_first() and loss is not None:  # None: a restart passes over epochs that are done
+        if ps.is_first():
             print(f"epoch {epoch + 1} of {args.epochs}: loss {loss.item():.4f}", flush=True)
 
     if ps.is_first():

@@ -29,8 +29,7 @@ def main() -> None:
     model, optimizer = ps.attach(model, optimizer, schedule=schedule)
 
     total = args.epochs * math.ceil(len(loader) / ps.world())
-    for epoch in range(args.epochs):
-        loss = None
+    for epoch in ps.epochs(args.epochs):  # those that are not finished, after a restart
         for images, labels in ps.shard(loader):
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
@@ -38,7 +37,7 @@ def main() -> None:
             optimizer.zero_grad()
             ps.report(loss=loss.item(), total=total)
         schedule.step()
-        if ps.is_first() and loss is not None:  # None: a restart passes over epochs that are done
+        if ps.is_first():
             print(f"epoch {epoch + 1} of {args.epochs}: loss {loss.item():.4f}", flush=True)
             ps.report(test_accuracy=score(model, test))
 

@@ -18,7 +18,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = ps.attach(model, optimizer)
 
-    for _ in range(20):
+    for _ in ps.epochs(20):
         for x, y in ps.shard(loader):
             loss = nn.functional.cross_entropy(model(x.to(device, non_blocking=True)), y.to(device, non_blocking=True))
             optimizer.zero_grad()

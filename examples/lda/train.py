@@ -46,7 +46,7 @@ def main() -> None:
     assigned = Assigned()
     counts, loop = ps.attach(Counts(), assigned=assigned)
     random.seed(f"{args.seed} {ps.rank()}")
-    for _ in range(args.passes):
+    for _ in ps.epochs(args.passes):
         for batch in ps.shard(loader):
             sample(counts, documents[batch], assigned.topic, batch)
             loop.step()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.api.variables import Variables, _targets
+from psjob.api.variables import MOST, Variables, _targets
 from psjob.process.errors import Refused
 
 
@@ -135,6 +135,35 @@ def test_a_second_model_that_changes_is_lost_and_said_so() -> None:
     assert lost == {"average": "Linear", "shadow": "dict"}
     with pytest.raises(Refused, match=r"average \(Linear\), shadow \(dict\) had changed.*ps.state\(average=…\)"):
         Variables([]).load_state_dict(loader.records[1])
+
+
+def test_the_best_weights_in_a_variable_are_lost_and_said_so() -> None:
+    """It was None before the loop, and holds tensors now."""
+
+    class Best:
+        def __init__(self) -> None:
+            self.weights: dict[str, torch.Tensor] | None = None
+
+    def loop(loader: Loader, best: Best, weights: dict[str, torch.Tensor] | None = None) -> None:
+        for _batch in loader:
+            best.weights = weights = {"w": torch.zeros(9)}
+        assert weights
+
+    loader = Loader(Variables([]))
+    loop(loader, Best())
+    assert loader.records[0]["lost"] == {}
+    (lost,) = loader.records[1]["lost"].values()
+    assert lost == {"weights": "dict", "best.weights": "dict"}
+
+
+def test_a_list_that_has_become_long_is_not_held_and_said_so() -> None:
+    def loop(loader: Loader, losses: list[float]) -> None:
+        for _batch in loader:
+            losses.extend([0.5] * (MOST // 2 + 1))
+
+    loader = Loader(Variables([]))
+    loop(loader, [])
+    assert [list(record["long"].values()) for record in loader.records] == [[], [], [{"losses": MOST + 2}]]
 
 
 def test_the_attached_model_its_parts_and_what_attach_was_given_are_not_lost() -> None:

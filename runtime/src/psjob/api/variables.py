@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from psjob.api import advice
 from psjob.api.state import State, renewed, the_state
 from psjob.process.errors import Refused
 
@@ -45,7 +46,7 @@ _NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Da
 Found = dict[str, dict[str, Any]]
 """By function under way, and by name in it: `epoch`, `stopper.best`."""
 Kept = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""What a record holds: `plain` values, and of `lost` things the class."""
+"""What a record holds: `plain` values, of `lost` things the class, and how long lists are that became too `long`."""
 
 
 class Variables:
@@ -89,9 +90,12 @@ class Variables:
         """What has changed since the script first asked; nothing where it does not ask now."""
         if self._frame is None or self._first is None:
             return {}
-        changed = self._changed(self._first)
-        plain = {function: {name: _held(value) for name, value in values.items()} for function, values in changed.items()}
-        return {"plain": plain, "lost": {function: dict(names) for function, names in self._lost.items()}}
+        now = self._now()
+        plain = {
+            function: {name: _held(value) for name, value in values.items()} for function, values in _changed(now, self._first).items()
+        }
+        long = self._no_longer_plain(now)
+        return {"plain": plain, "lost": {function: dict(names) for function, names in self._lost.items()}, "long": long}
 
     def load_state_dict(self, state: Kept) -> None:
         """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
@@ -105,8 +109,12 @@ class Variables:
                 f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
                 f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
             )
+        if long := sorted(name for names in state.get("long", {}).values() for name in names):
+            advice.tell(
+                "long", f"{', '.join(long)} had more than {MOST} values, and holds only those since this start. Keep it in ps.state"
+            )
         plain, first = state.get("plain", {}), self._first or {}
-        self._put(self._changed(first), first)
+        self._put(_changed(self._now(), first), first)
         self._put(plain, plain)
         # What is put back has changed, whatever it was when this process began.
         self._first = {
@@ -133,8 +141,17 @@ class Variables:
         changed = [key for key, (thing, versions) in self._things.items() if _versions(thing) != versions]
         for function, name in changed:
             thing, _ = self._things.pop((function, name))
-            if not self._is_kept(thing):
-                self._lost.setdefault(function, {})[name] = type(thing).__name__
+            self._lose(function, name, thing)
+
+    def _lose(self, function: str, name: str, thing: Any) -> None:
+        if not self._is_kept(thing) and name not in self._lost.setdefault(function, {}):
+            self._lost[function][name] = type(thing).__name__
+            word = name.rpartition(".")[2]
+            advice.tell(
+                "lost",
+                f"{name} ({type(thing).__name__}) changes as the script trains, and nobody keeps it: after a restart the job would be "
+                f"refused. Give it to attach, or declare it: ps.state({word}=…)",
+            )
 
     def _put(self, which: Mapping[str, Collection[str]], values: Mapping[str, Mapping[str, Any]]) -> None:
         for function, frame in self._functions():
@@ -152,15 +169,17 @@ class Variables:
             if assigned:
                 _assign(frame, names, assigned)
 
-    def _changed(self, first: Found) -> Found:
-        """Values of now that are others than at first, or were not there."""
-        found: Found = {}
-        for function, values in self._now().items():
-            was = first.get(function, {})
-            changed = {name: value for name, value in values.items() if name not in was or not _same(value, was[name])}
-            if changed:
-                found[function] = changed
-        return found
+    def _no_longer_plain(self, now: Found) -> dict[str, dict[str, int]]:
+        """By function and name, how long a list is that has become too long. What holds tensors now, as the best weights, is lost."""
+        long: dict[str, dict[str, int]] = {}
+        for function, frame in self._functions():
+            for path in self._carried.get(function, frozenset()).difference(now.get(function, {})):
+                value = _at(frame.f_locals, path)
+                if isinstance(value, torch.nn.Module) or _versions(value):
+                    self._lose(function, path, value)
+                elif type(value) in SEVERAL and len(value) > MOST:
+                    long.setdefault(function, {})[path] = len(value)
+        return long
 
     def _now(self) -> Found:
         return {
@@ -226,6 +245,26 @@ class Variables:
         return kind.__module__ == "__main__" or (file is not None and not file.startswith(_FOREIGN))
 
 
+def _changed(now: Found, first: Found) -> Found:
+    """Values of `now` that are others than at first, or were not there."""
+    found: Found = {}
+    for function, values in now.items():
+        was = first.get(function, {})
+        changed = {name: value for name, value in values.items() if name not in was or not _same(value, was[name])}
+        if changed:
+            found[function] = changed
+    return found
+
+
+def _at(names: Mapping[str, Any], path: str) -> Any:
+    """The value at a path; None where there is none."""
+    name, *inner = path.split(".")
+    value = names.get(name)
+    for part in inner:
+        value = getattr(value, "__dict__", {}).get(part)
+    return value
+
+
 def _is_plain(value: Any, carried: bool = False) -> bool:
     """Is it one number, or a text that is not long? A tensor of several numbers is, where it was `carried` into the loop."""
     kind = type(value)
@@ -249,8 +288,10 @@ def _versions(thing: Any) -> list[tuple[int, int]]:
         found: Any = [*thing.parameters(), *thing.buffers()]
     elif isinstance(thing, torch.Tensor):
         found = [thing]
-    else:
+    elif type(thing) in SEVERAL:
         found = [item for item in (thing.values() if isinstance(thing, dict) else thing) if isinstance(item, torch.Tensor)]
+    else:
+        found = []
     return [(id(tensor), tensor._version) for tensor in found if not tensor.is_inference()]
 
 
