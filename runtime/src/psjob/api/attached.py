@@ -22,7 +22,6 @@ from psjob.api.places import Places
 from psjob.api.processes import check_processes
 from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
-from psjob.api.variables import Variables
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config
@@ -49,6 +48,11 @@ OWN = (state.NAME, TRAINED, variables.NAME)
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
     """The record with an empty state of those of psjob's own that records of earlier versions do not have."""
     return dataclasses.replace(kept, stateful={**{name: {} for name in OWN if name in things}, **kept.stateful})
+
+
+def _knows_data(kept: record.ResumeRecord) -> bool:
+    """Does the record say where the script stood in its data, and not in its epochs only?"""
+    return "begun" in (kept.cursor or {})
 
 
 class AttachedJob:
@@ -107,17 +111,15 @@ class AttachedJob:
         """To be put back where the script stands as this record says."""
         self.beginning: record.ResumeRecord | None = None
         """Of its epoch, to be put back where that begins."""
-        self._fresh = True
-        """This process goes on from no other."""
         self._passed: dict[int, int] = {}
         """By identity of a dataset, the clock at its first pass."""
-        self._stood = False
-        """The script has stood there."""
+        self._fresh = True
+        """This process goes on from no other."""
         self.buffers = pairs[0].cuts.buffers
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
         own = self._own()
-        self.variables = Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
+        self.variables = variables.Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
         psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, **self._added(), **own}
         kept = {**stateful, **psjobs}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, [*own, variables.NAME])
@@ -155,17 +157,17 @@ class AttachedJob:
         self.session.rows.first = {}
         if self.overlap is not None:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
+        self.replay = self.session.clock
         if self.session.record is not None:
-            self.restored, self._fresh = record.unpack(self.session.record), False
-            wire = self.restored.wire
+            restored = self.restored = record.unpack(self.session.record)
+            self._fresh = False
+            wire = restored.wire
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
+            self.carry_out(lambda: self._find_place(restored))
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
             told = stagefirst.told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
-        self.replay = self.session.clock
-        if self.restored is not None:
-            self.carry_out(lambda: self._find_place(self.restored))  # type: ignore[arg-type]
         self.by_hand.joined()
 
     def _find_place(self, restored: record.ResumeRecord) -> None:
@@ -174,12 +176,12 @@ class AttachedJob:
         if "loops" in cursor:
             self.loops.load(cursor["loops"])
             self.beginning = record.beginning_of(restored)
-        if "begun" in cursor:
+        if _knows_data(restored):
             self.places.load(cursor)
             self.replay -= restored.step
         elif self.beginning is not None:
             self.replay -= self.beginning.step
-        if "begun" in cursor or self.beginning is not None:
+        if _knows_data(restored) or self.beginning is not None:
             self._put_back_early(self.beginning or restored)
 
     def _put_back_early(self, kept: record.ResumeRecord) -> None:
@@ -231,7 +233,6 @@ class AttachedJob:
         """The script stands where its record was taken: restore what the record holds."""
         restored, self.restored = self.restored, None
         if restored is not None:
-            self._stood = True
             self.carry_out(lambda: self._restore(restored, self.records.kept))
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
@@ -280,7 +281,8 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
-        if (self.restored is not None or (self.replay and not self._stood)) and not self.places.gone_on:
+        on_its_way = self.restored is not None or (self.replay and self._fresh)
+        if on_its_way and not self.places.gone_on:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
@@ -409,7 +411,7 @@ class AttachedJob:
     def _made_again(self) -> None:
         self.replay -= 1
         restored = self.restored
-        stands = restored is not None and "begun" not in (restored.cursor or {}) and restored.step == self.session.clock - self.replay
+        stands = restored is not None and not _knows_data(restored) and restored.step == self.session.clock - self.replay
         if stands or self.replay == 0:
             self.put_back()
 

@@ -75,13 +75,8 @@ class Epochs:
 
     def _job(self) -> AttachedJob | None:
         """The job; this loop has begun in it then."""
-        if worker_place() is None:
-            return None
-        attaching.settle()
-        job = attaching.current
-        if job is None:
-            exit_refused("ps.epochs was asked for an epoch before attach; call attach first: a restart puts everything back there")
-        elif self._number is None:
+        job = _attached("ps.epochs was asked for an epoch", "everything")
+        if job is not None and self._number is None:
             self._number = job.loops.begin(job.places.begun)
             over, at = job.loops.was_over(self._number), job.loops.was_at(self._number)
             if over is not None:
@@ -119,7 +114,7 @@ def state(**first: Any) -> State:
         >>> state.best, state.history
         (0.5, [0.5])
     """
-    one = the_state(_used)
+    one = the_state(lambda how: _attached(f"ps.state was {how}", "the values"))
     try:
         for name, value in first.items():
             one._declare(name, value)
@@ -128,10 +123,11 @@ def state(**first: Any) -> State:
     return one
 
 
-def _used(how: str) -> None:
-    """A value of `ps.state` is read, assigned or deleted."""
+def _attached(done: str, back: str) -> AttachedJob | None:
+    """The job, and None outside one; before `attach` the script has `done` what it may not, and this process ends."""
     if worker_place() is None:
-        return
+        return None
     attaching.settle()
     if attaching.current is None:
-        exit_refused(f"ps.state was {how} before attach; call attach first: a restart puts the values back there")
+        exit_refused(f"{done} before attach; call attach first: a restart puts {back} back there")
+    return attaching.current

@@ -84,16 +84,15 @@ class Trained:
     """Which parameters are trained: those whose `requires_grad` a script has changed since attach, for its resume record."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._first = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._first = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
 
     def state_dict(self) -> dict[str, bool]:
         """By name of the parameter."""
-        return {name: p.requires_grad for name, p in self._model.named_parameters() if p.requires_grad != self._first.get(name)}
+        return {name: p.requires_grad for name, p, first in self._first if p.requires_grad != first}
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
         """Put them back; all others are as they were at attach."""
-        for name, p in self._model.named_parameters():
-            wanted = state.get(name, self._first.get(name, p.requires_grad))
+        for name, p, first in self._first:
+            wanted = state.get(name, first)
             if p.requires_grad != wanted:
                 p.requires_grad_(wanted)

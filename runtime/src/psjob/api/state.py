@@ -18,7 +18,7 @@ NAME: Final = "ps.state"
 class State:
     """Attributes that a restart puts back. One a process, made by `psjob.state`."""
 
-    _used: Callable[[str], None]
+    _used: Callable[[str], object]
     """Told before a value is read, assigned or deleted, which of these."""
     _values: dict[str, Any]
     _restored: dict[str, Any]
@@ -88,17 +88,11 @@ class State:
 _state = State()
 
 
-def the_state(used: Callable[[str], None] | None = None) -> State:
+def the_state(used: Callable[[str], object] | None = None) -> State:
     """The one of this process. `used` is told before a value is read, assigned or deleted, which of these."""
     if used is not None:
         object.__setattr__(_state, "_used", used)
     return _state
-
-
-def forget() -> None:
-    """Nothing is declared any more: somebody types here, and runs a line again."""
-    _state._values.clear()
-    _state._restored.clear()
 
 
 def _stateful(value: Any) -> bool:

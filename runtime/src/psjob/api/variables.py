@@ -62,33 +62,36 @@ class Variables:
         """By function and name: what is not plain, and its versions at first."""
         self._lost: dict[str, dict[str, str]] = {}
         """Those of them that have changed."""
-        self._frame: FrameType | None = None
+        self._functions: dict[str, FrameType] = {}
+        """Those of the script that are under way, by file and name."""
+        self._asks = False
+        """The script asks for data now."""
         self._own: dict[CodeType, bool] = {}
         """By code of a function, is it the script's?"""
 
     def begin_pass(self, frame: FrameType | None) -> None:
         """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
-        self._frame = frame
         if frame is None:
             return
+        self._functions = self._under_way(frame)
         if self._first is None:
             now = self._now()
             self._first = {function: {name: _copied(value) for name, value in values.items()} for function, values in now.items()}
             self._carried = {function: frozenset(values) for function, values in now.items()}
-            others = ((function, *other) for function, at in self._functions() for other in self._others(at.f_locals))
+            others = ((function, *other) for function, at in self._functions.items() for other in self._others(at.f_locals))
             self._things = {(function, name): (thing, _versions(thing)) for function, name, thing in others}
         self._compare(every=True)
-        self._frame = None
+        self.at(None)
 
     def at(self, frame: FrameType | None) -> None:
         """The script asks for data in this frame; None: it no longer does."""
-        self._frame = frame
-        if frame is not None:
+        self._asks, self._functions = frame is not None, self._under_way(frame)
+        if self._asks:
             self._compare(every=False)
 
     def state_dict(self) -> Kept:
         """What has changed since the script first asked; nothing where it does not ask now."""
-        if self._frame is None or self._first is None:
+        if not self._asks or self._first is None:
             return {}
         now = self._now()
         plain = {
@@ -114,8 +117,9 @@ class Variables:
                 "long", f"{', '.join(long)} had more than {MOST} values, and holds only those since this start. Keep it in ps.state"
             )
         plain, first = state.get("plain", {}), self._first or {}
-        self._put(_changed(self._now(), first), first)
-        self._put(plain, plain)
+        changed = _changed(self._now(), first)
+        self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()})
+        self._put(plain)
         # What is put back has changed, whatever it was when this process began.
         self._first = {
             function: {name: value for name, value in values.items() if name not in plain.get(function, {})}
@@ -127,12 +131,14 @@ class Variables:
 
         So a mean over the pass has numbers, and the last loss has a value. The variable of a `for` loop keeps its own.
         """
-        self._frame = frame
+        self._functions = self._under_way(frame)
         plain = state.get("plain", {})
-        for function, at in self._functions():
+        lent = {}
+        for function, at in self._functions.items():
             own = _targets(at.f_code, at.f_lasti) & at.f_locals.keys()
-            self._put({function: [path for path in plain.get(function, {}) if path not in own]}, plain)
-        self._frame = None
+            lent[function] = _only(plain.get(function, {}), plain.get(function, {}).keys() - own)
+        self._put(lent)
+        self.at(None)
 
     def _compare(self, every: bool) -> None:
         """Find out which things have changed."""
@@ -153,26 +159,22 @@ class Variables:
                 f"refused. Give it to attach, or declare it: ps.state({word}=…)",
             )
 
-    def _put(self, which: Mapping[str, Collection[str]], values: Mapping[str, Mapping[str, Any]]) -> None:
-        for function, frame in self._functions():
+    def _put(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        for function, frame in self._functions.items():
             names = frame.f_locals
-            assigned = {}
-            for path in which.get(function, ()):
-                if path not in values.get(function, {}):
-                    continue
-                value = _copied(values[function][path])
-                name, *inner = path.split(".")
-                if not inner:
-                    assigned[name] = renewed(names.get(name), value)
-                elif name in names:
-                    _set(names[name], inner, value)
+            assigned: dict[str, Any] = {}
+            for path, value in values.get(function, {}).items():
+                way, _, last = path.rpartition(".")
+                held = getattr(_at(names, way), "__dict__", None) if way else assigned
+                if held is not None:
+                    held[last] = renewed(_at(names, path), _copied(value))
             if assigned:
                 _assign(frame, names, assigned)
 
     def _no_longer_plain(self, now: Found) -> dict[str, dict[str, int]]:
         """By function and name, how long a list is that has become too long. What holds tensors now, as the best weights, is lost."""
         long: dict[str, dict[str, int]] = {}
-        for function, frame in self._functions():
+        for function, frame in self._functions.items():
             for path in self._carried.get(function, frozenset()).difference(now.get(function, {})):
                 value = _at(frame.f_locals, path)
                 if isinstance(value, torch.nn.Module) or _versions(value):
@@ -184,13 +186,12 @@ class Variables:
     def _now(self) -> Found:
         return {
             function: dict(self._plain(frame.f_locals, None if self._first is None else self._carried.get(function, frozenset())))
-            for function, frame in self._functions()
+            for function, frame in self._functions.items()
         }
 
-    def _functions(self) -> list[tuple[str, FrameType]]:
-        """Those of the script, by file and name, the outermost first."""
+    def _under_way(self, frame: FrameType | None) -> dict[str, FrameType]:
+        """The script's functions from this frame on, the outermost first."""
         frames = []
-        frame = self._frame
         while frame is not None:
             code = frame.f_code
             own = self._own.get(code)
@@ -205,7 +206,7 @@ class Variables:
             while name in found:  # it calls itself
                 name += " again"
             found[name] = frame
-        return list(found.items())
+        return found
 
     def _plain(self, names: Mapping[str, Any], carried: Collection[str] | None, way: str = "") -> Iterator[tuple[str, Any]]:
         """By path; `carried`: those that were there at first, None: it is now."""
@@ -238,11 +239,10 @@ class Variables:
         kind = type(value)
         if self._is_kept(value) or isinstance(value, (type, *_NOT_PLAIN)) or not hasattr(value, "__dict__"):
             return False
-        module = sys.modules.get(kind.__module__)
-        file = getattr(module, "__file__", None)
-        if kind is SimpleNamespace or kind is Namespace:
+        if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
             return True
-        return kind.__module__ == "__main__" or (file is not None and not file.startswith(_FOREIGN))
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        return file is not None and not file.startswith(_FOREIGN)
 
 
 def _changed(now: Found, first: Found) -> Found:
@@ -254,6 +254,10 @@ def _changed(now: Found, first: Found) -> Found:
         if changed:
             found[function] = changed
     return found
+
+
+def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _at(names: Mapping[str, Any], path: str) -> Any:
@@ -328,15 +332,6 @@ def _same(one: Any, other: Any) -> bool:
     if hasattr(one, "tobytes"):
         return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
     return bool(one == other or (one != one and other != other))
-
-
-def _set(thing: Any, inner: list[str], value: Any) -> None:
-    *way, last = inner
-    for name in way:
-        thing = getattr(thing, "__dict__", {}).get(name)
-    held = getattr(thing, "__dict__", None)
-    if held is not None:
-        held[last] = renewed(held.get(last), value)
 
 
 @cache
