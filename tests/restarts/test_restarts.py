@@ -6,23 +6,17 @@ equal too, or it is not Complete and says why.
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from tests import warm
+from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
 from tests.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent / "scripts"
 SCRIPTS = sorted(path.stem for path in HERE.glob("*.py"))
-SECONDS = 280.0
 STEPS = 4
 """Of a pass of one of two workers."""
 FAULTS = {
@@ -38,18 +32,9 @@ SENTENCE = "the script ended before it stood where it was"
 UNKEPT = "nobody keeps it"
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A job that has ended."""
-
-    code: int
-    output: str
-    weights: dict[str, torch.Tensor]
-
-    @property
-    def lines(self) -> list[str]:
-        """What rank 0 printed, without what came again."""
-        return list(dict.fromkeys(line for line in self.output.splitlines() if line.startswith("line ")))
+def lines(ran: Ran) -> list[str]:
+    """What rank 0 printed, without what came again."""
+    return list(dict.fromkeys(line for line in (ran.out + ran.err).splitlines() if line.startswith("line ")))
 
 
 def plain(source: str) -> str:
@@ -58,43 +43,33 @@ def plain(source: str) -> str:
     return source.replace("import torch\n", "import itertools\nfrom types import SimpleNamespace\n\nimport torch\n", 1)
 
 
-def run(folder: Path, source: str, *faults: str, mode: str = "sync") -> Ran:
+def run(folder: Path, source: str, *what: str) -> Ran:
     folder.mkdir()
     (folder / "train.py").write_text(source)
-    container = {"name": "worker", "image": "none", "command": ["python", "train.py"]}
-    spec = {
-        "training": {"mode": mode, "seed": 0},
-        "ps": {"shards": 2},
-        "workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
-        "checkpoint": {"everySteps": 3, "interval": "1h"},
-    }
-    job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": spec}
-    (folder / "job.yaml").write_text(json.dumps(job))
-    words = ["run", "job.yaml", "--no-progress", *(word for fault in faults for word in ("--fault", fault))]
-    code, output = warm.run(folder, words, seconds=SECONDS, preloaded=warm.COMPILING)
-    finals = list(folder.glob(".psjob/*/final.safetensors"))
-    return Ran(code, output, load_file(finals[0]) if finals else {})
+    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
+    return finish(start(folder, job, *faults(*what)), folder)
 
 
 @cache
 def undisturbed(name: str, folder: Path) -> Ran:
     ran = run(folder / name, (HERE / f"{name}.py").read_text())
-    assert ran.code == 0, ran.output[-3000:]
-    assert len(ran.lines) > STEPS
+    assert ran.code == 0, ran.err[-3000:]
+    assert len(lines(ran)) > STEPS
     return ran
 
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the undisturbed runs."""
-    return tmp_path_factory.mktemp(f"undisturbed{os.getpid()}")
+    return tmp_path_factory.mktemp("undisturbed")
 
 
 def equal(ran: Ran, wanted: Ran) -> None:
-    assert ran.code == 0, ran.output[-4000:]
-    assert ran.weights.keys() == wanted.weights.keys()
-    for name, tensor in wanted.weights.items():
-        assert ran.weights[name].equal(tensor), f"{name}: {ran.output[-3000:]}"
+    assert ran.code == 0, ran.err[-4000:]
+    found, expected = ran.weights(), wanted.weights()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].equal(tensor), f"{name}: {ran.err[-3000:]}"
 
 
 CASES = [f"{name}: {fault}" for name in SCRIPTS for fault in FAULTS]
@@ -106,7 +81,7 @@ def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, once: Path, case: 
     wanted = undisturbed(name, once)
     ran = run(tmp_path / "hit", (HERE / f"{name}.py").read_text(), *FAULTS[fault])
     equal(ran, wanted)
-    assert ran.lines == wanted.lines, ran.output[-4000:]
+    assert lines(ran) == lines(wanted), ran.err[-4000:]
 
 
 @pytest.mark.parametrize("case", rest_rotates(CASES, ["early_stopping: shard 1 at the end of a pass"]))
@@ -117,4 +92,4 @@ def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path,
     if ran.code == 0:
         equal(ran, wanted)
     else:
-        assert SENTENCE in ran.output or UNKEPT in ran.output, ran.output[-4000:]
+        assert SENTENCE in ran.out + ran.err or UNKEPT in ran.out + ran.err, ran.err[-4000:]
