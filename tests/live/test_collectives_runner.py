@@ -145,6 +145,8 @@ def test_a_lost_peer_is_a_sentence_within_the_deadline(tmp_path: Path, strategy:
         (torch.ones(3), {"deadline": float("nan")}, "deadline is nan; it must be a number of seconds above 0"),
         (torch.ones(3), {"deadline": -1}, "deadline is -1; it must be"),
         (torch.ones(3), {"deadline": 1e30}, "1000000 at most"),
+        (torch.ones(3, dtype=torch.int32), {"mean": True}, "mean of torch.int32"),
+        (torch.eye(2).to_sparse(), {}, "only dense"),
         ("abc", {}, "all_reduce of a str; give a tensor"),
     ],
 )
@@ -168,6 +170,7 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_cannot_be_summed_is_refused_with_a_sentence(tmp_path: Path) -> None:
     for rank in together(2, refusals, tmp_path):
+        assert rank.status == 0, rank
         star, mean, sparse, few = rank.found
         assert "no strategy 'star'" in star and "mean of torch.int32" in mean and "only dense" in sparse and "at least 5" in few
 

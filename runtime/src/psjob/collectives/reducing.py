@@ -31,13 +31,13 @@ def all_reduce(
 ) -> None:
     """Replace `tensors` in place by their sums (or means) over all ranks of `group`; all ranks have the same bits then.
 
-    With one process nothing happens.
+    A single process keeps its tensors as they are.
 
     Args:
         tensors: one or several, of the same shapes and dtypes in the same order on every rank. They may lie on a GPU: sums are made in host
             memory.
         strategy: one of docs/collectives.md, such as "ring", "tree", "double-tree" or "mirrored".
-        mean: divide by the number of ranks; floating point tensors alone.
+        mean: divide by the number of ranks; only for floating-point tensors.
         devices: ranks of a node, for the hierarchical strategies; None takes torchrun's LOCAL_WORLD_SIZE.
         order: all ranks, in the order that a plan gives them; the first is the strategy's rank 0.
         group: a group of torch.distributed; None takes all processes that torchrun or the script has started.
@@ -57,17 +57,18 @@ def all_reduce(
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for other in (t for t in given if not isinstance(t, torch.Tensor)):
         raise ValueError(f"all_reduce of a {type(other).__name__}; give a tensor or a list of tensors")
+    # Before the ranks meet: a rank that ended while they do would leave the others with a broken connection for an answer.
+    for strange in (t for t in given if t.layout is not torch.strided):
+        raise ValueError(f"all_reduce of a {strange.layout} tensor of shape {tuple(strange.shape)}; only dense tensors are summed")
+    for whole in (t for t in given if mean and not t.dtype.is_floating_point):
+        raise ValueError(f"the mean of {whole.dtype} tensors is not one; ask for the sum")
     check(strategy, deadline)
     group = group or connected(deadline)
     if group is None or group.size() == 1:
         return
-    for strange in (t for t in given if t.layout is not torch.strided):
-        raise ValueError(f"all_reduce of a {strange.layout} tensor of shape {tuple(strange.shape)}; only dense tensors are summed")
     transport, plan = PointToPoint(group), planner(strategy, group.size(), local_ranks() if devices is None else devices, order)
     for dtype in dict.fromkeys(tensor.dtype for tensor in given):
         same = [tensor.detach() for tensor in given if tensor.dtype == dtype]
-        if mean and not dtype.is_floating_point:
-            raise ValueError(f"the mean of {dtype} tensors is not one; ask for the sum")
         flat = flattened(same)
         run(plan(flat.nbytes), flat, transport, deadline)
         if mean:
