@@ -82,6 +82,62 @@ def test_a_forked_copy_says_nothing(tmp_path: Path) -> None:
     assert ran.stdout.count("left") == 1
 
 
+def unwatched(tmp_path: Path, body: str, word: str) -> subprocess.CompletedProcess[str]:
+    """A script with an argument, whose body asks for the watch itself."""
+    script = tmp_path / "other.py"
+    script.write_text("".join(line for line in HEAD.splitlines(keepends=True) if "exits.watch" not in line) + body)
+    return run(tmp_path, "", str(script), word)
+
+
+CHILD = """
+import multiprocessing
+def work(how):
+    exits.watch(lambda: True, lambda: print("child left", flush=True))
+    if how == "raises": raise ValueError("no data")
+    if how == "exits": sys.exit(3)
+    if how == "exits well": sys.exit(0)
+process = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],))
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("exits well", 0), ("exits", 3), ("raises", 1)])
+def test_a_process_of_multiprocessing_leaves_if_it_ends_well(tmp_path: Path, how: str, code: int) -> None:
+    ran = unwatched(tmp_path, CHILD, how)
+    assert ran.returncode == code, ran.stderr
+    assert ran.stdout.count("child left") == (code == 0)
+
+
+TERM = """
+import signal
+def stop(number, frame): print("stop", flush=True)
+def ours(number, frame): print("ours", flush=True)
+if sys.argv[1] == "before": signal.signal(signal.SIGTERM, stop)
+seen = exits.Terminations(ours)
+if sys.argv[1] == "ours": signal.signal(signal.SIGTERM, ours)
+if sys.argv[1] == "after": assert signal.signal(signal.SIGTERM, stop) is signal.SIG_DFL
+if sys.argv[1] == "other": signal.signal(signal.SIGUSR1, stop)
+wanted = {"before": stop, "after": stop, "ours": ours, "other": signal.SIG_DFL}[sys.argv[1]]
+assert signal.getsignal(signal.SIGTERM) is wanted
+assert not seen.met
+os.kill(os.getpid(), signal.SIGUSR1 if sys.argv[1] == "other" else signal.SIGTERM)
+print("met" if seen.met else "not met")
+assert signal.signal(signal.SIGTERM, signal.SIG_IGN) is wanted and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [("before", ["stop", "met"]), ("after", ["stop", "met"]), ("ours", ["ours", "not met"]), ("other", ["stop", "not met"])],
+)
+def test_a_scripts_own_answer_to_sigterm_is_noted(tmp_path: Path, when: str, told: list[str]) -> None:
+    ran = unwatched(tmp_path, TERM, when)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == [*told, "last handler"]
+
+
 def test_a_fork_that_never_ends_is_a_crash(tmp_path: Path) -> None:
     body = "exits.CHILD_SECONDS = 0.2\npid = os.getpid()\natexit._clear()\n"
     body += "import time\natexit.register(lambda: os.getpid() == pid or time.sleep(60))\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -32,7 +32,7 @@ def verdict(*seen: tuple[str, int, int, str], heard: tuple[int, float | None] = 
 def test_an_error_before_the_first_step_ends_the_job_at_once() -> None:
     assert verdict(("worker-1", 1, 0, "Traceback …\nZeroDivisionError: division by zero")) == (
         "ScriptFailed: worker-1 ended with exit code 1: ZeroDivisionError: division by zero (before the job's first step); "
-        "mend the script and run it again"
+        "fix the script and run it again"
     )
 
 
@@ -68,6 +68,17 @@ def test_a_later_error_is_tried_once_more_and_the_first_one_is_shown() -> None:
     assert "NameError" in told and told.endswith("the first error is the one to look at")
     same = verdict(first, first)
     assert same is not None and "started again" not in same
+
+
+def test_an_end_with_0_in_the_middle_of_training_is_tried_once_more() -> None:
+    failures = Failures()
+    for name in ("worker-0", "worker-0", "worker-1"):
+        failures.note_unfinished(ended(name, 0), 12)
+        assert not failures.holds(12, 2.0, 2.5), "each process once"
+    again = replace(ended("worker-1", 0), name="worker-1-again")
+    failures.note_unfinished(again, 12)
+    told = failures.verdict(12, 2.0, 2.5)
+    assert told is not None and "worker-0 ended with exit code 0: in the middle of training" in told and "os._exit" in told
 
 
 @pytest.mark.parametrize(

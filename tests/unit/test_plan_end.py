@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,80 @@ def test_a_worker_that_never_joined_fails_the_job() -> None:
     later = {"run": "run-1", "coordinator": {"step": 4, "workers": workers}}
     for other in (replace(stored, progress_at=NOW + 1), replace(stored, progress=later), replace(stored, written_at=None)):
         assert plan(other, NOW + 60).status.phase == "Running"
+
+
+def exited(**changed: object) -> Snapshot:
+    """Worker 1 has ended with exit code 0 and the status says so; shard 0 was asked a minute later, and has not heard of its end."""
+    workers = [{"rank": rank, "clock": 4, "state": "joined", "start": 1, "here": rank != 1} for rank in range(3)]
+    left = running(worker_1=OVER["worker_1"])
+    told = {"run": "run-1", "attempt": 1, "state": "serving", "coordinator": {"step": 4, "workers": workers}}
+    before = replace(left, status=plan(left, NOW).status, progress=told, written_at=NOW, progress_at=NOW + 60)
+    return replace(before, **changed)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_ended_with_0_and_did_not_leave_is_a_counted_failure() -> None:
+    assert exited().status is not None and exited().status.workers.succeeded_indexes == "1"  # type: ignore[union-attr]
+    decided = plan(exited(), NOW + 60)
+    assert names(decided) == ["job-worker-1-r2"] and decided.status.workers.succeeded_indexes == ""
+    assert decided.status.restarts.causes == {"UnfinishedExit": 1} and decided.status.restarts.counted == 1
+    again = after(exited(), decided, NOW + 60)
+    assert again.status.workers.succeeded_indexes == "" and again.status.restarts.counted == 1, "raised once"
+    limited = exited(spec=job(runPolicy={"backoffLimit": 0}).spec)
+    assert said(plan(limited, NOW + 60).status)["Failed"].reason == "BackoffLimitExceeded"
+    assert "os._exit" in said(plan(limited, NOW + 60).status)["Failed"].message
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"progress_at": NOW + 1},
+        {"progress_at": None},
+        {"written_at": None},
+        {"state": "restoring"},
+        {"attempt": 2},
+        {"run": "run-2"},
+        {"member": {"state": "left"}},
+        {"member": {"here": True}},
+        {"member": {"here": None}},
+        {"member": {"start": 2}},
+        {"member": {"rank": 7}},
+        {"checkpoint": {"final": True}},
+        {"workers": None},
+    ],
+    ids=str,
+)
+def test_a_worker_that_ended_with_0_is_through_while_nothing_speaks_against_it(changed: dict[str, Any]) -> None:
+    """It was asked too early, or of another process, or the job is over."""
+    snapshot = exited()
+    told = {**(snapshot.progress or {})}
+    coordinator = {**told["coordinator"]}
+    for key in set(changed) & {"state", "attempt", "run"}:
+        told[key] = changed[key]
+    if "member" in changed:
+        coordinator["workers"] = [{**worker, **(changed["member"] if worker["rank"] == 1 else {})} for worker in coordinator["workers"]]
+    coordinator |= {key: changed[key] for key in set(changed) & {"checkpoint", "workers"}}
+    times = {key: changed[key] for key in set(changed) & {"progress_at", "written_at"}}
+    decided = plan(replace(snapshot, progress={**told, "coordinator": coordinator}, **times), NOW + 60)
+    assert not names(decided) and decided.status.workers.succeeded_indexes == "1"
+
+
+def test_the_others_are_through_when_the_first_worker_has_left_and_decides() -> None:
+    policy = job(runPolicy={"successPolicy": "FirstWorker"}).spec
+    assert names(plan(exited(spec=policy), NOW + 60)) == ["job-worker-1-r2"]
+    told = exited().progress or {}
+    workers = [{**worker, "state": "left" if worker["rank"] == 0 else "joined"} for worker in told["coordinator"]["workers"]]
+    assert not names(plan(exited(spec=policy, progress={**told, "coordinator": {"step": 4, "workers": workers}}), NOW + 60))
+
+
+def test_on_one_machine_the_end_of_a_worker_is_known_by_its_clock() -> None:
+    gone = pod("worker", 1, **ended(0))
+    assert gone.exit is not None
+    late = replace(gone, exit=replace(gone.exit, at=NOW + 58))
+    here = {"one_machine": True, "written_at": None}
+    early = replace(gone, exit=replace(gone.exit, at=NOW))
+    for process, again in ((early, ["job-worker-1-r2"]), (late, [])):
+        others = tuple(it for it in exited().processes if it.name != process.name)
+        assert names(plan(exited(processes=(*others, process), **here), NOW + 60)) == again
 
 
 def test_ttl_deletes_the_job_exactly_in_time() -> None:

@@ -173,6 +173,10 @@ def test_what_cannot_be_helped_fails_the_job_with_its_sentence(code: int, reason
 def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
     assert fate(pod("worker", 0, **ended(EXIT_CHECKPOINT_LOST))).kind == "lost"
     assert fate(pod("worker", 0, **ended(EXIT_REFUSED, message='{"error": "no"}'))).kind == "fatal"
+    caught = fate(pod("worker", 0, **ended(0, message='{"error": "no"}')))
+    assert (caught.kind, caught.cause, caught.message) == ("fatal", "Refused", "no"), "a script that catches it ends with 0"
+    for message in ('{"ending": ""}', "a line of its own", '{"error": "no"}\n', ""):
+        assert fate(pod("worker", 0, **ended(0, message=message))).kind == "done"
 
 
 @pytest.mark.parametrize(

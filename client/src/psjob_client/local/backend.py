@@ -27,6 +27,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
 from psjob_operator.plan.config import cluster_config, digest, job_config
+from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.fate import fate, matching, of_the_runtime
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
@@ -97,9 +98,13 @@ class Backend:
         """
         for _ in range(MOST_ROUNDS):
             self.reap()
-            if self.failures.holds(self.watch.made, self.watch.progress_at, now := time.time()):
+            snapshot, now = self.observe(), time.time()
+            for index in Facts.of(snapshot, now).unfinished:
+                newest = max((it for it in self.children if (it.role, it.index) == ("worker", index)), key=lambda it: it.number)
+                self.failures.note_unfinished(newest, self.watch.made)
+            if self.failures.holds(self.watch.made, self.watch.progress_at, now):
                 return now + HOLD
-            decided = plan(self.observe(), time.time())
+            decided = plan(snapshot, now)
             acted = self.act(decided)
             if not acted and not decided.intent:
                 return decided.wake_at
@@ -189,6 +194,7 @@ class Backend:
             progress_at=self.watch.progress_at,
             granted=self._granted,
             live=True,
+            one_machine=True,
             auto_encryption=ONE_HOST,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psjob_client.local.children import ChildProcess
+from psjob_operator.plan.fate import UNSEEN
 
 UNHEARD = 1.0
 """Seconds after a failure in which a job that has trained is heard of for the first time."""
@@ -45,6 +46,11 @@ class Failures:
         if not ours and child.code < SIGNALS:
             self.seen.append(Failure(child.name, child.index, child.code, made, tail, child.ended or 0.0))
 
+    def note_unfinished(self, child: ChildProcess, made: int) -> None:
+        """A worker that ended with exit code 0 has not finished training, as shard 0 says now."""
+        if all(failure.name != child.name for failure in self.seen):
+            self.seen.append(Failure(child.name, child.index, 0, made, UNSEEN, child.ended or 0.0))
+
     def verdict(self, made: int, heard: float | None, now: float) -> str | None:
         """Why it is of no use to start the script once more: it failed before the job's first step, or twice at one step.
 
@@ -52,7 +58,7 @@ class Failures:
         """
         first = next(iter(self.seen), None)
         if first is not None and first.made == made == 0 and _known(first, heard, now):
-            return f"ScriptFailed: {first} (before the job's first step); mend the script and run it again"
+            return f"ScriptFailed: {first} (before the job's first step); fix the script and run it again"
         before: Mapping[int, Failure] = {}
         for failure in self.seen:
             earlier = before.get(failure.index)

@@ -9,15 +9,12 @@ from typing import Any, Literal
 
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import pairs
-from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.facts import PATIENCE_SECONDS, Facts, Seat
 from psjob_operator.plan.progress import progress, text, whole
 from psjob_operator.plan.restarts import counted
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import explain
-
-PATIENCE_SECONDS = 3.0
-"""The coordinator must have been asked so long after the worker's success was stored, so that a late word of it counts."""
 
 
 @dataclass(frozen=True)

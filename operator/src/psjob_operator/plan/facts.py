@@ -13,6 +13,8 @@ from psjob_operator.plan.fate import Fate, read_message
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
 from psjob_operator.plan.text import index_set, starts_map
 
+PATIENCE_SECONDS = 3.0
+"""Shard 0 must have been asked so long after a worker's success was stored, so that a late word of it counts."""
 SUSPENDING = "Suspending"
 """Reason of Ready and Reconciling while processes end for a suspension."""
 
@@ -125,7 +127,13 @@ class Facts:
             number = there.number if there else 0
             if self.pending_starts.get(index, 0) > number:
                 number, there = self.pending_starts[index], None
-            if index in self.succeeded_before:
+            if index in self.unfinished:
+                seats.append(
+                    Seat(
+                        "worker", index, number, self._name("worker", index, number), there, self._ruled("worker", there, fate.unfinished())
+                    )
+                )
+            elif index in self.succeeded_before:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
                 seat = self._seat("worker", index, number or start, there)
@@ -167,6 +175,46 @@ class Facts:
             # Nothing was kept: training starts anew, with everyone.
             return frozenset()
         return index_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+
+    @cached_property
+    def unfinished(self) -> frozenset[int]:
+        """Workers that ended with exit code 0 and of which shard 0 says, asked well after that was stored, that they have not left.
+
+        A worker that leaves waits for a checkpoint that holds its end, so that every later coordinator knows of it too.
+        """
+        snapshot, told = self.snapshot, self.snapshot.progress
+        if snapshot.spec.checkpoint.disabled or not told or told.get("run") != snapshot.uid or told.get("state") != "serving":
+            return frozenset()
+        if not self.attempts or _attempt(told) != self.attempts[0]:
+            return frozenset()
+        job = told.get("coordinator")
+        workers, kept = (job.get("workers"), job.get("checkpoint")) if isinstance(job, Mapping) else (None, None)
+        if not isinstance(workers, list | tuple) or (isinstance(kept, Mapping) and kept.get("final")):
+            return frozenset()
+        states = {worker.get("rank"): worker for worker in workers if isinstance(worker, Mapping)}
+        if snapshot.spec.run_policy.success_policy == "FirstWorker" and states.get(0, {}).get("state") == "left":
+            return frozenset()
+        return frozenset(pod.index for pod in self._ended_well if self._not_left(states.get(pod.index), pod))
+
+    @property
+    def _ended_well(self) -> list[Process]:
+        """Workers' newest processes that ended with exit code 0, so long before shard 0 was asked that it had heard of their end."""
+        asked, snapshot = self.snapshot.progress_at, self.snapshot
+        newest = {pod.index: pod for pod in sorted(self.known, key=lambda pod: pod.number) if pod.role == "worker"}
+        found = []
+        for pod in newest.values():
+            good = pod.exit is not None and pod.exit.code == 0 and not pod.exit.signal and pod.index in self.succeeded_before
+            seen = (pod.exit.at if pod.exit else None) if snapshot.one_machine else snapshot.written_at
+            if good and asked is not None and seen is not None and asked >= seen + PATIENCE_SECONDS:
+                found.append(pod)
+        return found
+
+    @staticmethod
+    def _not_left(member: Mapping[str, Any] | None, pod: Process) -> bool:
+        """Does shard 0 still count with this process, which has no stream to it any more?"""
+        if member is None or member.get("here") is not False or member.get("state") not in ("absent", "joined", "lost"):
+            return False
+        return type(member.get("start")) is int and member["start"] <= pod.number
 
     @cached_property
     def success_met(self) -> bool:

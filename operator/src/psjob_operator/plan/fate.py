@@ -15,6 +15,8 @@ from psjob_operator.plan.text import short
 
 SIGNALLED = 128
 """The exit code of a process that signal n ended is this and n."""
+UNSEEN = "in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
+"""Why a worker may have ended with exit code 0 without having finished."""
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
 """Words of the kubelet in an eviction for what the pod itself used; a victim of others' use lacks them."""
@@ -70,6 +72,11 @@ def fate(process: Process | None) -> Fate:
     return Fate("running" if running else "waiting")
 
 
+def unfinished() -> Fate:
+    """The fate of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
+    return Fate("lost", "UnfinishedExit", counted=True, message=f"exit code 0 {UNSEEN}")
+
+
 def hung(seconds: float) -> Fate:
     """The fate of a worker that shard 0 names: it has made no step for so long while others wait for it."""
     return Fate("lost", "Hung", counted=True, message=f"it has made no step for {seconds:.0f} s while others wait for it")
@@ -96,7 +103,7 @@ def matching(rules: Sequence[FailureRule], role: Role, process: Process | None, 
 
 def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) -> bool:
     # The exit code of a process that was preempted or deleted is what was done to it; the runtime's own codes have causes.
-    own = found.counted and found.cause != "Hung"
+    own = found.counted and found.cause not in ("Hung", "UnfinishedExit")
     exit = process.exit if process is not None and own else None
     code = 0 if exit is None else exit.code or SIGNALLED + exit.signal
     signal = 0 if exit is None else exit.signal or code - SIGNALLED
@@ -111,7 +118,9 @@ def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) 
 
 def _ended(process: Process, exit: Exit) -> Fate:
     if exit.code == EXIT_DONE and not exit.signal:
-        return Fate("done")
+        # The script has caught the refusal, or it was made in a thread, and ended as if nothing had been.
+        refused = process.role == "worker" and of_the_runtime(exit) and _sentence(exit)
+        return Fate("fatal", "Refused", message=refused) if refused else Fate("done")
     ours = process.role == "shard" or of_the_runtime(exit)
     if exit.code == EXIT_REFUSED and ours:
         return Fate("fatal", "Refused", message=_sentence(exit))

@@ -31,6 +31,8 @@ MOST_PROCESSES = 8
 """In status.restarts.byProcess."""
 AT_ONCE = ("Deleted", "Fenced")
 """Causes that happen once: a person's deletion, a view that is passed by the next start."""
+FOUND_LATE = "UnfinishedExit"
+"""The cause that is found so long after the process ended that no further wait is needed."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,8 @@ def again_at(facts: Facts, seat: Seat) -> float:
     ends = ends_at(seat)
     if ends > facts.now:
         return ends
+    if seat.fate.cause == FOUND_LATE:
+        return 0.0
     if seat.fate.counted:
         return 0.0 if _at_once(facts, seat) else not_before(facts)
     if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:

@@ -181,6 +181,8 @@ class Snapshot:
     """What this operator gives the pods of a run that it begins; empty locally."""
     auto_encryption: str = "auto"
     """What `training.encryption: auto` means for a run that begins now: auto, or none on one host and where a mesh encrypts."""
+    one_machine: bool = False
+    """The times at which `processes` ended are of the machine that plans, as on a laptop."""
     written_at: float | None = None
     """Unix time at which this process of the operator last stored the job's status; None: never, or not known. Counters and words of
     `status` are written at most every 10 s and every 60 s after it; None writes them at once (right for a laptop)."""

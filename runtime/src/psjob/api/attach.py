@@ -157,6 +157,8 @@ def _watch_exit(job: AttachedJob) -> None:
 
     def leave() -> None:
         try:
+            if terminations.met and not job.through:
+                job.interrupt()
             job.leave()
         except SystemExit as end:
             if end.code not in (0, None):
@@ -165,6 +167,7 @@ def _watch_exit(job: AttachedJob) -> None:
     def on_term(_number: int, _frame: Any) -> None:
         job.session.stop()
 
-    exits.watch(lambda: job.session.joined and not job.session.ended, leave)
+    terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
+    exits.watch(lambda: job.session.joined and not job.session.ended, leave)

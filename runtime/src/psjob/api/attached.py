@@ -279,6 +279,22 @@ class AttachedJob:
             self.edge()
         self.carry_out(self.session.exchange.finish)
 
+    @property
+    def through(self) -> bool:
+        """Is the script known to have come to the end of its loops? Only `ps.epochs` says so."""
+        return self.loops.begun > 0 and self.loops.under_way < 0 and not self.places.batches
+
+    def interrupt(self) -> None:
+        """The script has ended itself because of SIGTERM: it goes on where it is started again. Raises SystemExit."""
+        message = (
+            "the script ended on SIGTERM with exit code 0 before its loop was over. It goes on when it is started again. Without a handler "
+            "of its own it would stop after a checkpoint"
+        )
+        print(f"psjob: {message}", file=sys.stderr, flush=True)
+        self.session.close(JOIN_SECONDS)
+        leave_message({"ending": message})
+        raise SystemExit(EXIT_OF["stopped"])
+
     def leave(self) -> None:
         self._end_round()
         on_its_way = self.restored is not None or (self.replay and self._fresh)

@@ -3,6 +3,8 @@
 An atexit handler is not told the exit status. A script that came to its end, that called `sys.exit` or that raised shows
 what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one
 the process forks: its child ends in its place, and the status is read from it.
+
+A process of multiprocessing ends without its atexit handlers, by finalizers that run while its error, if any, is on its way.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dis
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -25,6 +29,8 @@ CHILD_SECONDS = 30.0
 KILL_SECONDS = 60.0
 """The agent of a worker of several processes ends them long before."""
 CRASHED = 1
+LAST = -100
+"""After the finalizers of queues and pools, which may hold what is still to be sent."""
 
 
 def watch(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
@@ -43,6 +49,8 @@ class ExitWatch:
         self.hook, self.leave = sys.excepthook, sys.exit
         sys.excepthook, sys.exit = self._on_error, self._on_exit  # type: ignore[assignment]
         atexit.register(self._at_exit)
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, self._at_child_exit, exitpriority=LAST)
 
     def _on_error(self, kind: Any, value: Any, trace: Any) -> None:
         self.said = CRASHED
@@ -60,6 +68,12 @@ class ExitWatch:
         elif self.said is None:
             self._ask_child()
 
+    def _at_child_exit(self) -> None:
+        error = sys.exc_info()[1]
+        well = error is None or (isinstance(error, SystemExit) and error.code in (0, None))
+        if well and os.getpid() == self.pid and self.concerned():
+            self.ended_well()
+
     def _ask_child(self) -> None:
         """Let a fork end as this process would; comes back in the fork only."""
         _flush()
@@ -73,6 +87,42 @@ class ExitWatch:
         if status == 0:
             self.ended_well()
         finish(status)
+
+
+class Terminations:
+    """Notes whether a SIGTERM was answered by a handler of the script's own, not by `ours`.
+
+    `signal.signal` and `signal.getsignal` stay what they are to the script. Handlers that were set by the copy of `signal.signal` that a
+    module has taken before are not seen, but for one that is there when this is made.
+    """
+
+    def __init__(self, ours: Callable[..., Any]) -> None:
+        self.met = False
+        self._ours = ours
+        self._set, self._get = signal.signal, signal.getsignal
+        signal.signal, signal.getsignal = self._signal, self._getsignal  # type: ignore[assignment]
+        there = self._get(signal.SIGTERM)
+        if callable(there) and threading.current_thread() is threading.main_thread():
+            self._set(signal.SIGTERM, self._noting(there))
+
+    def _signal(self, number: Any, handler: Any) -> Any:
+        own = self._noting(handler) if number == signal.SIGTERM and callable(handler) and handler is not self._ours else handler
+        return _unwrapped(self._set(number, own))
+
+    def _getsignal(self, number: Any) -> Any:
+        return _unwrapped(self._get(number))
+
+    def _noting(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        def note(number: int, frame: FrameType | None) -> Any:
+            self.met = True
+            return handler(number, frame)
+
+        note.of_the_script = handler  # type: ignore[attr-defined]
+        return note
+
+
+def _unwrapped(handler: Any) -> Any:
+    return getattr(handler, "of_the_script", handler)
 
 
 def _outermost() -> FrameType | None:

@@ -1,0 +1,82 @@
+"""Scripts that end with exit code 0 before they are through: the job goes on, or fails with a sentence. It is never Complete, nor waits for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
+
+pytestmark = pytest.mark.timeout(600)
+SCRIPT = """import multiprocessing
+import os
+import signal
+import sys
+
+import torch
+
+import psjob as ps
+
+
+def train():
+    torch.manual_seed(0)
+    data = torch.randn(64, 4)
+    model = torch.nn.Linear(4, 1)
+    model, opt = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    first = os.environ["PSJOB_START"] == "1" and os.environ["PSJOB_INDEX"] == "0"
+    loader = ps.shard(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4))
+    step = 0
+    for epoch in ps.epochs(3):
+        for (x,) in loader:
+            opt.zero_grad()
+            (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+            opt.step()
+            step += 1
+            AFTER_A_STEP
+
+
+AT_THE_END
+"""
+HANDLED = "if first and step == 11: os.kill(os.getpid(), signal.SIGTERM)"
+PLAIN = ("pass", "train()")
+
+
+def run(folder: Path, after: str, end: str, *what: str) -> Ran:
+    (folder / "train.py").write_text(SCRIPT.replace("AFTER_A_STEP", after).replace("AT_THE_END", end))
+    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
+    return finish(start(folder, job, *faults(*what)), folder)
+
+
+@pytest.mark.rotating
+def test_os_exit_fails_with_a_sentence(tmp_path: Path) -> None:
+    ran = run(tmp_path, "pass", "train()\nos._exit(0)")
+    assert ran.code == 1 and ran.summary["result"] == "Failed"
+    assert "ended with exit code 0: in the middle of training: by os._exit" in ran.err
+    assert ran.summary["restarts"] == {"UnfinishedExit": 2}
+
+
+@pytest.mark.rotating
+def test_exit_0_on_sigterm_is_a_stop_and_not_the_end(tmp_path: Path) -> None:
+    """A handler that the script has of its own ends it in the middle of a pass, as in a pod that is drained."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "hit").mkdir()
+    wanted = run(tmp_path / "plain", *PLAIN)
+    ran = run(tmp_path / "hit", HANDLED, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntrain()")
+    assert wanted.code == ran.code == 0, ran.err[-3000:]
+    assert ran.summary["restarts"] == {"Retry": 1} and ran.summary["steps"] == wanted.summary["steps"] == 24
+    assert "the script ended on SIGTERM with exit code 0 before its loop was over" in ran.log("job-worker-0")
+    assert ran.sha == wanted.sha
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_script_that_trains_in_a_child_process_is_complete(tmp_path: Path, how: str) -> None:
+    body = f"""if __name__ == "__main__":
+    process = multiprocessing.get_context("{how}").Process(target=train)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+    ran = run(tmp_path, "pass", body)
+    assert ran.code == 0 and ran.summary["restarts"] == {} and ran.summary["steps"] == 24, ran.err[-3000:]
