@@ -141,7 +141,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 99, "wire": 98}}})
     place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
     assert "config format 99 and wire 98" in place.conditions()["Ready"]["message"]
-    assert place.events("RunOfAnotherVersion")
+    place.until("its event", lambda: place.events("RunOfAnotherVersion"))
     place.end("job-ps-0-a1", 1)
     place.end("job-worker-0-r1", 1)
     with pytest.raises(AssertionError, match="waited"):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from psjob.api.variables import MOST, Variables, _targets
+from psjob.api.variables import MOST, Variables
 from psjob.process.errors import Refused
 
 
@@ -181,12 +183,99 @@ def test_the_attached_model_its_parts_and_what_attach_was_given_are_not_lost() -
     assert all(record["lost"] == {} for record in loader.records)
 
 
-def test_variables_of_for_loops_are_found_in_the_code() -> None:
-    def code() -> Iterator[frozenset[str]]:
-        for _epoch in range(1):
-            for _i, (_x, _y) in enumerate([(0, (1, 2))]):
-                yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
-            yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
-        yield _targets(sys._getframe().f_code, sys._getframe().f_lasti)
+def test_lists_of_the_models_parameters_are_not_lost() -> None:
+    model = torch.nn.Linear(2, 1)
 
-    assert list(code()) == [{"_epoch", "_i", "_x", "_y"}, {"_epoch"}, set()]
+    def loop(loader: Loader, parameters: list[torch.Tensor], groups: list[dict[str, Any]]) -> None:
+        for _batch in loader:
+            with torch.no_grad():
+                model.weight.add_(1.0)
+        assert len(parameters) == 2 and groups
+
+    loader = Loader(Variables([model]))
+    loop(loader, list(model.parameters()), [{"params": list(model.parameters()), "lr": 0.1}])
+    assert all(record["lost"] == {} for record in loader.records)
+
+
+def test_a_buffer_of_samples_is_lost_and_said_so() -> None:
+    def loop(loader: Loader, held: list[tuple[torch.Tensor, float]], empty: list[tuple[torch.Tensor, float]]) -> None:
+        for _batch in loader:
+            held.append((torch.zeros(9), 0.5))
+            empty.append((torch.zeros(9), 0.5))
+
+    loader = Loader(Variables([]))
+    loop(loader, [(torch.zeros(9), 0.5)] * (MOST + 1), [])
+    (lost,) = loader.records[1]["lost"].values()
+    assert lost == {"held": "list", "empty": "list"}
+
+
+class Schedules:
+    """Holds a scheduler of a library."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        first, then = (torch.optim.lr_scheduler.ExponentialLR(optimizer, rate) for rate in (0.5, 0.9))
+        self.both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], [2])
+
+
+def test_schedulers_that_nobody_keeps_go_on_and_unchanged_ones_are_not_held() -> None:
+    def loop(loader: Loader) -> tuple[Any, ...]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        step, still = (torch.optim.lr_scheduler.StepLR(optimizer, 2) for _ in range(2))
+        schedules = Schedules(optimizer)
+        optimizer.step()
+        for _batch in loader:
+            step.step()
+            schedules.both.step()
+        return step.state_dict(), schedules.both.state_dict(), still.state_dict()
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert not whole.records[0]["objects"]
+    assert [set(objects) for objects in whole.records[1]["objects"].values()] == [{"step", "schedules.both"}]
+    assert str(loop(Loader(Variables([]), whole.records[2], at=2))) == str(wanted)
+    assert str(loop(Loader(Variables([]), whole.records[0], at=0))) == str(wanted), "nothing had changed then"
+
+
+def test_a_loop_without_data_records_at_its_steps() -> None:
+    loader = Loader(variables := Variables([]))
+
+    def loop(kept: Any = None, at: int = 4) -> tuple[int, list[int]]:
+        total, seen = 0, []
+        for number in range(6):
+            total += number if kept is None else 100  # made again, with other weights
+            seen.append(total)
+            variables.at_step(sys._getframe())
+            if kept is not None and number == at:
+                variables.load_state_dict(kept)
+                kept = None
+            loader.records.append(copy.deepcopy(variables.state_dict()))
+            variables.at(None)
+        return total, seen
+
+    wanted = loop()
+    kept = loader.records[4]
+    loader = Loader(variables := Variables([]))
+    assert loop(kept) == wanted
+    assert variables.state_dict() == {}
+    variables.load_state_dict({})
+
+
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy", "MT19937", "RandomState"])
+def test_random_generators_that_nobody_keeps_go_on(kind: str) -> None:
+    made: dict[str, Any] = {
+        "torch": torch.Generator, "python": lambda: random.Random(3), "numpy": lambda: numpy.random.default_rng(1),
+        "MT19937": lambda: numpy.random.Generator(numpy.random.MT19937(3)), "RandomState": lambda: numpy.random.RandomState(5),
+    }  # fmt: skip
+
+    def draw(generator: Any) -> Any:
+        if isinstance(generator, torch.Generator):
+            return torch.randn(3, generator=generator).tolist()
+        return generator.gauss(0, 1) if isinstance(generator, random.Random) else generator.normal(size=3).tolist()
+
+    def loop(loader: Loader) -> list[Any]:
+        generator = made[kind]()
+        return [draw(generator) for _batch in loader]
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert loop(Loader(Variables([]), whole.records[1], at=1)) == wanted[1:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -41,6 +42,8 @@ from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
 
 JOIN_SECONDS = 5.0
+WATCHED = 8
+"""Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
 OWN = (state.NAME, TRAINED, variables.NAME)
 
@@ -100,6 +103,14 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.places, self.loops = Places(), Loops()
+        self.zipped: object = None
+        """What goes over the last pass that was finished before a restart, and over others beside it."""
+        self.owes = 0
+        """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
+        self.stepper = threading.get_ident()
+        """The thread that trains."""
+        self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
+        self._gradients: list[tuple[torch.Tensor | None, int]] = []
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
@@ -176,6 +187,8 @@ class AttachedJob:
         if "loops" in cursor:
             self.loops.load(cursor["loops"])
             self.beginning = record.beginning_of(restored)
+            if not _knows_data(restored):
+                self.places.load(self.loops.at_epoch)
         if _knows_data(restored):
             self.places.load(cursor)
             self.replay -= restored.step
@@ -226,7 +239,10 @@ class AttachedJob:
         if kept is not None and at is not None and at[0] == epoch and self.restored is not None:
             again = self.restored.beginning
             self.carry_out(lambda: self._restore(kept, self.records.between))
-        self.loops.give(loop, epoch, self.places.begun)
+        self.make_owed()
+        before = self.loops.continued if again is not None else []
+        begun, open_yet = self.carry_out(lambda: self.places.begin_epoch(before))
+        self.loops.give(loop, epoch, begun, self.loops.kept_open if again is not None else open_yet)
         self.carry_out(lambda: self.records.begin_epoch(again))
 
     def put_back(self) -> None:
@@ -246,7 +262,7 @@ class AttachedJob:
     @property
     def cursor(self) -> dict[str, Any] | None:
         """The script's place, in its data and its epochs, for a record; None if neither is known."""
-        place, loops = self.places.state, self.loops.state
+        place, loops = self.places.state, self.loops.state(self.places.continued)
         if place is None and loops is None:
             return None
         return {**(place or {}), **({} if loops is None else {"loops": loops})}
@@ -255,7 +271,27 @@ class AttachedJob:
     def training(self) -> bool:
         """Is a step to be expected of the next batch?"""
         trains = self.model.trains if isinstance(self.model, Models) else self.model.training
-        return trains and torch.is_grad_enabled()
+        return (trains or self.places.trains) and torch.is_grad_enabled()
+
+    def gradients_of_now(self) -> None:
+        """The script is given a batch: a later change shows that it was used."""
+        self._gradients = [(p.grad, -1 if p.grad is None else p.grad._version) for p in self._small]
+
+    @property
+    def gradients_have_changed(self) -> bool:
+        """Have gradients changed since the last batch was given?"""
+        return not self._small or any(
+            p.grad is not grad or (grad is not None and grad._version != version)
+            for p, (grad, version) in zip(self._small, self._gradients, strict=False)
+        )
+
+    def make_owed(self) -> None:
+        """Make the steps that are owed, without a gradient."""
+        while self.owes:
+            self.owes -= 1
+            self.absent_step()
+            if not self.places.known:
+                self.edge()
 
     def edge(self) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step).
@@ -264,7 +300,8 @@ class AttachedJob:
         """
         if self.places.batches:
             self.by_hand.refuse_without_step()
-        within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and self.training)
+        using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
+        within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using)
         if self.replay or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
@@ -296,6 +333,7 @@ class AttachedJob:
         raise SystemExit(EXIT_OF["stopped"])
 
     def leave(self) -> None:
+        self.make_owed()
         self._end_round()
         on_its_way = self.restored is not None or (self.replay and self._fresh)
         if on_its_way and not self.places.gone_on:
@@ -318,13 +356,18 @@ class AttachedJob:
 
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        by_steps = not self.places.known
+        if by_steps:
+            self.variables.at_step(sys._getframe(1))
         self._make_step(pair, original)
+        if by_steps:
+            self.variables.at(None)
         self.clipping.forget()
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping:
             return
-        self._stepping, pair.told = pair, None
+        self._stepping, pair.told, self.stepper = pair, None, threading.get_ident()
         if self.places.step():
             self.absent_step()
             return

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from types import FrameType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch.utils import data as torch_data
 
+from psjob.api import advice, asking, foreign
 from psjob.api import attach as attaching
-from psjob.api import foreign
 from psjob.api.attached import AttachedJob
-from psjob.api.places import START, Place
+from psjob.api.places import Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, rounds_of
 from psjob.api.streams import Stream
 from psjob.embeddings.prefetch import Ahead
 from psjob.process.errors import Refused, exit_refused
+from psjob.resume.generators import generators, put_generators
 
 B = TypeVar("B", covariant=True)
 
@@ -25,9 +29,9 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     """Give a loader of this worker's batches of `loader`; outside a job, of all of them, as they are.
 
     Each pass over it is the next epoch, whether `shard` is called once or once an epoch. When a script was started again, finished passes
-    give nothing, and the pass under way goes on where it was. There `enumerate` counts from 0, and `len` is what is left. The batch size is
-    per worker. All workers make the same number of steps an epoch. Where the last round has too few batches, a worker is given a batch
-    again in training. That step counts for nothing.
+    give nothing, and the pass under way goes on where it was, as does an `enumerate` over it. The batch size is per worker. All workers
+    make the same number of steps an epoch. Where the last round has too few batches, a worker is given a batch again in training. That
+    step counts for nothing.
 
     Args:
         loader: a torch DataLoader, or what Accelerate's `prepare` made of one. A random order is drawn from (training.seed, epoch). Batches
@@ -104,21 +108,22 @@ class ShardedLoader(Generic[B]):
         once for each pass that was finished."""
         self.led = False
         """A library's loop goes over it, which puts back by itself what lies between passes."""
-        self._begin = START
-        """Where the pass under way began."""
 
     def __iter__(self) -> Iterator[B]:
         """The next pass. It begins with its first batch: loops of libraries ask for an iterator before the script attaches."""
+        itself: list[Any] = []
+        made = self._iterate(itself)
+        itself.append(weakref.ref(made))
+        return made
+
+    def _iterate(self, itself: list[Any]) -> Iterator[B]:
         attaching.settle()
         job = attaching.current
-        yield from self._outside() if job is None else self._pass(job)
+        yield from self._outside() if job is None else self._pass(job, itself)
 
     def __len__(self) -> int:
-        """Steps of a pass; of one that goes on after a restart, those that were left.
-
-        Raises TypeError for an IterableDataset without length.
-        """
-        return rounds_of(len(self.loader), self._world) - int(self._begin["round"])
+        """Steps of a pass. Raises TypeError for an IterableDataset without length."""
+        return rounds_of(len(self.loader), self._world)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:
@@ -130,10 +135,15 @@ class ShardedLoader(Generic[B]):
         _begun += 1
         yield from self.loader
 
-    def _pass(self, job: AttachedJob) -> Iterator[B]:
+    def _pass(self, job: AttachedJob, itself: list[Any]) -> Iterator[B]:
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
+        job.make_owed()
+        if job.zipped is not None and any(each is job.zipped for each in asking.holders(itself[0]())):
+            return  # the pass beside it was over
+        beside = places.begins_beside
         number, begin = places.begin()
+        job.zipped = None
         if not self.led:
             job.advise(self.loader.dataset)
         for _ in range(0 if self.stand_in is None else 1 if begin is None else int(begin["round"])):
@@ -141,28 +151,43 @@ class ShardedLoader(Generic[B]):
             yield self.stand_in
         if begin is None:
             job.passed_again(sys._getframe(1))
+            job.zipped = next((each for each in asking.holders(itself[0]()) if isinstance(each, zip)), None)
             return
-        self._begin, place = START if self.stand_in is not None else begin, begin
+        place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
         made, given, again = job.made, 0, False
+        taken = None if self.led else Taken(job, number, itself[0])
         try:
+            drawn = generators() if beside else None
             feed = iter(()) if begin.get("left") else _placed(self._source, number, begin, ahead)
+            if drawn is not None:  # the loader that goes on had drawn its seeds before
+                put_generators(drawn)
             if told:
                 feed = self._knowing_last(feed)
             while True:
-                job.variables.at(None if self.led else sys._getframe(1))
-                if places.ask(number, place):
+                frame = None if self.led else sys._getframe(1)
+                called = taken is not None and taken.asked(frame)
+                job.variables.at(frame)
+                if places.ask(number, place, called):
                     job.put_back()
-                job.edge()
+                if taken is not None and place is begin and (passed := int(begin["round"])):
+                    taken.count_on(passed)
+                if taken is not None and places.known and places.inner:
+                    taken.within()
+                elif places.known:
+                    job.edge()
                 job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
                     return
                 place = found.place
-                if not found.again or (job.training and found.batch is not None):
+                if found.again and places.reads_ahead(number) and job.training:
+                    job.owes += 1
+                elif not found.again or (job.training and found.batch is not None):
                     given += 1
-                    places.give(found.again)
+                    places.give(found.again, place)
+                    job.gradients_of_now()
                     for one in told:
                         one.gives(found.last)
                     yield self._hand(found.batch)
@@ -174,7 +199,6 @@ class ShardedLoader(Generic[B]):
             again = given == 1 and job.made == made  # the script wanted to see a batch
             raise
         finally:
-            self._begin = START
             places.end(number, again)
             for one in told:
                 one.over()
@@ -191,6 +215,71 @@ class ShardedLoader(Generic[B]):
             following = next(feed, None)
             yield held._replace(last=following is None)
             held = following
+
+
+class Taken:
+    """Finds out whether the place in one pass tells what steps were made of."""
+
+    _looked_up: ClassVar[set[tuple[Any, int]]] = set()
+    """Instructions of which it is known that nothing counts there what it is given."""
+
+    def __init__(self, job: AttachedJob, number: int, iterator: Callable[[], object]) -> None:
+        self._job, self._number, self._iterator = job, number, iterator
+        self._first: asking.Way | None = None
+
+    def asked(self, frame: FrameType | None) -> bool:
+        """The script asks for a batch. Does it do so by a call?"""
+        places, job = self._job.places, self._job
+        way = asking.way(frame)
+        if places.holds(self._number) and job.training and not job.gradients_have_changed:
+            self._lose("batches are read ahead of the steps that use them", ahead=True)
+        elif threading.get_ident() != job.stepper:
+            self._lose("another thread than the one that trains reads the batches", ahead=True)
+        elif way.endless or (self._first is not None and way.values != self._first.values):
+            self._lose("a loop advances that is not over the data, such as `for step in range(n)`")
+        elif self._first is None and not way.called and (counts := self._counting(frame)):
+            self._lose(counts)
+        self._first = self._first or way
+        return way.called
+
+    def within(self) -> None:
+        """The pass is within another one, or beside it: no record is made where the script does not stand at a batch of that one."""
+        job = self._job
+        if job.training and job.places.trains and not job.places.batches:
+            self._lose("a loop over data is within another one")
+        else:
+            job.carry_out(job.session.inside_round)
+
+    def count_on(self, passed: int) -> None:
+        """The pass goes on in the middle, and so does an `enumerate` over it."""
+        for each in asking.holders(self._iterator()):
+            if isinstance(each, enumerate) and not asking.count_on(each, passed):
+                advice.tell("counts", f"enumerate counts from 0 in a pass that goes on at its batch {passed}")
+
+    def _counting(self, frame: FrameType | None) -> str:
+        while frame is not None and not asking.is_script(frame.f_code):
+            frame = frame.f_back
+        at = None if frame is None else (frame.f_code, frame.f_lasti)
+        if at is None or at in self._looked_up:
+            return ""
+        iterator = self._iterator()
+        found = asking.keeps_count(iterator, asking.holders(iterator), _is_own)
+        if not found:
+            self._looked_up.add(at)
+        return found
+
+    def _lose(self, why: str, ahead: bool = False) -> None:
+        if self._job.places.lose(self._number if ahead else None):
+            whole = "its epoch" if self._job.loops.begun else "its script"
+            advice.tell(
+                "steps",
+                f"{why}. After a restart a worker computes again, without effect, what it had computed since the beginning of {whole}",
+            )
+
+
+def _is_own(iterator: object) -> bool:
+    """Is it a pass of `ps.shard`?"""
+    return getattr(iterator, "gi_code", None) is ShardedLoader._iterate.__code__
 
 
 class _Found(NamedTuple):

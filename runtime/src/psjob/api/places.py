@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from psjob.process.errors import Refused
@@ -16,7 +16,8 @@ START: Place = {"round": 0}
 class Places:
     """Passes are numbered in the order in which they begin, whichever loader they go over.
 
-    A restarted script begins the same passes again: those that were over are given nothing, those that were open go on.
+    A restarted script begins the same passes again: those that were over are given nothing, those that were open go on. Passes that began
+    within one that is over are not begun again, as those of `zip` or of an evaluation in the loop's body.
     """
 
     def __init__(self) -> None:
@@ -33,19 +34,62 @@ class Places:
         self._asking = -1
         """The pass that asked last."""
         self._loose = False
-        """A step was made beside all passes: the script's place is found again by its steps alone."""
+        """A step was made beside all passes, or the passes do not tell what steps were made of: the script's place is found again by its
+        steps only."""
+        self._ahead: set[int] = set()
+        """Passes whose batches are read before the steps that use those before them."""
+        self._epoch = 0
+        """Passes that had begun at the beginning of the epoch of `ps.epochs`."""
+        self.continued: list[tuple[int, int]] = []
+        """Passes of before that epoch that go on in it, each with how many new ones had begun in it by then."""
+        self._expected: list[tuple[int, int]] = []
+        """What `continued` was before a restart."""
+        self._held: set[int] = set()
+        """Passes that have given a batch since the last step."""
+        self._stepped: set[int] = set()
+        """Open passes of whose batches steps were made."""
+        self._after: dict[int, Place] = {}
+        """Of open passes, the place behind the batch that was given last."""
+        self._called: set[int] = set()
+        """Passes of which a batch was asked for by a call, and not by a loop."""
+        self._looked: list[int] = []
+        """Passes since the last step of which one batch was given, and nothing more was wanted."""
         self._before = 0
         """So many passes had been begun when the record was taken that this script goes on from."""
         self._kept: dict[int, Place] = {}
+        self._behind: dict[int, int] = {}
+        """Of passes within which others began, how many had begun when they were over."""
+        self._here: set[int] = set()
+        """Open passes that this process has begun."""
+        self._pending: list[int] = []
+        """Open passes that began within the one that the script stands in: they are the next ones."""
         self._back = -1
         """The pass that asked last then."""
 
     def begin(self) -> tuple[int, Place | None]:
         """Number of the pass that begins now, and where it begins: None where it was over."""
-        number = self.begun
-        self.begun += 1
         self._open = {other: place for other, place in self._open.items() if not place.get("left")}
-        return number, START if number >= self._before else self._kept.get(number)
+        if self._pending:
+            number = self._pending.pop(0)
+            self._here.add(number)
+            return number, self._kept[number]
+        if self._expected and self._expected[0][0] == self.begun - self._epoch:
+            _, number = self._expected.pop(0)
+            self._here.add(number)
+            return number, self._kept.get(number)
+        number = self.begun
+        begin = START if number >= self._before else self._kept.get(number)
+        self.begun = number + 1
+        if begin is None or begin.get("left"):
+            self.begun = max(self.begun, self._behind.get(number, 0))
+        else:
+            self._here.add(number)
+        return number, begin
+
+    @property
+    def begins_beside(self) -> bool:
+        """Is the next pass one that was open beside the one where the record was taken?"""
+        return bool(self._pending)
 
     def go_on(self) -> None:
         """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
@@ -56,29 +100,96 @@ class Places:
         """The script is given what stands in for a batch of its time before a restart."""
         self.skipping = True
 
-    def ask(self, number: int, place: Place) -> bool:
-        """The script asks for what follows in this pass. Does it stand where its record was taken?"""
+    def lose(self, ahead: int | None = None) -> bool:
+        """The passes do not tell what steps are made of. `ahead`: a pass whose batches are read before their turn. Is that new?"""
+        new, self._loose = not self._loose, True
+        if ahead is not None:
+            self._ahead.add(ahead)
+        return new
+
+    def holds(self, number: int) -> bool:
+        """Has the pass given a batch since the last step?"""
+        return number in self._held
+
+    def reads_ahead(self, number: int) -> bool:
+        """Are batches of this pass read before the steps that use those before them?"""
+        return number in self._ahead
+
+    @property
+    def trains(self) -> bool:
+        """Were steps made of batches of the pass that asked last?"""
+        return self._asking in self._stepped
+
+    def ask(self, number: int, place: Place, called: bool = False) -> bool:
+        """The script asks for what follows in this pass, by a call or a loop. Does it stand where its record was taken?"""
+        if called:
+            self._called.add(number)
+        if number < self._epoch and all(number != other for _, other in self.continued):
+            self.continued.append((self.begun - self._epoch, number))
         self._open[number], self._asking = place, number
         back, self._back = self._back == number, -1 if self._back == number else self._back
+        if back:
+            self.begun = max(self.begun, self._before)
+            kept = (other for other, at in self._kept.items() if not at.get("left") and at != START)
+            self._pending = sorted(other for other in kept if other not in self._here)
         return back
 
-    def give(self, again: bool) -> None:
-        """The script is given a batch."""
+    @property
+    def inner(self) -> bool:
+        """Has the pass that asked last begun within another one, or beside it?"""
+        under_way = (number for number in self._after if number not in self._called or self._open[number] != START)
+        return any(number < self._asking for number in under_way)
+
+    def give(self, again: bool, after: Place = START) -> None:
+        """The script is given a batch; `after` is the place behind it."""
+        self._after[self._asking] = after
         self._again = again and (self._again or not self.batches)
         self.batches += 1
         self.skipping = False
+        self._held.add(self._asking)
 
     def step(self) -> bool:
         """The script makes a step. Does it count for nothing, since it is of nothing but batches given again?"""
         within = any(not place.get("left") for place in self._open.values())
         if not (within or self.batches):
             self._loose, self._again = True, False
-        self.batches = 0
+        if self._looked and len(self._looked) == self.batches:  # no look, but a pass for each step
+            self._open.update({number: {"round": 1, "left": True} for number in self._looked})
+            self._loose = True
+        self._stepped |= self._held & {number for number, place in self._open.items() if not place.get("left")}
+        self.batches, self._held, self._looked = 0, set(), []
         return self._again
 
     def end(self, number: int, again: bool) -> None:
         """The pass is over, or left. `again`: a restarted script shall have it again from its beginning."""
         self._open[number] = START if again else {**self._open.get(number, START), "left": True}
+        if again:
+            self._looked.append(number)
+        elif number in self._called:  # a call could not be answered with the end of that pass
+            self._loose = True
+        self._here.discard(number)
+        self._ahead.discard(number)
+        if self.begun > number + 1:
+            self._behind = {other: then for other, then in self._behind.items() if not number < other < self.begun}
+            self._behind.setdefault(number, self.begun)
+        self._after.pop(number, None)
+        self._stepped.discard(number)
+        self._called.discard(number)
+
+    def begin_epoch(self, expected: Sequence[tuple[int, int]] = ()) -> tuple[int, dict[int, Place]]:
+        """An epoch of `ps.epochs` begins: how many passes had begun, and those that are open, by number, where they are.
+
+        `expected`: what `continued` was when a record of this epoch was taken. Raises Refused if steps of the epoch will use what was
+        read before.
+        """
+        if self._ahead & self._open.keys():
+            raise Refused(
+                "steps of the next epoch would use batches that are read already. After a restart they could not be found again: begin the "
+                "pass over ps.shard(loader) within the epoch"
+            )
+        self._loose, self._epoch, self.continued, self._expected = False, self.begun, [], list(expected)
+        self._behind = {number: then for number, then in self._behind.items() if number >= self.begun}
+        return self.begun, {number: self._after.get(number, place) for number, place in self._open.items() if not place.get("left")}
 
     @property
     def known(self) -> bool:
@@ -90,13 +201,27 @@ class Places:
         """For a resume record; None where the script's place is not known."""
         if not self.known:
             return None
-        return {"begun": self.begun, "asking": self._asking, "open": [[number, dict(place)] for number, place in self._open.items()]}
+        return {
+            "begun": self.begun,
+            "asking": self._asking,
+            "open": [[number, dict(place)] for number, place in self._opened()],
+            "behind": [list(each) for each in self._behind.items()],
+        }
+
+    def _opened(self) -> Iterator[tuple[int, Place]]:
+        """Passes that go on. Those behind the one that asks go on behind what they gave, since steps have used that."""
+        for number, place in self._open.items():
+            if number <= self._asking or place.get("left"):
+                yield number, place
+            elif number not in self._called:  # the script would begin another one
+                yield number, self._after.get(number, place)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Before the first pass: go on from what `state` gave. Raises Refused on anything else."""
         try:
             self._before, self._back = int(state["begun"]), int(state["asking"])
             self._kept = {int(number): {**place, "round": int(place["round"])} for number, place in state["open"]}
+            self._behind = {int(number): int(then) for number, then in state["behind"]}
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the resume record is damaged: its place in the data is not in shape: {error!r}") from None
-        self._open = {number: place for number, place in self._kept.items() if place == START}
+        self._open = {number: place for number, place in self._kept.items() if not place.get("left")}

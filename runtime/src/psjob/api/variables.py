@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import dis
+import random
 import sys
-import sysconfig
 from argparse import Namespace
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType, SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
 import torch
 
-from psjob.api import advice
+from psjob.api import advice, asking
 from psjob.api.state import State, renewed, the_state
 from psjob.process.errors import Refused
 
@@ -38,10 +36,6 @@ LOOKED_AT: Final = 2000
 """Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
 DEEP: Final = 3
 """Objects within objects, lists within lists."""
-_FOREIGN: Final = tuple(
-    f"{Path(folder)}/"
-    for folder in {str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
-)
 _NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
 Found = dict[str, dict[str, Any]]
 """By function under way, and by name in it: `epoch`, `stopper.best`."""
@@ -54,20 +48,22 @@ class Variables:
 
     def __init__(self, kept: Collection[object]) -> None:
         self._kept = {id(thing) for thing in kept}
-        self._shared = {id(p) for thing in kept if isinstance(thing, torch.nn.Module) for p in thing.parameters()}
+        trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
+        self._shared = {id(tensor) for model in trained for tensor in (*model.parameters(), *model.buffers())}
+        """Tensors of the models that are trained."""
         self._first: Found | None = None
         self._carried: dict[str, frozenset[str]] = {}
         """Names that were there then."""
         self._things: dict[tuple[str, str], tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
+        self._objects: dict[str, dict[str, Any]] = {}
+        """By function and name, what objects of libraries with a `state_dict`, such as a scheduler, gave at first."""
         self._lost: dict[str, dict[str, str]] = {}
         """Those of them that have changed."""
         self._functions: dict[str, FrameType] = {}
         """Those of the script that are under way, by file and name."""
         self._asks = False
         """The script asks for data now."""
-        self._own: dict[CodeType, bool] = {}
-        """By code of a function, is it the script's?"""
 
     def begin_pass(self, frame: FrameType | None) -> None:
         """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
@@ -79,9 +75,16 @@ class Variables:
             self._first = {function: {name: _copied(value) for name, value in values.items()} for function, values in now.items()}
             self._carried = {function: frozenset(values) for function, values in now.items()}
             others = ((function, *other) for function, at in self._functions.items() for other in self._others(at.f_locals))
-            self._things = {(function, name): (thing, _versions(thing)) for function, name, thing in others}
+            self._things = {(function, name): (thing, self._versions(thing)) for function, name, thing in others}
+            self._objects = self._states()
         self._compare(every=True)
         self.at(None)
+
+    def at_step(self, frame: FrameType) -> None:
+        """The script makes a step in this frame, and only its steps say where it is."""
+        if self._first is None:
+            self.begin_pass(frame)
+        self.at(frame)
 
     def at(self, frame: FrameType | None) -> None:
         """The script asks for data in this frame; None: it no longer does."""
@@ -98,13 +101,16 @@ class Variables:
             function: {name: _held(value) for name, value in values.items()} for function, values in _changed(now, self._first).items()
         }
         long = self._no_longer_plain(now)
-        return {"plain": plain, "lost": {function: dict(names) for function, names in self._lost.items()}, "long": long}
+        objects = _changed(self._states(), self._objects)
+        return {"plain": plain, "objects": objects, "lost": {function: dict(names) for function, names in self._lost.items()}, "long": long}
 
     def load_state_dict(self, state: Kept) -> None:
         """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
 
         Raises Refused where the record says that something else has changed.
         """
+        if not state:
+            return
         lost = [f"{name} ({kind})" for names in state.get("lost", {}).values() for name, kind in names.items()]
         if lost:
             raise Refused(
@@ -120,6 +126,7 @@ class Variables:
         changed = _changed(self._now(), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()})
         self._put(plain)
+        self._load(state.get("objects", {}))
         # What is put back has changed, whatever it was when this process began.
         self._first = {
             function: {name: value for name, value in values.items() if name not in plain.get(function, {})}
@@ -135,7 +142,7 @@ class Variables:
         plain = state.get("plain", {})
         lent = {}
         for function, at in self._functions.items():
-            own = _targets(at.f_code, at.f_lasti) & at.f_locals.keys()
+            own = asking.site(at.f_code, at.f_lasti).targets & at.f_locals.keys()
             lent[function] = _only(plain.get(function, {}), plain.get(function, {}).keys() - own)
         self._put(lent)
         self.at(None)
@@ -144,7 +151,7 @@ class Variables:
         """Find out which things have changed."""
         if not every and sum(len(versions) for _, versions in self._things.values()) > LOOKED_AT:
             return
-        changed = [key for key, (thing, versions) in self._things.items() if _versions(thing) != versions]
+        changed = [key for key, (thing, versions) in self._things.items() if self._versions(thing) != versions]
         for function, name in changed:
             thing, _ = self._things.pop((function, name))
             self._lose(function, name, thing)
@@ -171,16 +178,49 @@ class Variables:
             if assigned:
                 _assign(frame, names, assigned)
 
+    def _load(self, objects: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give objects of libraries the states of a record, and those that have changed since but not in the record their first ones."""
+        changed = _changed(self._states(), self._objects)
+        for function, frame in self._functions.items():
+            first = self._objects.get(function, {})
+            back = {name: first[name] for name in changed.get(function, {}) if name in first} | dict(objects.get(function, {}))
+            for path, whole in back.items():
+                thing = _at(frame.f_locals, path)
+                if thing is not None and _is_stateful(thing):
+                    _load_state(thing, copy.deepcopy(whole))
+
+    def _states(self) -> Found:
+        """Copies of what the objects of libraries give that are under way."""
+        found: Found = {}
+        for function, frame in self._functions.items():
+            for path, thing in self._stateful(frame.f_locals):
+                whole = _state_of(thing)
+                if whole is not None:
+                    found.setdefault(function, {})[path] = whole
+        return found
+
+    def _stateful(self, names: Mapping[str, Any], way: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in list(names.items()):
+            if name.startswith("__") or self._is_kept(value):
+                continue
+            if self._is_own(value):
+                if way.count(".") < DEEP:
+                    yield from self._stateful(vars(value), f"{way}{name}.")
+            elif _is_stateful(value):
+                yield way + name, value
+
     def _no_longer_plain(self, now: Found) -> dict[str, dict[str, int]]:
         """By function and name, how long a list is that has become too long. What holds tensors now, as the best weights, is lost."""
         long: dict[str, dict[str, int]] = {}
         for function, frame in self._functions.items():
             for path in self._carried.get(function, frozenset()).difference(now.get(function, {})):
                 value = _at(frame.f_locals, path)
-                if isinstance(value, torch.nn.Module) or _versions(value):
+                if isinstance(value, torch.nn.Module) or self._versions(value):
                     self._lose(function, path, value)
                 elif type(value) in SEVERAL and len(value) > MOST:
                     long.setdefault(function, {})[path] = len(value)
+                elif type(value) in SEVERAL:
+                    self._lose(function, path, value)
         return long
 
     def _now(self) -> Found:
@@ -193,11 +233,7 @@ class Variables:
         """The script's functions from this frame on, the outermost first."""
         frames = []
         while frame is not None:
-            code = frame.f_code
-            own = self._own.get(code)
-            if own is None:
-                own = self._own[code] = not code.co_filename.startswith(("<frozen", *_FOREIGN))
-            if own:
+            if asking.is_script(frame.f_code):
                 frames.append(frame)
             frame = frame.f_back
         found: dict[str, FrameType] = {}
@@ -226,10 +262,22 @@ class Variables:
             if isinstance(value, torch.nn.Module):
                 if not any(id(p) in self._shared for p in value.parameters()):
                     yield way + name, value
-            elif type(value) is torch.Tensor or (type(value) in SEVERAL and 0 < len(value) <= MOST and _versions(value)):
+            elif type(value) in (torch.Tensor, *SEVERAL) and self._versions(value):
                 yield way + name, value
             elif way.count(".") < DEEP and self._is_own(value):
                 yield from self._others(vars(value), f"{way}{name}.")
+
+    def _versions(self, thing: Any) -> list[tuple[int, int]]:
+        """Of each tensor in it that is not trained, which one it is and how often it was written; of no other object.
+
+        Of a list of more than `MOST` things it is the length, and the tensors of its last one.
+        """
+        if isinstance(thing, torch.nn.Module):
+            found: Any = [*thing.parameters(), *thing.buffers()]
+        else:
+            found = _tensors(thing)
+        versions = [(id(tensor), tensor._version) for tensor in found if not tensor.is_inference() and id(tensor) not in self._shared]
+        return [*versions, (0, len(thing))] if versions and type(thing) in SEVERAL else versions
 
     def _is_kept(self, value: object) -> bool:
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
@@ -242,7 +290,7 @@ class Variables:
         if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
             return True
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        return file is not None and not file.startswith(_FOREIGN)
+        return file is not None and not file.startswith(asking.FOREIGN)
 
 
 def _changed(now: Found, first: Found) -> Found:
@@ -286,17 +334,73 @@ def _is_plain(value: Any, carried: bool = False) -> bool:
     return (isinstance(value, numpy.generic) or several) and value.dtype.kind in "biufc"
 
 
-def _versions(thing: Any) -> list[tuple[int, int]]:
-    """Of each tensor in it, which one it is and how often it was written; of no other object."""
-    if isinstance(thing, torch.nn.Module):
-        found: Any = [*thing.parameters(), *thing.buffers()]
-    elif isinstance(thing, torch.Tensor):
-        found = [thing]
-    elif type(thing) in SEVERAL:
-        found = [item for item in (thing.values() if isinstance(thing, dict) else thing) if isinstance(item, torch.Tensor)]
+def _tensors(thing: Any, deep: int = 0) -> list[torch.Tensor]:
+    """Those in a list or the like, and in lists in it."""
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    if type(thing) not in SEVERAL or deep > DEEP:
+        return []
+    items = list(thing.values() if isinstance(thing, dict) else thing)
+    return [tensor for item in (items if len(items) <= MOST else items[-1:]) for tensor in _tensors(item, deep + 1)]
+
+
+def _is_stateful(value: Any) -> bool:
+    """Has it a state, and keeps nobody else that? Schedulers, and random generators of the script's own."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "psjob" or issubclass(kind, (type, *_NOT_PLAIN)):
+        return False
+    return _generates(value) or (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
+
+
+def _generates(value: Any) -> bool:
+    """Is it a generator of random numbers?"""
+    numpy = sys.modules.get("numpy")
+    kinds = (
+        (torch.Generator, random.Random)
+        if numpy is None
+        else (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    )
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def _state_of(thing: Any) -> dict[str, Any] | None:
+    """A copy of its state; None where that holds more than numbers and texts."""
+    if _generates(thing):
+        return _generator_state(thing)
+    try:
+        whole = thing.state_dict()
+    except Exception:  # a class of a library may want to be asked at other times
+        return None
+    plain = type(whole) in (dict, OrderedDict) and _count(whole) <= MOST
+    return copy.deepcopy(dict(whole)) if plain else None
+
+
+def _generator_state(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, torch.Generator):
+        return {"state": bytes(thing.get_state().tolist())}
+    if isinstance(thing, random.Random):
+        return {"state": thing.getstate()}
+    return {"state": _listed(thing.bit_generator.state if hasattr(thing, "bit_generator") else thing.get_state(legacy=False))}
+
+
+def _listed(state: Any) -> Any:
+    """A state of numpy's, with lists of numbers in place of arrays."""
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _load_state(thing: Any, whole: dict[str, Any]) -> None:
+    if isinstance(thing, torch.Generator):
+        thing.set_state(torch.frombuffer(bytearray(whole["state"]), dtype=torch.uint8))
+    elif isinstance(thing, random.Random):
+        thing.setstate(whole["state"])
+    elif hasattr(thing, "bit_generator"):
+        thing.bit_generator.state = whole["state"]
+    elif _generates(thing):
+        thing.set_state(whole["state"])
     else:
-        found = []
-    return [(id(tensor), tensor._version) for tensor in found if not tensor.is_inference()]
+        thing.load_state_dict(whole)
 
 
 def _count(several: Any, deep: int = 0) -> int:
@@ -332,21 +436,6 @@ def _same(one: Any, other: Any) -> bool:
     if hasattr(one, "tobytes"):
         return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
     return bool(one == other or (one != one and other != other))
-
-
-@cache
-def _targets(code: CodeType, at: int) -> frozenset[str]:
-    """Names that the `for` loops assign which are under way at this instruction."""
-    found: set[str] = set()
-    begun = False
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "FOR_ITER":
-            begun = instruction.offset <= at < int(instruction.argval)
-        elif begun and instruction.opname.startswith("STORE_"):
-            found.update(instruction.argval if isinstance(instruction.argval, tuple) else (str(instruction.argval),))
-        elif instruction.opname not in ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP"):
-            begun = False
-    return frozenset(found)
 
 
 def _assign(frame: FrameType, names: dict[str, Any], values: Mapping[str, Any]) -> None:
