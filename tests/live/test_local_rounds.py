@@ -18,6 +18,7 @@ from torch import nn
 import psjob as ps
 from psjob import rules
 from psjob.api import attach as attaching
+from psjob.api.places import NOWHERE
 from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Batch
 from psjob.process.config import LocalConfig
@@ -225,7 +226,8 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
             model = build()
             after = Worker(shards, 1, model, make(model), start=2)
             after.attach()
-            assert after.job.restored is not None and after.job.restored.cursor == {"begun": 1, "asking": 0, "open": [[0, {"round": 4}]]}
+            assert after.job.restored is not None
+            assert after.job.restored.cursor == {**NOWHERE, "begun": 1, "asking": 0, "open": [[0, {"round": 4}]], "sites": [[0, ""]]}
             assert (after.session.clock, after.job.replay) == (2, 1)
             after.job.put_back()
             from_step(after, 4)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from psjob.api.loops import Loops
+from psjob.api.places import NOWHERE
 from psjob.process.errors import Refused
+
+
+def at(passes: int) -> dict[str, Any]:
+    """Where the places are after so many passes."""
+    return {**NOWHERE, "begun": passes}
 
 
 def again(loops: Loops) -> Loops:
     """Those of a process that goes on from a record of this moment."""
-    state = loops.state()
+    state = loops.state
     assert state is not None
     follows = Loops()
     follows.load(state)
@@ -18,23 +26,23 @@ def again(loops: Loops) -> Loops:
 
 
 def test_a_script_without_such_loops_has_no_state() -> None:
-    assert Loops().state() is None
+    assert Loops().state is None
 
 
 def test_the_loop_under_way_goes_on_at_its_epoch() -> None:
     loops = Loops()
     number = loops.begin(0)
     for epoch, passes in ((0, 0), (1, 2), (2, 4)):
-        loops.give(number, epoch, passes, {})
+        loops.give(number, epoch, at(passes))
     follows = again(loops)
     assert follows.begin(0) == 0 and follows.was_over(0) is None and follows.was_at(0) == (2, 4)
 
 
 def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 0, 0, {})
+    loops.give(loops.begin(0), 0, at(0))
     loops.end(0, 3)
-    loops.give(loops.begin(3), 0, 3, {})
+    loops.give(loops.begin(3), 0, at(3))
     follows = again(loops)
     assert follows.begin(0) == 0 and follows.was_over(0) == 3 and follows.was_at(0) is None
     follows.end(0, 3)
@@ -44,33 +52,30 @@ def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
 
 def test_a_loop_that_was_left_is_over_when_the_next_begins() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 4, 8, {})
+    loops.give(loops.begin(0), 4, at(8))
     loops.begin(9)
     assert again(loops).was_over(0) == 9
 
 
 def test_a_record_between_two_loops_has_none_under_way() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 0, 0, {})
+    loops.give(loops.begin(0), 0, at(0))
     loops.end(0, 2)
     follows = again(loops)
     assert follows.was_over(0) == 2 and follows.was_at(1) is None and follows.was_over(1) is None
 
 
-def test_the_places_of_open_passes_are_those_of_the_epochs_beginning() -> None:
+def test_the_places_are_those_of_the_epochs_beginning() -> None:
     loops = Loops()
     number = loops.begin(0)
-    assert again(loops).at_epoch == {"begun": 0, "asking": -1, "open": [], "behind": []}
-    loops.give(number, 3, 2, {1: {"round": 4}})
-    assert again(loops).at_epoch == {"begun": 2, "asking": -1, "open": [(1, {"round": 4})], "behind": []}
-    follows = Loops()
-    follows.load(loops.state([(1, 0)]))
-    assert follows.continued == [(1, 0)] and follows.kept_open == {1: {"round": 4}}
-    loops.give(number, 4, 5, {})
-    assert again(loops).at_epoch == {"begun": 5, "asking": -1, "open": [], "behind": []}
+    assert again(loops).kept_at == NOWHERE
+    loops.give(number, 3, at(2))
+    assert again(loops).kept_at == at(2)
 
 
-@pytest.mark.parametrize("state", [{}, {"loop": "x", "epoch": 0, "passes": 0, "ends": []}, {"loop": 0, "epoch": 0, "passes": 0, "ends": 5}])
+@pytest.mark.parametrize(
+    "state", [{}, {"loop": "x", "epoch": 0, "at": {"begun": 0}, "ends": []}, {"loop": 0, "epoch": 0, "at": {"begun": 0}, "ends": 5}]
+)
 def test_a_damaged_place_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(Refused, match="its place in the epochs is not in shape"):
         Loops().load(state)

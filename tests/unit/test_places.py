@@ -152,9 +152,12 @@ def test_batches_that_are_read_ahead_make_the_place_unknown() -> None:
     places.step()
     places.ask(number, {"round": 1})
     assert places.trains and not places.holds(number)
+    places._loose = False
+    restarted = again(places)
+    assert restarted.begin() == (number, {"round": 1}) and restarted.ask(number, {"round": 1}) and restarted.trains
     places.end(number, False)
     assert not places.trains
-    assert places.begin_epoch() == (1, {}) and not places.reads_ahead(number) and places.state is not None, "an epoch begins anew"
+    assert places.begin_epoch()["begun"] == 1 and not places.reads_ahead(number) and places.state is not None, "an epoch begins anew"
 
 
 def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
@@ -174,6 +177,24 @@ def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
         places.end(after, False)
     restarted = again(places)
     assert [restarted.begin() for _ in range(5)] == [(0, None), (2, None), (3, None), (5, {"round": 0, "left": True}), (6, START)]
+
+
+def test_batches_of_an_evaluation_within_a_pass_are_no_accumulation() -> None:
+    places = Places()
+    (outer, _), (inner, _) = places.begin(), places.begin()
+    places.ask(outer, START)
+    assert not places.only_within
+    places.give(False, {"round": 1})
+    places.ask(inner, START)
+    places.give(False, {"round": 1})
+    places.ask(outer, {"round": 1})
+    assert not places.only_within, "a batch of the pass itself waits for its step"
+    places.step()
+    places.ask(inner, {"round": 1})
+    places.give(False, {"round": 2})
+    places.end(inner, False)
+    places.ask(outer, {"round": 1})
+    assert places.only_within
 
 
 def test_the_next_pass_after_the_place_is_the_open_one_or_a_new_one() -> None:
@@ -197,48 +218,82 @@ def test_the_next_pass_after_the_place_is_the_open_one_or_a_new_one() -> None:
     assert restarted.begin() == (beside, {"round": 2}) and restarted.begin() == (3, START)
 
 
+SITE = "train.py: main: 12"
+
+
 def test_a_pass_goes_on_from_epoch_to_epoch() -> None:
     """One epoch for each step, over an iterator that was made before; a look before the loop is over."""
     places = Places()
     look, _ = places.begin()
-    places.ask(look, START, called=True)
+    places.ask(look, START, True, "train.py: main: 3")
     places.give(False, {"round": 1})
-    assert places.begin_epoch() == (1, {0: {"round": 1}}) and places.continued == []
-    number, _ = places.begin()
+    assert places.begin_epoch()["begun"] == 1
+    number, _ = places.begin(SITE, goes_on=True)
     for turn in range(3):
-        places.ask(number, {"round": turn}, called=True)
+        places.ask(number, {"round": turn}, True, SITE)
         places.give(False, {"round": turn + 1})
         places.step()
-        assert places.continued == ([(0, 1)] if turn else [])
-        assert places.begin_epoch() == (2, {0: {"round": 1}, 1: {"round": turn + 1}})
-    places.ask(number, {"round": 3}, called=True)
-    kept = places.state
-    assert kept is not None
-    restarted = Places()
-    restarted.load(kept)
-    assert restarted.begin() == (look, START)
-    restarted.begun = 2
-    restarted.begin_epoch(places.continued)
-    assert restarted.begin() == (number, {"round": 3}) and restarted.ask(number, {"round": 3})
-    assert restarted.continued == [(0, 1)] and restarted.begin() == (2, START)
+        at_epoch = places.begin_epoch()
+        assert (at_epoch["begun"], at_epoch["open"]) == (2, [[0, {"round": 1}], [1, {"round": turn + 1}]])
+    places.ask(number, {"round": 3}, True, SITE)
+    for kept, stands in ((places.state, True), (at_epoch, False)):
+        restarted = Places()
+        restarted.load(json.loads(json.dumps(kept)))
+        assert restarted.begin("train.py: main: 3", goes_on=True) == (look, START), "it runs again"
+        restarted.begun = 2
+        restarted.begin_epoch()
+        assert restarted.begin("train.py: evaluate: 30", goes_on=True) == (2, START)
+        assert restarted.begin(SITE, goes_on=True) == (number, {"round": 3})
+        assert restarted.ask(number, {"round": 3}, True, SITE) == stands
+        assert restarted.begin(SITE, goes_on=True) == (3, START)
 
 
-def test_the_order_in_which_passes_go_on_within_an_epoch_is_kept() -> None:
+def test_an_iterator_that_is_made_in_the_loop_is_a_new_pass() -> None:
     places = Places()
-    samples, _ = places.begin()
-    places.ask(samples, {"round": 0}, called=True)
+    places.begin_epoch()
+    number, _ = places.begin(SITE)
+    places.ask(number, START, True, SITE)
     places.give(False, {"round": 1})
-    _, at_epoch = places.begin_epoch()
-    number, _ = places.begin()
-    walk(places, number, START, 2)
-    places.end(number, False)
-    places.ask(samples, {"round": 1}, called=True)
-    assert places.continued == [(1, 0)]
+    places.step()
     restarted = Places()
-    restarted.load({"begun": 1, "asking": -1, "open": list(at_epoch.items()), "behind": []})
+    restarted.load(places.begin_epoch())
     restarted.begun = 1
-    restarted.begin_epoch(places.continued)
-    assert [restarted.begin() for _ in range(3)] == [(1, START), (0, {"round": 1}), (2, START)]
+    restarted.begin_epoch()
+    assert restarted.begin(SITE) == (1, START)
+
+
+def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
+    places = Places()
+    places.begin_epoch()
+    for number in range(2):
+        places.begin()
+        places.ask(number, {"round": number}, True, f"train.py: main: {number}")
+        places.give(False, {"round": number + 1})
+        places.step()
+    at_epoch = places.begin_epoch()
+
+    def restarted() -> Places:
+        made = Places()
+        made.load(at_epoch)
+        made.begun = 2
+        made.begin_epoch()
+        return made
+
+    made = restarted()
+    assert made.begin("train.py: main: 1", True) == (1, {"round": 2})
+    assert made.begin("train.py: main: 9", True) == (0, {"round": 1}), "no other is left"
+    with pytest.raises(Refused, match=r"2 iterators over ps\.shard go on"):
+        restarted().begin("train.py: main: 9", True)
+
+
+def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
+    places = Places()
+    number, _ = places.begin()
+    places.ask(number, START, True, SITE)
+    places.give(False, {"round": 1})
+    places.begin_epoch()
+    with pytest.raises(Refused, match=r"train.py: main: 12: this iterator over ps.shard was asked before"):
+        places.ask(number, {"round": 1}, True, SITE)
 
 
 def test_what_was_read_for_the_next_epoch_is_refused() -> None:
@@ -252,7 +307,12 @@ def test_what_was_read_for_the_next_epoch_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"begun": 1, "asking": 0, "open": [[0, {}]], "behind": []}, {"begun": "x", "asking": 0, "open": [], "behind": []}]
+    "state",
+    [
+        {},
+        {"begun": 1, "asking": 0, "open": [[0, {}]], "called": [], "trained": [], "sites": [], "behind": []},
+        {"begun": "x", "asking": 0, "open": [], "called": [], "trained": [], "sites": [], "behind": []},
+    ],
 )
 def test_a_damaged_place_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="damaged"):

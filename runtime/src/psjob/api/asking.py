@@ -82,6 +82,8 @@ class Way:
     """By a call, such as `next(batches)`; a restart may not answer that with the end of a pass."""
     endless: bool
     """A generator asks that goes over its data again and again, for loops that a restart cannot advance."""
+    site: str
+    """Where: `train.py: main: 12`."""
     values: dict[tuple[int, str], Any]
     """Of the `for` loops that lie around this pass, by frame and name; of what is no number or text its identity."""
 
@@ -91,11 +93,12 @@ def way(frame: FrameType | None) -> Way:
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     if frame is None:
-        return Way(False, False, {})
+        return Way(False, False, "", {})
     at = site(frame.f_code, frame.f_lasti)
     endless = at.drives and at.looped and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     values: dict[tuple[int, str], Any] = {}
     direct, depth = frame, 0
+    place = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}: {frame.f_lineno}"
     while frame is not None:
         if is_script(frame.f_code):
             here = site(frame.f_code, frame.f_lasti)
@@ -103,7 +106,7 @@ def way(frame: FrameType | None) -> Way:
             held = frame.f_locals if names else {}
             values.update({(depth, name): _compared(held[name]) for name in names if name in held})
         frame, depth = frame.f_back, depth + 1
-    return Way(not at.drives, endless, values)
+    return Way(not at.drives, endless, place, values)
 
 
 def _compared(value: Any) -> Any:

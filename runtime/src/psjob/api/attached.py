@@ -188,7 +188,7 @@ class AttachedJob:
             self.loops.load(cursor["loops"])
             self.beginning = record.beginning_of(restored)
             if not _knows_data(restored):
-                self.places.load(self.loops.at_epoch)
+                self.places.load(self.loops.kept_at)
         if _knows_data(restored):
             self.places.load(cursor)
             self.replay -= restored.step
@@ -240,9 +240,8 @@ class AttachedJob:
             again = self.restored.beginning
             self.carry_out(lambda: self._restore(kept, self.records.between))
         self.make_owed()
-        before = self.loops.continued if again is not None else []
-        begun, open_yet = self.carry_out(lambda: self.places.begin_epoch(before))
-        self.loops.give(loop, epoch, begun, self.loops.kept_open if again is not None else open_yet)
+        at = self.carry_out(self.places.begin_epoch)
+        self.loops.give(loop, epoch, at if again is None else self.loops.kept_at)
         self.carry_out(lambda: self.records.begin_epoch(again))
 
     def put_back(self) -> None:
@@ -262,7 +261,7 @@ class AttachedJob:
     @property
     def cursor(self) -> dict[str, Any] | None:
         """The script's place, in its data and its epochs, for a record; None if neither is known."""
-        place, loops = self.places.state, self.loops.state(self.places.continued)
+        place, loops = self.places.state, self.loops.state
         if place is None and loops is None:
             return None
         return {**(place or {}), **({} if loops is None else {"loops": loops})}
@@ -301,7 +300,7 @@ class AttachedJob:
         if self.places.batches:
             self.by_hand.refuse_without_step()
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
-        within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using)
+        within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
         if self.replay or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return

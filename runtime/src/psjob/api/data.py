@@ -112,14 +112,15 @@ class ShardedLoader(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """The next pass. It begins with its first batch: loops of libraries ask for an iterator before the script attaches."""
         itself: list[Any] = []
-        made = self._iterate(itself)
+        job = attaching.current
+        made = self._iterate(itself, outside=job is None or job.places.epoch < 0)
         itself.append(weakref.ref(made))
         return made
 
-    def _iterate(self, itself: list[Any]) -> Iterator[B]:
+    def _iterate(self, itself: list[Any], outside: bool) -> Iterator[B]:
         attaching.settle()
         job = attaching.current
-        yield from self._outside() if job is None else self._pass(job, itself)
+        yield from self._outside() if job is None else self._pass(job, itself, outside)
 
     def __len__(self) -> int:
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
@@ -135,14 +136,15 @@ class ShardedLoader(Generic[B]):
         _begun += 1
         yield from self.loader
 
-    def _pass(self, job: AttachedJob, itself: list[Any]) -> Iterator[B]:
+    def _pass(self, job: AttachedJob, itself: list[Any], outside: bool) -> Iterator[B]:
+        """`outside`: it was made before the loop over `ps.epochs`, and may go on in each of its epochs."""
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
         job.make_owed()
         if job.zipped is not None and any(each is job.zipped for each in asking.holders(itself[0]())):
             return  # the pass beside it was over
-        beside = places.begins_beside
-        number, begin = places.begin()
+        way = None if self.led else asking.way(sys._getframe(1))
+        number, begin = job.carry_out(lambda: places.begin() if way is None else places.begin(way.site, outside or way.endless))
         job.zipped = None
         if not self.led:
             job.advise(self.loader.dataset)
@@ -151,7 +153,8 @@ class ShardedLoader(Generic[B]):
             yield self.stand_in
         if begin is None:
             job.passed_again(sys._getframe(1))
-            job.zipped = next((each for each in asking.holders(itself[0]()) if isinstance(each, zip)), None)
+            if places.begun > number + 1:  # others had begun within it
+                job.zipped = next((each for each in asking.holders(itself[0]()) if isinstance(each, zip)), None)
             return
         place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
@@ -159,7 +162,7 @@ class ShardedLoader(Generic[B]):
         made, given, again = job.made, 0, False
         taken = None if self.led else Taken(job, number, itself[0])
         try:
-            drawn = generators() if beside else None
+            drawn = generators() if places.began_before else None
             feed = iter(()) if begin.get("left") else _placed(self._source, number, begin, ahead)
             if drawn is not None:  # the loader that goes on had drawn its seeds before
                 put_generators(drawn)
@@ -167,9 +170,9 @@ class ShardedLoader(Generic[B]):
                 feed = self._knowing_last(feed)
             while True:
                 frame = None if self.led else sys._getframe(1)
-                called = taken is not None and taken.asked(frame)
+                way = None if taken is None else taken.asked(frame)
                 job.variables.at(frame)
-                if places.ask(number, place, called):
+                if places.ask(number, place) if way is None else places.ask(number, place, way.called, way.site):
                     job.put_back()
                 if taken is not None and place is begin and (passed := int(begin["round"])):
                     taken.count_on(passed)
@@ -196,7 +199,7 @@ class ShardedLoader(Generic[B]):
         except Refused as refused:
             job.refuse(str(refused))
         except GeneratorExit:
-            again = given == 1 and job.made == made  # the script wanted to see a batch
+            again = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
             raise
         finally:
             places.end(number, again)
@@ -227,8 +230,8 @@ class Taken:
         self._job, self._number, self._iterator = job, number, iterator
         self._first: asking.Way | None = None
 
-    def asked(self, frame: FrameType | None) -> bool:
-        """The script asks for a batch. Does it do so by a call?"""
+    def asked(self, frame: FrameType | None) -> asking.Way:
+        """The script asks for a batch."""
         places, job = self._job.places, self._job
         way = asking.way(frame)
         if places.holds(self._number) and job.training and not job.gradients_have_changed:
@@ -240,7 +243,7 @@ class Taken:
         elif self._first is None and not way.called and (counts := self._counting(frame)):
             self._lose(counts)
         self._first = self._first or way
-        return way.called
+        return way
 
     def within(self) -> None:
         """The pass is within another one, or beside it: no record is made where the script does not stand at a batch of that one."""

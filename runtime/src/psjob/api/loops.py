@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from psjob.api.places import NOWHERE
 from psjob.process.errors import Refused
 
 
@@ -20,19 +21,15 @@ class Loops:
         self.under_way = -1
         """The loop that was asked last and is not over."""
         self._epoch = 0
-        self._passes = 0
-        """At the beginning of that epoch."""
-        self._open: dict[int, Any] = {}
-        """Passes that were open then, and where they were."""
+        self._at: Mapping[str, Any] = NOWHERE
+        """Where `Places` were at the beginning of that epoch."""
         self._ends: list[int] = []
         """Passes at the end of each loop that is over."""
         self._kept_loop = -1
         self._kept_epoch = 0
-        self._kept_passes = 0
+        self.kept_at: Mapping[str, Any] = NOWHERE
+        """Where `Places` were at the beginning of the epoch that `load` has found."""
         self._kept_ends: list[int] = []
-        self._kept_open: dict[int, Any] = {}
-        self.continued: list[tuple[int, int]] = []
-        """Of `Places`, as a record of the epoch has it."""
 
     def begin(self, passes: int) -> int:
         """Number of the loop that begins now; those before it are over."""
@@ -48,16 +45,11 @@ class Loops:
 
     def was_at(self, number: int) -> tuple[int, int] | None:
         """Where this loop goes on: its epoch, and the passes at that epoch's beginning; None if it begins at its beginning."""
-        return (self._kept_epoch, self._kept_passes) if number == self._kept_loop else None
+        return (self._kept_epoch, int(self.kept_at["begun"])) if number == self._kept_loop else None
 
-    @property
-    def kept_open(self) -> Mapping[int, Any]:
-        """Passes that were open at the beginning of the epoch that `load` has found, and where."""
-        return self._kept_open
-
-    def give(self, number: int, epoch: int, passes: int, open_yet: Mapping[int, Any]) -> None:
-        """The script is given this epoch of a loop. `passes` had begun by then, and those in `open_yet` are open."""
-        self.under_way, self._epoch, self._passes, self._open = number, epoch, passes, dict(open_yet)
+    def give(self, number: int, epoch: int, at: Mapping[str, Any]) -> None:
+        """The script is given this epoch of a loop. `at`: what `Places.begin_epoch` gives."""
+        self.under_way, self._epoch, self._at = number, epoch, at
 
     def end(self, number: int, passes: int) -> None:
         """The loop is over, or left."""
@@ -66,30 +58,18 @@ class Loops:
         self._ends += [passes] * (number + 1 - len(self._ends))
         self.under_way = -1
 
-    def state(self, continued: Sequence[tuple[int, int]] = ()) -> dict[str, Any] | None:
-        """For a resume record, with what `Places` calls continued; None for a script without such loops."""
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """For a resume record; None for a script without such loops."""
         if not self.begun:
             return None
-        return {
-            "loop": self.under_way,
-            "epoch": self._epoch,
-            "passes": self._passes,
-            "open": [[number, dict(place)] for number, place in self._open.items()],
-            "ends": list(self._ends),
-            "continued": [list(each) for each in continued],
-        }
-
-    @property
-    def at_epoch(self) -> dict[str, Any]:
-        """Where the script was in its data at the beginning of the epoch that `load` has found, as `Places.load` takes it."""
-        return {"begun": self._kept_passes, "asking": -1, "open": list(self._kept_open.items()), "behind": []}
+        return {"loop": self.under_way, "epoch": self._epoch, "at": dict(self._at), "ends": list(self._ends)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Before the first loop: go on from what `state` gave. Raises Refused on anything else."""
         try:
-            self._kept_loop, self._kept_epoch, self._kept_passes = int(state["loop"]), int(state["epoch"]), int(state["passes"])
+            self._kept_loop, self._kept_epoch, self.kept_at = int(state["loop"]), int(state["epoch"]), dict(state["at"])
+            int(self.kept_at["begun"])
             self._kept_ends = [int(passes) for passes in state["ends"]]
-            self.continued = [(int(new), int(number)) for new, number in state["continued"]]
-            self._kept_open = {int(number): dict(place) for number, place in state["open"]}
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the resume record is damaged: its place in the epochs is not in shape: {error!r}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from psjob.process.errors import Refused
@@ -11,6 +11,8 @@ Place = Mapping[str, Any]
 """`round`: rounds of the pass that this worker has begun; `left`: nothing more of it is wanted. A pass over an IterableDataset keeps
 what `streams.py` needs beside them."""
 START: Place = {"round": 0}
+NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "called": [], "trained": [], "sites": [], "behind": []}
+"""Of a script that has not asked for data."""
 
 
 class Places:
@@ -38,12 +40,12 @@ class Places:
         steps only."""
         self._ahead: set[int] = set()
         """Passes whose batches are read before the steps that use those before them."""
-        self._epoch = 0
-        """Passes that had begun at the beginning of the epoch of `ps.epochs`."""
-        self.continued: list[tuple[int, int]] = []
-        """Passes of before that epoch that go on in it, each with how many new ones had begun in it by then."""
-        self._expected: list[tuple[int, int]] = []
-        """What `continued` was before a restart."""
+        self.epoch = -1
+        """Passes that had begun at the beginning of the epoch of `ps.epochs`; -1: none has begun in this process."""
+        self._early: frozenset[int] = frozenset()
+        """Passes that have given batches before the first epoch."""
+        self._sites: dict[int, str] = {}
+        """Of open passes, where in the script they were asked last: `train.py: main: 12`."""
         self._held: set[int] = set()
         """Passes that have given a batch since the last step."""
         self._stepped: set[int] = set()
@@ -63,33 +65,32 @@ class Places:
         """Open passes that this process has begun."""
         self._pending: list[int] = []
         """Open passes that began within the one that the script stands in: they are the next ones."""
+        self.began_before = False
+        """The pass that began last had begun before the script's place, or its epoch."""
         self._back = -1
         """The pass that asked last then."""
 
-    def begin(self) -> tuple[int, Place | None]:
-        """Number of the pass that begins now, and where it begins: None where it was over."""
+    def begin(self, site: str = "", goes_on: bool = False) -> tuple[int, Place | None]:
+        """Number of the pass that begins now, and where it begins: None where it was over.
+
+        `goes_on`: it may be one that was open at the beginning of the epoch. Raises Refused if it is not known which one.
+        """
         self._open = {other: place for other, place in self._open.items() if not place.get("left")}
-        if self._pending:
-            number = self._pending.pop(0)
-            self._here.add(number)
-            return number, self._kept[number]
-        if self._expected and self._expected[0][0] == self.begun - self._epoch:
-            _, number = self._expected.pop(0)
-            self._here.add(number)
-            return number, self._kept.get(number)
+        before = self._pending.pop(0) if self._pending else self._going_on(site) if goes_on else None
+        self.began_before = before is not None
+        if before is not None:
+            self._here.add(before)
+            return before, self._kept[before]
         number = self.begun
         begin = START if number >= self._before else self._kept.get(number)
+        if begin is not None and number in self._called and number != self._back:
+            begin = START  # the lines that asked for it run again
         self.begun = number + 1
         if begin is None or begin.get("left"):
             self.begun = max(self.begun, self._behind.get(number, 0))
         else:
             self._here.add(number)
         return number, begin
-
-    @property
-    def begins_beside(self) -> bool:
-        """Is the next pass one that was open beside the one where the record was taken?"""
-        return bool(self._pending)
 
     def go_on(self) -> None:
         """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
@@ -111,6 +112,11 @@ class Places:
         """Has the pass given a batch since the last step?"""
         return number in self._held
 
+    @property
+    def only_within(self) -> bool:
+        """Were all batches since the last step given by passes within the one that asks, such as an evaluation in its body?"""
+        return bool(self._held) and min(self._held) > self._asking
+
     def reads_ahead(self, number: int) -> bool:
         """Are batches of this pass read before the steps that use those before them?"""
         return number in self._ahead
@@ -120,17 +126,35 @@ class Places:
         """Were steps made of batches of the pass that asked last?"""
         return self._asking in self._stepped
 
-    def ask(self, number: int, place: Place, called: bool = False) -> bool:
-        """The script asks for what follows in this pass, by a call or a loop. Does it stand where its record was taken?"""
+    def _going_on(self, site: str) -> int | None:
+        function = site.rpartition(":")[0]
+        there = [n for n in self._sites if n in self._kept and n < self.epoch and n not in self._here and not self._kept[n].get("left")]
+        found = [n for n in there if self._sites[n] == site] or [n for n in there if self._sites[n].rpartition(":")[0] == function]
+        if len(found) > 1:
+            raise Refused(
+                f"{site}: {len(found)} iterators over ps.shard go on from one epoch of ps.epochs to the next. After a restart it is not "
+                "known which one this is. Ask each of them in a function of its own"
+            )
+        return found[0] if found else None
+
+    def ask(self, number: int, place: Place, called: bool = False, site: str = "") -> bool:
+        """The script asks for what follows in this pass, by a call or a loop. Does it stand where its record was taken?
+
+        Raises Refused if a restart could not find it.
+        """
+        if number in self._early and self.epoch >= 0:
+            raise Refused(
+                f"{site}: this iterator over ps.shard was asked before ps.epochs began, and is asked in its loop too. After a restart it "
+                "could not go on: begin it within the loop, or do not ask it before"
+            )
+        self._sites[number] = site
         if called:
             self._called.add(number)
-        if number < self._epoch and all(number != other for _, other in self.continued):
-            self.continued.append((self.begun - self._epoch, number))
         self._open[number], self._asking = place, number
         back, self._back = self._back == number, -1 if self._back == number else self._back
         if back:
             self.begun = max(self.begun, self._before)
-            kept = (other for other, at in self._kept.items() if not at.get("left") and at != START)
+            kept = (other for other, at in self._kept.items() if other > number and not at.get("left") and other not in self._called)
             self._pending = sorted(other for other in kept if other not in self._here)
         return back
 
@@ -169,6 +193,7 @@ class Places:
             self._loose = True
         self._here.discard(number)
         self._ahead.discard(number)
+        self._sites.pop(number, None)
         if self.begun > number + 1:
             self._behind = {other: then for other, then in self._behind.items() if not number < other < self.begun}
             self._behind.setdefault(number, self.begun)
@@ -176,20 +201,21 @@ class Places:
         self._stepped.discard(number)
         self._called.discard(number)
 
-    def begin_epoch(self, expected: Sequence[tuple[int, int]] = ()) -> tuple[int, dict[int, Place]]:
-        """An epoch of `ps.epochs` begins: how many passes had begun, and those that are open, by number, where they are.
+    def begin_epoch(self) -> dict[str, Any]:
+        """An epoch of `ps.epochs` begins: where the script is in its data, as `load` takes it.
 
-        `expected`: what `continued` was when a record of this epoch was taken. Raises Refused if steps of the epoch will use what was
-        read before.
+        Raises Refused if steps of the epoch will use what was read before.
         """
         if self._ahead & self._open.keys():
             raise Refused(
                 "steps of the next epoch would use batches that are read already. After a restart they could not be found again: begin the "
                 "pass over ps.shard(loader) within the epoch"
             )
-        self._loose, self._epoch, self.continued, self._expected = False, self.begun, [], list(expected)
+        if self.epoch < 0:
+            self._early = frozenset(self._after)
+        self._loose, self.epoch = False, self.begun
         self._behind = {number: then for number, then in self._behind.items() if number >= self.begun}
-        return self.begun, {number: self._after.get(number, place) for number, place in self._open.items() if not place.get("left")}
+        return self._state(-1)
 
     @property
     def known(self) -> bool:
@@ -201,19 +227,26 @@ class Places:
         """For a resume record; None where the script's place is not known."""
         if not self.known:
             return None
+        return self._state(self._asking)
+
+    def _state(self, asking: int) -> dict[str, Any]:
+        opened = dict(self._opened(asking))
         return {
             "begun": self.begun,
-            "asking": self._asking,
-            "open": [[number, dict(place)] for number, place in self._opened()],
+            "asking": asking,
+            "open": [[number, dict(place)] for number, place in opened.items()],
+            "called": sorted(self._called & opened.keys()),
+            "trained": sorted(self._stepped & opened.keys()),
+            "sites": [[number, site] for number, site in self._sites.items() if number in opened],
             "behind": [list(each) for each in self._behind.items()],
         }
 
-    def _opened(self) -> Iterator[tuple[int, Place]]:
-        """Passes that go on. Those behind the one that asks go on behind what they gave, since steps have used that."""
+    def _opened(self, asking: int) -> Iterator[tuple[int, Place]]:
+        """Passes that go on. All but the one that asks go on behind what they gave, since steps have used that."""
         for number, place in self._open.items():
-            if number <= self._asking or place.get("left"):
+            if number == asking or place.get("left"):
                 yield number, place
-            elif number not in self._called:  # the script would begin another one
+            elif number < asking or asking < 0 or number not in self._called:  # else the script would begin another one
                 yield number, self._after.get(number, place)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -222,6 +255,9 @@ class Places:
             self._before, self._back = int(state["begun"]), int(state["asking"])
             self._kept = {int(number): {**place, "round": int(place["round"])} for number, place in state["open"]}
             self._behind = {int(number): int(then) for number, then in state["behind"]}
+            self._called = {int(number) for number in state["called"]}
+            self._stepped = {int(number) for number in state["trained"]}
+            self._sites = {int(number): str(site) for number, site in state["sites"]}
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the resume record is damaged: its place in the data is not in shape: {error!r}") from None
         self._open = {number: place for number, place in self._kept.items() if not place.get("left")}
