@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +33,7 @@ from psjob.wire.pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import link as links
 from psjob.worker.link import ShardLink
+from tests.ports import free
 from tests.runkeys import handed, write_certificates
 
 OVERLAP = False
@@ -54,7 +57,7 @@ class Shards:
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that."""
         self._others = set(threading.enumerate())
-        held = [_free() for _ in range(2 * shards)]
+        held = [free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
@@ -334,8 +337,15 @@ def together(workers: Sequence[Worker], act: Callable[[Worker], None]) -> list[B
         thread.start()
     for thread in threads:
         thread.join(SECONDS)
-        assert not thread.is_alive(), "a worker hangs"
+        assert not thread.is_alive(), f"a worker hangs\n{stacks()}"
     return raised
+
+
+def stacks() -> str:
+    """What every thread of this process does: shards and workers are threads, so it shows who waits for whom."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n".join(f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-8:])}" for ident, frame in frames)
 
 
 def all_well(workers: Sequence[Worker], act: Callable[[Worker], None]) -> None:
@@ -343,10 +353,3 @@ def all_well(workers: Sequence[Worker], act: Callable[[Worker], None]) -> None:
     for error in together(workers, act):
         if error is not None:
             raise error
-
-
-def _free() -> socket.socket:
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", 0))
-    return sock

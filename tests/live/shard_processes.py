@@ -14,7 +14,7 @@ from typing import Any
 from psjob import contract
 from psjob.process.asking import ask
 from tests import warm
-from tests.live.live_shards import _free
+from tests.ports import free
 from tests.runkeys import RUN, get, key_file
 
 PROGRAM = ("-m", "psjob.shard")
@@ -28,7 +28,7 @@ class Processes:
     """
 
     def __init__(self, folder: Path, shards: int = 2, workers: int = 1, forked: bool = False, **changes: Any) -> None:
-        held = [_free() for _ in range(2 * shards)]
+        held = [free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         for sock in held:
             sock.close()

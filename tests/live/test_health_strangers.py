@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from psjob_operator.cluster.health import CONNECTIONS, LINE_BYTES, Health
-from tests.live.live_shards import _free
+from tests.ports import free
 
 
 async def _page() -> bytes:
@@ -39,7 +39,7 @@ def _hung_up(sock: socket.socket) -> bool:
 
 def test_connections_and_requests_are_bounded() -> None:
     async def main() -> None:
-        with _free() as held:
+        with free() as held:
             port = int(held.getsockname()[1])
         health = Health(_numbers, _page)
         await health.start("127.0.0.1", port)

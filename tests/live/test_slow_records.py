@@ -18,7 +18,7 @@ from torch import nn
 
 from psjob.process.config import CheckpointConfig, Place
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Shards, Worker, eventually, serving
+from tests.live.live_shards import Died, Shards, Worker, eventually, serving
 from tests.live.slow_line import SlowLine
 from tests.soaking import soak
 
@@ -82,7 +82,7 @@ def in_threads(workers: list[Worker], act: Any) -> list[threading.Thread]:
 
     def run(worker: Worker) -> None:
         torch.set_num_threads(1)
-        with contextlib.suppress(SystemExit):
+        with contextlib.suppress(SystemExit, Died):
             worker.attach()
             act(worker)
 

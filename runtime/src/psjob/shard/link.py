@@ -81,7 +81,7 @@ class CoordinatorLink:
     def _read_loop(self) -> None:
         while not self._over:
             time.sleep(self._dials.get())
-            stream = self._next()
+            stream = None if self._over else self._next()
             if stream is None:
                 self._post(e.Unreached())
                 continue
@@ -91,6 +91,9 @@ class CoordinatorLink:
                 continue
             self._number += 1
             self._stream = stream
+            if self._over:  # `close` came before there was a stream to close
+                stream.close()
+                return
             self._post(e.Connected(self._number))
             why = self._read(stream, self._number)
             self._stream = None
