@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tqdm import tqdm
 
 from psjob.api import asking
 from psjob.api.asking import Way, site, way
@@ -172,21 +173,77 @@ def test_targets_of_loops_are_found_in_the_code() -> None:
     ("made", "told"),
     [
         (enumerate, ""),
-        (lambda it: enumerate(once(it), 1), ""),
+        (lambda it: enumerate(once(it), 1), "enumerate counts what a generator makes of the data"),
         (lambda it: zip(it, once(it), strict=False), ""),
         (lambda it: map(str, it), ""),
         (itertools.cycle, "itertools.cycle counts or keeps what it was given"),
         (lambda it: itertools.islice(enumerate(it), 3), "itertools.islice counts or keeps what it was given"),
         (lambda it: zip(it, range(3), strict=False), "zip goes over a range_iterator beside the data"),
-        (lambda it: enumerate(zip([1, 2], once(it), strict=False)), "zip goes over a list_iterator beside the data"),
+        (lambda it: enumerate(zip([1, 2], it, strict=False)), "zip goes over a list_iterator beside the data"),
     ],
 )
 def test_what_counts_is_found_around_an_iterator(made: Callable[[Any], Any], told: str) -> None:
     iterator: Any = iter(Loader())
     around = iter(made(iterator))
     first = next(around)
-    assert asking.keeps_count(iterator, asking.holders(iterator), lambda _other: False) == told
+    assert asking.keeps_count(iterator, asking.holders(iterator, None), lambda _other: False) == told
     assert first is not None
+
+
+def pairs(iterator: Iterator[int]) -> Iterator[tuple[int, int]]:
+    for one in iterator:
+        yield one, one
+
+
+class Frames:
+    """An iterator that keeps what went over it when it was asked."""
+
+    def __init__(self) -> None:
+        self.chain: list[asking.Holder] = []
+
+    def __iter__(self) -> Iterator[int]:
+        made: list[Any] = []
+        made.append(self._ask(made))
+        return cast(Iterator[int], made[0])
+
+    def _ask(self, itself: list[Any]) -> Iterator[int]:
+        for number in range(2):
+            self.chain = asking.holders(itself[0], sys._getframe(1))
+            yield number
+
+
+@pytest.mark.parametrize(
+    ("made", "found", "told"),
+    [
+        (lambda data: enumerate(tqdm(data, disable=True)), ["generator", "enumerate"], ""),
+        (lambda data: tqdm(enumerate(data), disable=True), ["enumerate", "generator"], ""),
+        (lambda data: enumerate(pairs(data)), ["generator", "enumerate"], "enumerate counts what a generator makes of the data"),
+        (lambda data: pairs(pairs(data)), ["generator", "generator"], ""),
+        (lambda data: itertools.islice(tqdm(data, disable=True), 2), ["generator", "islice"], "itertools.islice counts or keeps"),
+        (lambda data: enumerate(itertools.chain(data, data)), ["chain", "enumerate"], "enumerate counts what a chain makes of the data"),
+        (lambda data: enumerate(filter(None, data)), ["filter", "enumerate"], "enumerate counts what a filter makes of the data"),
+    ],
+)
+def test_what_counts_is_found_around_generators_that_run(made: Callable[[Any], Any], found: list[str], told: str) -> None:
+    data = Frames()
+    for _ in made(data):
+        pass
+    assert [type(each.thing).__name__ for each in data.chain] == found
+    assert asking.keeps_count(None, data.chain, lambda _other: False).startswith(told) and bool(told) == bool(
+        asking.keeps_count(None, data.chain, lambda _other: False)
+    )
+
+
+def test_what_goes_over_a_zip_is_told_from_what_goes_into_it() -> None:
+    data = Frames()
+    for _ in enumerate(tqdm(zip(enumerate(data), range(2), strict=False), disable=True)):
+        pass
+    assert [(type(each.thing).__name__, each.joins) for each in data.chain] == [
+        ("enumerate", False),
+        ("zip", False),
+        ("generator", True),
+        ("enumerate", True),
+    ]
 
 
 @pytest.mark.parametrize("start", [0, 1, -3])
@@ -194,10 +251,37 @@ def test_an_enumerate_goes_on(start: int) -> None:
     iterator: Any = iter(Loader())
     around = enumerate(once(iterator), start)
     assert next(around) == (start, 0)
-    (counter,) = (each for each in asking.holders(iterator) if isinstance(each, enumerate))
-    assert asking.count_on(counter, 5)
+    (counter,) = (each for each in asking.holders(iterator, None) if isinstance(each.thing, enumerate))
+    assert asking.count_on(counter.thing, 5)
     assert list(around) == [(start + 6, 1), (start + 7, 2)]
     assert not asking.count_on(zip(), 5)
+
+
+def test_a_loop_that_makes_its_iterator_itself_is_known() -> None:
+    found = []
+
+    class Made:
+        def __iter__(self) -> Iterator[int]:
+            found.append(asking.is_looped(sys._getframe(1)))
+            return iter(())
+
+    for _ in Made():
+        pass
+    list(Made())
+    list(pairs(cast(Iterator[int], Made())))
+    for _ in enumerate(Made()):
+        pass
+    assert found == [True, False, False, False], "of a generator somebody else may go over what it gives"
+
+
+def test_a_long_body_makes_no_endless_generator() -> None:
+    """Its jump back has a long argument, and leads to what extends that of the loop's head."""
+    lines = "".join(f"        z{number} = b * {number} + {number}\n" for number in range(80))
+    names: dict[str, Any] = {}
+    exec(compile(f"def batches(data):\n    for b in data:\n{lines}        yield b\n", "train.py", "exec"), names)  # noqa: S102
+    data = Loader()
+    assert len(list(names["batches"](data))) > 0
+    assert not any(each.endless for each in data.ways)
 
 
 def test_installed_packages_are_not_the_scripts() -> None:

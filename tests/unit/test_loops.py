@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.loops import Loops
+from psjob.api.loops import AFTER, Loops
 from psjob.api.places import NOWHERE
 from psjob.process.errors import Refused
 
@@ -33,43 +33,46 @@ def test_the_loop_under_way_goes_on_at_its_epoch() -> None:
     loops = Loops()
     number = loops.begin(0)
     for epoch, passes in ((0, 0), (1, 2), (2, 4)):
-        loops.give(number, epoch, at(passes))
+        loops.give(number, epoch, passes, at(passes))
     follows = again(loops)
     assert follows.begin(0) == 0 and follows.was_over(0) is None and follows.was_at(0) == (2, 4)
 
 
 def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 0, at(0))
-    loops.end(0, 3)
-    loops.give(loops.begin(3), 0, at(3))
+    loops.give(loops.begin(0), 0, 0, at(0))
+    loops.give(0, AFTER, 3, at(3))
+    loops.give(loops.begin(3), 0, 3, at(3))
     follows = again(loops)
     assert follows.begin(0) == 0 and follows.was_over(0) == 3 and follows.was_at(0) is None
-    follows.end(0, 3)
+    follows.give(0, AFTER, 3, at(3))
     assert follows.begin(3) == 1 and follows.was_over(1) is None and follows.was_at(1) == (0, 3)
     assert follows.begin(9) == 2 and follows.was_at(2) is None, "a later loop begins at its beginning"
 
 
 def test_a_loop_that_was_left_is_over_when_the_next_begins() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 4, at(8))
-    loops.begin(9)
+    loops.give(loops.begin(0), 4, 8, at(8))
+    loops.give(loops.begin(9), 0, 9, at(9))
     assert again(loops).was_over(0) == 9
 
 
 def test_a_record_between_two_loops_has_none_under_way() -> None:
     loops = Loops()
-    loops.give(loops.begin(0), 0, at(0))
-    loops.end(0, 2)
+    loops.give(loops.begin(0), 0, 0, at(0))
+    assert loops.under_way == 0
+    loops.give(0, AFTER, 2, at(2))
+    assert loops.under_way == -1
     follows = again(loops)
-    assert follows.was_over(0) == 2 and follows.was_at(1) is None and follows.was_over(1) is None
+    assert follows.was_over(0) == 2 and follows.was_at(0) == (AFTER, 2), "what follows the loop goes on there"
+    assert follows.was_at(1) is None and follows.was_over(1) is None
 
 
 def test_the_places_are_those_of_the_epochs_beginning() -> None:
     loops = Loops()
     number = loops.begin(0)
     assert again(loops).kept_at == NOWHERE
-    loops.give(number, 3, at(2))
+    loops.give(number, 3, 2, at(2))
     assert again(loops).kept_at == at(2)
 
 
@@ -79,3 +82,13 @@ def test_the_places_are_those_of_the_epochs_beginning() -> None:
 def test_a_damaged_place_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(Refused, match="its place in the epochs is not in shape"):
         Loops().load(state)
+
+
+def test_where_a_restart_cannot_go_on_the_beginning_before_counts() -> None:
+    loops = Loops()
+    number = loops.begin(0)
+    loops.give(number, 0, 0, at(0))
+    loops.give(number, 1, 1, None)
+    assert again(loops).was_at(number) == (0, 0)
+    loops.give(number, AFTER, 2, None)
+    assert loops.under_way == -1 and again(loops).was_at(number) == (0, 0) and again(loops).was_over(number) is None

@@ -41,32 +41,59 @@ def test_passes_that_were_over_give_nothing_and_the_open_one_goes_on() -> None:
 
 
 def test_a_pass_that_was_left_gives_nothing_more() -> None:
-    """Until the next begins it is where the record is put back."""
     places = Places()
     number, begin = places.begin()
     walk(places, number, begin, 3)
     places.end(number, False)
-    restarted = again(places)
-    number, begin = restarted.begin()
-    assert begin == {"round": 2, "left": True} and restarted.ask(number, begin)
     places.begin()
     assert again(places).begin() == (0, None)
 
 
-def test_two_passes_side_by_side_keep_a_place_each() -> None:
-    places = Places()
-    (one, _), (other, _) = places.begin(), places.begin()
-    for turn in range(3):
-        places.ask(one, {"round": turn})
-        if turn == 2:
-            break
+ZIP = "train.py: main: 12+8"
+
+
+def side_by_side(places: Places, rounds: int) -> None:
+    """As `zip` asks, each in its turn; the first is asked once more."""
+    for turn in range(rounds + 1):
+        if turn == 0:
+            places.begin(ZIP)
+        places.ask(0, {"round": turn}, site=ZIP)
+        if turn == rounds:
+            return
         places.give(False, {"round": turn + 1})
-        places.ask(other, {"round": turn})
+        if turn == 0:
+            places.begin(ZIP)
+        places.ask(1, {"round": turn}, site=ZIP)
+        assert places.inner and places.is_beside
         places.give(False, {"round": turn + 1})
         places.step()
+
+
+def test_two_passes_side_by_side_keep_a_place_each() -> None:
+    places = Places()
+    side_by_side(places, 2)
+    assert not places.inner
+    for _ in range(2):  # the record of a script that has not asked the second one yet holds it too
+        places = again(places)
+        assert places.begin(ZIP) == (0, {"round": 2}) and places.ask(0, {"round": 2}, site=ZIP)
+    places.give(False, {"round": 3})
+    assert places.begin("train.py: main: 13+4") == (2, START), "an evaluation in the body"
+    places.end(2, False)
+    assert places.begin(ZIP) == (1, {"round": 2}), "steps have used what it gave"
+
+
+def test_a_zip_that_comes_to_its_end_takes_the_second_pass_with_it() -> None:
+    places = Places()
+    side_by_side(places, 2)
     restarted = again(places)
-    assert restarted.begin() == (one, {"round": 2}) and restarted.ask(one, {"round": 2})
-    assert restarted.begin() == (other, {"round": 2}), "steps have used what it gave"
+    restarted.begin(ZIP)
+    assert restarted.ask(0, {"round": 2}, site=ZIP)
+    restarted.end(0, False)
+    number, begin = restarted.begin(ZIP)
+    assert (number, begin) == (2, START)
+    restarted.ask(number, START, site=ZIP)
+    restarted.give(False, {"round": 1})
+    assert restarted.begin(ZIP) == (3, START)
 
 
 def test_a_look_at_one_batch_is_given_again() -> None:
@@ -74,14 +101,39 @@ def test_a_look_at_one_batch_is_given_again() -> None:
     number, _ = places.begin()
     places.ask(number, START)
     places.give(False)
-    places.end(number, again=True)
+    places.end(number, look=True)
     number, begin = places.begin()
+    assert begin is not None
     walk(places, number, begin, 2)
     restarted = again(places)
-    assert restarted.begin() == (0, START) and restarted.begin() == (1, {"round": 1})
+    assert restarted.begin() == (0, START)
     assert not restarted.ask(0, START), "nothing is put back while the script looks"
-    restarted.end(0, again=True)
+    restarted.end(0, look=True)
+    assert restarted.begin() == (1, {"round": 1})
+    restarted.ask(1, {"round": 1})
     assert again(restarted).begin() == (0, START)
+
+
+def test_a_look_in_the_body_of_a_loop_is_forgotten() -> None:
+    """The lines before the place do not run again, and those behind it look anew."""
+    places = Places()
+    outer, begin = places.begin()
+    assert begin is not None
+    walk(places, outer, begin, 1)
+    for turn in range(1, 3):
+        look, _ = places.begin("train.py: look: 3+0")
+        places.ask(look, START, site="train.py: look: 3+0")
+        places.give(False, {"round": 1})
+        places.end(look, look=True)
+        places.ask(outer, {"round": turn})
+        assert places.only_within and not places.goes_on_within(outer)
+        places.give(False, {"round": turn + 1})
+        places.step()
+    assert places.state is not None and places.state["looks"] == []
+    restarted = again(places)
+    assert restarted.begin() == (outer, {"round": 2}) and restarted.ask(outer, {"round": 2})
+    restarted.give(False, {"round": 3})
+    assert restarted.begin("train.py: look: 3+0") == (3, START)
 
 
 def test_a_step_of_nothing_but_batches_given_again_counts_for_nothing() -> None:
@@ -114,17 +166,50 @@ def test_a_step_beside_all_passes_makes_the_place_unknown() -> None:
     assert places.state is None
 
 
-def test_a_pass_that_calls_ask_for_makes_the_place_unknown_when_it_ends() -> None:
-    """A restart could not answer `next` with the end of a pass. Until then it goes on."""
+def test_a_pass_that_calls_ask_for_is_begun_again_or_makes_the_place_unknown() -> None:
+    """The lines between passes run again, so a first call is answered again. Whether a later one is, depends on where the script is."""
     places = Places()
     number, _ = places.begin()
-    for turn in range(3):
+    places.ask(number, START, called=True)
+    places.give(False, {"round": 1})
+    places.ask(number, {"round": 1}, called=True)
+    assert not places.goes_on_by_calls(number), "an evaluation by calls"
+    places.give(False, {"round": 2})
+    places.step()
+    assert places.goes_on_by_calls(number)
+    training, begin = places.begin()
+    assert begin is not None
+    walk(places, training, begin, 2)
+    restarted = again(places)
+    assert restarted.begin() == (number, START) and restarted.begin() == (training, {"round": 1})
+    places.end(number, False)
+    assert places.state is None, "it was trained on, and a call could not be answered with the end of it"
+
+
+def test_a_pass_that_is_read_whole_before_its_steps_is_no_look() -> None:
+    """As `list(loader)`, whose batches are trained on when it is over."""
+    places = Places()
+    number, _ = places.begin()
+    for turn in range(2):
         places.ask(number, {"round": turn}, called=True)
         places.give(False, {"round": turn + 1})
-        places.step()
-    assert again(places).begin() == (0, {"round": 2})
+        places.lose(ahead=number)
     places.end(number, False)
-    assert places.state is None
+    places.step()
+    assert not places._looks
+
+
+def test_a_pass_that_the_body_of_a_loop_calls_for_goes_on_within() -> None:
+    places = Places()
+    outer, begin = places.begin()
+    assert begin is not None
+    walk(places, outer, begin, 1)
+    inner, _ = places.begin("train.py: main: 5+9")
+    places.ask(inner, START, called=True, site="train.py: main: 5+9")
+    places.give(False, {"round": 1})
+    assert places.goes_on_within(outer) and not places.goes_on_within(inner)
+    places.end(inner, False)
+    assert not places.goes_on_within(outer)
 
 
 def test_a_pass_for_each_step_makes_the_place_unknown() -> None:
@@ -133,12 +218,10 @@ def test_a_pass_for_each_step_makes_the_place_unknown() -> None:
     number, _ = places.begin()
     places.ask(number, START, called=True)
     places.give(False, {"round": 1})
-    places.end(number, again=True)
+    places.end(number, look=True)
     assert places.state is not None
     places.step()
     assert places.state is None
-    places.begin()
-    assert not places._open, "records do not grow"
 
 
 def test_batches_that_are_read_ahead_make_the_place_unknown() -> None:
@@ -157,7 +240,7 @@ def test_batches_that_are_read_ahead_make_the_place_unknown() -> None:
     assert restarted.begin() == (number, {"round": 1}) and restarted.ask(number, {"round": 1}) and restarted.trains
     places.end(number, False)
     assert not places.trains
-    assert places.begin_epoch()["begun"] == 1 and not places.reads_ahead(number) and places.state is not None, "an epoch begins anew"
+    assert places.begin_epoch(0)["begun"] == 1 and places.state is not None, "an epoch begins anew"
 
 
 def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
@@ -166,7 +249,7 @@ def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
     for _ in range(2):
         number, begin = places.begin()
         walk(places, number, begin, 2)
-        inner, begin = places.begin()
+        inner, begin = places.begin("train.py: evaluate: 30+4")
         walk(places, inner, begin, 2)
         places.end(inner, False)
         walk(places, number, {"round": 2}, 3)
@@ -175,8 +258,26 @@ def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
         assert after == number + 2
         walk(places, after, begin, 1)
         places.end(after, False)
+    last, begin = places.begin()
+    walk(places, last, begin, 1)
     restarted = again(places)
-    assert [restarted.begin() for _ in range(5)] == [(0, None), (2, None), (3, None), (5, {"round": 0, "left": True}), (6, START)]
+    assert [restarted.begin() for _ in range(6)] == [(0, None), (2, None), (3, None), (5, None), (6, {"round": 0}), (7, START)]
+
+
+def test_a_script_that_comes_to_its_place_by_other_passes_is_refused() -> None:
+    """A `while` loop around passes counts what those give, and those that were over give nothing."""
+    places = Places()
+    for line in (3, 3, 9):
+        number, begin = places.begin(f"train.py: main: {line}+4")
+        assert begin is not None
+        places.ask(number, START, site=f"train.py: main: {line}+4")
+        if line == 3:
+            places.end(number, False)
+    restarted = again(places)
+    assert restarted.begin("train.py: main: 3+4") == (0, None)
+    assert restarted.begin("train.py: main: 9+4") == (1, None) and restarted.begin("train.py: main: 9+4") == (2, START)
+    with pytest.raises(Refused, match="main: 9: after its restart the script comes to its place by other passes"):
+        restarted.ask(2, START, site="train.py: main: 9+4")
 
 
 def test_batches_of_an_evaluation_within_a_pass_are_no_accumulation() -> None:
@@ -197,93 +298,148 @@ def test_batches_of_an_evaluation_within_a_pass_are_no_accumulation() -> None:
     assert places.only_within
 
 
-def test_the_next_pass_after_the_place_is_the_open_one_or_a_new_one() -> None:
-    places = Places()
-    (outer, _), (over, _) = places.begin(), places.begin()
-    places.ask(outer, START)
-    places.give(False, {"round": 1})
-    places.ask(over, {"round": 3})
-    assert places.inner
-    places.end(over, False)
-    beside, _ = places.begin()
-    places.ask(beside, {"round": 1})
-    assert places.inner
-    places.give(False, {"round": 2})
-    places.step()
-    places.ask(outer, {"round": 4})
-    assert not places.inner
-    restarted = again(places)
-    number, begin = restarted.begin()
-    assert begin == {"round": 4} and restarted.ask(number, begin)
-    assert restarted.begin() == (beside, {"round": 2}) and restarted.begin() == (3, START)
-
-
-SITE = "train.py: main: 12"
+SITE = "train.py: main: 12+4 < train.py: <module>: 30+0"
 
 
 def test_a_pass_goes_on_from_epoch_to_epoch() -> None:
     """One epoch for each step, over an iterator that was made before; a look before the loop is over."""
     places = Places()
-    look, _ = places.begin()
-    places.ask(look, START, True, "train.py: main: 3")
+    look, _ = places.begin("train.py: main: 3+4")
+    places.ask(look, START, True, "train.py: main: 3+4")
     places.give(False, {"round": 1})
-    assert places.begin_epoch()["begun"] == 1
+    assert places.begin_epoch(0)["begun"] == 1
     number, _ = places.begin(SITE, goes_on=True)
     for turn in range(3):
+        assert not places.goes_on_by_calls(number), "once in an epoch"
         places.ask(number, {"round": turn}, True, SITE)
         places.give(False, {"round": turn + 1})
         places.step()
-        at_epoch = places.begin_epoch()
-        assert (at_epoch["begun"], at_epoch["open"]) == (2, [[0, {"round": 1}], [1, {"round": turn + 1}]])
+        assert places.goes_on_by_calls(number)
+        at_epoch = places.begin_epoch(1, follows=True)
+        assert (at_epoch["begun"], at_epoch["looks"]) == (2, [look])
+        assert [(one["number"], one["place"]) for one in at_epoch["open"]] == [(number, {"round": turn + 1})]
     places.ask(number, {"round": 3}, True, SITE)
     for kept, stands in ((places.state, True), (at_epoch, False)):
         restarted = Places()
         restarted.load(json.loads(json.dumps(kept)))
-        assert restarted.begin("train.py: main: 3", goes_on=True) == (look, START), "it runs again"
+        assert restarted.begin("train.py: main: 3+4", goes_on=True) == (look, START), "it runs again"
         restarted.begun = 2
-        restarted.begin_epoch()
-        assert restarted.begin("train.py: evaluate: 30", goes_on=True) == (2, START)
+        restarted.begin_epoch(0)
+        if not stands:
+            assert restarted.begin("train.py: evaluate: 30+4", goes_on=True) == (2, START)
         assert restarted.begin(SITE, goes_on=True) == (number, {"round": 3})
         assert restarted.ask(number, {"round": 3}, True, SITE) == stands
-        assert restarted.begin(SITE, goes_on=True) == (3, START)
+        assert restarted.begin(SITE, goes_on=True) == (2 if stands else 3, START)
+
+
+def look(places: Places) -> int:
+    number, _ = places.begin()
+    places.ask(number, START)
+    places.give(False, {"round": 1})
+    places.end(number, look=True)
+    return number
+
+
+def test_looks_of_epochs_that_are_over_are_forgotten() -> None:
+    places = Places()
+    before = look(places)
+    for epoch in range(3):
+        places.begin_epoch(epoch, follows=epoch > 0)
+        inside = look(places)
+    assert places._looks == {before, inside}
+    places.begin_epoch(-1)
+    between = look(places)
+    state = places.begin_epoch(0)
+    assert state is not None and {before, between} <= set(state["looks"]), "lines between two loops run again"
+
+
+def test_lines_before_the_epochs_are_given_their_data_again_if_they_make_no_steps() -> None:
+    places = Places()
+    outer, begin = places.begin()
+    assert begin is not None
+    for turn in range(2):
+        places.ask(outer, {"round": turn})
+        places.give(False, {"round": turn + 1})
+        inner, _ = places.begin("train.py: look: 3+0")
+        places.ask(inner, START)
+        places.end(inner, False)
+    places.ask(outer, {"round": 2})
+    places.end(outer, False)
+    state = places.begin_epoch(0)
+    assert state is not None and (state["looks"], state["behind"]) == ([0, 1, 2], [])
+    restarted = Places()
+    restarted.load(state)
+    assert [restarted.begin() for _ in range(4)] == [(0, START), (1, START), (2, START), (3, START)]
+
+
+def test_lines_before_the_epochs_that_make_steps_of_what_is_not_known_run_again_as_a_whole() -> None:
+    places = Places()
+    number, begin = places.begin()
+    assert begin is not None
+    walk(places, number, begin, 2)
+    places.lose()
+    places.end(number, False)
+    assert places.begin_epoch(0) is None and places.begin_epoch(1, follows=True) is None and places.begin_epoch(-1) is None
+    assert places.state is None and places.epoch == -1
+
+
+def test_an_endless_generator_does_not_take_the_pass_of_another_one() -> None:
+    places = Places()
+    places.begin_epoch(0)
+    for number in range(2):
+        site = f"train.py: endless: 7+8 < train.py: main: 12+{number}"
+        places.begin(site, goes_on=True)
+        places.ask(number, {"round": number}, site=site)
+        places.give(False, {"round": number + 1})
+        places.step()
+    at_epoch = places.begin_epoch(1, follows=True)
+    restarted = Places()
+    restarted.load(at_epoch)
+    restarted.begun = 2
+    restarted.begin_epoch(1, follows=True)
+    first, second = (f"train.py: endless: 7+8 < train.py: main: 12+{number}" for number in range(2))
+    assert restarted.begin(first, goes_on=True) == (0, {"round": 1})
+    restarted.end(0, False)
+    assert restarted.begin(first, goes_on=True) == (2, START), "its next pass"
+    assert restarted.begin(second, goes_on=True) == (1, {"round": 2})
 
 
 def test_an_iterator_that_is_made_in_the_loop_is_a_new_pass() -> None:
     places = Places()
-    places.begin_epoch()
+    places.begin_epoch(0)
     number, _ = places.begin(SITE)
     places.ask(number, START, True, SITE)
     places.give(False, {"round": 1})
     places.step()
     restarted = Places()
-    restarted.load(places.begin_epoch())
+    restarted.load(places.begin_epoch(0))
     restarted.begun = 1
-    restarted.begin_epoch()
+    restarted.begin_epoch(0)
     assert restarted.begin(SITE) == (1, START)
 
 
 def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
     places = Places()
-    places.begin_epoch()
+    places.begin_epoch(0)
     for number in range(2):
         places.begin()
-        places.ask(number, {"round": number}, True, f"train.py: main: {number}")
+        places.ask(number, {"round": number}, True, f"train.py: main: {number}+4")
         places.give(False, {"round": number + 1})
         places.step()
-    at_epoch = places.begin_epoch()
+    at_epoch = places.begin_epoch(0)
 
     def restarted() -> Places:
         made = Places()
         made.load(at_epoch)
         made.begun = 2
-        made.begin_epoch()
+        made.begin_epoch(0)
         return made
 
     made = restarted()
-    assert made.begin("train.py: main: 1", True) == (1, {"round": 2})
-    assert made.begin("train.py: main: 9", True) == (0, {"round": 1}), "no other is left"
+    assert made.begin("train.py: main: 1+4", True) == (1, {"round": 2})
+    assert made.begin("train.py: main: 9+4", True) == (0, {"round": 1}), "no other is left"
     with pytest.raises(Refused, match=r"2 iterators over ps\.shard go on"):
-        restarted().begin("train.py: main: 9", True)
+        restarted().begin("train.py: main: 9+4", True)
 
 
 def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
@@ -291,7 +447,7 @@ def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
     number, _ = places.begin()
     places.ask(number, START, True, SITE)
     places.give(False, {"round": 1})
-    places.begin_epoch()
+    places.begin_epoch(0)
     with pytest.raises(Refused, match=r"train.py: main: 12: this iterator over ps.shard was asked before"):
         places.ask(number, {"round": 1}, True, SITE)
 
@@ -302,16 +458,18 @@ def test_what_was_read_for_the_next_epoch_is_refused() -> None:
     places.ask(number, START)
     places.give(False, {"round": 1})
     places.lose(ahead=number)
+    places.step()
     with pytest.raises(Refused, match=r"begin the pass over ps.shard\(loader\) within the epoch"):
-        places.begin_epoch()
+        places.begin_epoch(0)
 
 
 @pytest.mark.parametrize(
     "state",
     [
         {},
-        {"begun": 1, "asking": 0, "open": [[0, {}]], "called": [], "trained": [], "sites": [], "behind": []},
-        {"begun": "x", "asking": 0, "open": [], "called": [], "trained": [], "sites": [], "behind": []},
+        {"begun": 1, "asking": 0, "open": [{"number": 0}], "looks": [], "behind": [], "stepped": False, "trail": 0},
+        {"begun": 1, "asking": 0, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0},
+        {"begun": "x", "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0},
     ],
 )
 def test_a_damaged_place_is_refused(state: dict[str, Any]) -> None:
@@ -338,6 +496,8 @@ def test_a_loop_that_counts_by_itself_goes_on_at_the_pass_under_way() -> None:
 
 def test_what_stands_in_for_a_batch_makes_no_step() -> None:
     places = Places()
+    number, _ = places.begin()
+    places.ask(number, START)
     places.skip()
     assert places.skipping
     places.give(False)

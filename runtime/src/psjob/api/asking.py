@@ -56,8 +56,13 @@ def site(code: CodeType, at: int) -> Site:
             drives = True
         elif "JUMP_BACKWARD" in one.opname and "NO_INTERRUPT" not in one.opname and int(one.argval) <= at < one.offset:
             # The jump of a loop's own end leads to its head, and that of a loop around it to somewhere before that.
-            looped |= not any(it.opname == "FOR_ITER" and it.offset == int(one.argval) and it.offset <= at for it in instructions)
+            looped |= not any(it.opname == "FOR_ITER" and it.offset == _meant(instructions, int(one.argval)) <= at for it in instructions)
     return Site(drives, frozenset(targets), frozenset(around), looped)
+
+
+def _meant(instructions: list[dis.Instruction], target: int) -> int:
+    """The instruction that a jump leads to, behind what only extends its argument."""
+    return next(one.offset for one in instructions if one.offset >= target and one.opname != "EXTENDED_ARG")
 
 
 def _assigned(instructions: list[dis.Instruction]) -> Iterator[str]:
@@ -83,7 +88,7 @@ class Way:
     endless: bool
     """A generator asks that goes over its data again and again, for loops that a restart cannot advance."""
     site: str
-    """Where: `train.py: main: 12`."""
+    """Where, from the innermost function of the script on: `train.py: step: 12+40 < train.py: <module>: 30+6`."""
     values: dict[tuple[int, str], Any]
     """Of the `for` loops that lie around this pass, by frame and name; of what is no number or text its identity."""
 
@@ -98,15 +103,24 @@ def way(frame: FrameType | None) -> Way:
     endless = at.drives and at.looped and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     values: dict[tuple[int, str], Any] = {}
     direct, depth = frame, 0
-    place = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}: {frame.f_lineno}"
+    sites = []
     while frame is not None:
+        if frame is direct or is_script(frame.f_code):
+            sites.append(_named(frame.f_code, frame.f_lasti))
         if is_script(frame.f_code):
             here = site(frame.f_code, frame.f_lasti)
             names = here.around if frame is direct or at.drives else here.targets
             held = frame.f_locals if names else {}
             values.update({(depth, name): _compared(held[name]) for name in names if name in held})
         frame, depth = frame.f_back, depth + 1
-    return Way(not at.drives, endless, place, values)
+    return Way(not at.drives, endless, " < ".join(sites), values)
+
+
+@cache
+def _named(code: CodeType, at: int) -> str:
+    """The call at byte `at`, by line and column: interpreters make one instruction of several, as they learn."""
+    line, _, column, _ = next(itertools.islice(code.co_positions(), at // 2, None), (None,) * 4)
+    return f"{Path(code.co_filename).name}: {code.co_qualname}: {line or code.co_firstlineno}+{column or 0}"
 
 
 def _compared(value: Any) -> Any:
@@ -114,36 +128,92 @@ def _compared(value: Any) -> Any:
 
 
 _PASS_ON: Final = (enumerate, zip, map, filter, itertools.islice, itertools.cycle, itertools.chain, GeneratorType, tuple)
-_LONGEST_CHAIN: Final = 6
+_ONE_BY_ONE: Final = (enumerate, zip, map, tuple)
+_SHOW_PROGRESS: Final = tuple(f"{Path(sysconfig.get_path('purelib')) / name}/" for name in ("tqdm", "rich"))
+_LONGEST_CHAIN: Final = 8
 
 
-def holders(iterator: object) -> list[object]:
-    """The iterators that go over this one, nearest first: `enumerate`, `zip`, generators such as tqdm's. The heap is looked through."""
-    found: list[object] = []
-    known = [iterator]
+@dataclass(frozen=True)
+class Holder:
+    """What goes over an iterator, such as an `enumerate`, or over what goes over it."""
+
+    thing: object
+    joins: bool
+    """It goes over a `zip`, and so over other iterators too."""
+
+
+def is_looped(frame: FrameType | None) -> bool:
+    """Is an iterator made in this frame by a `for` loop itself, so that nothing else goes over it? Something may go over a generator."""
+    return frame is not None and not frame.f_code.co_flags & inspect.CO_GENERATOR and _made_by(frame.f_code, frame.f_lasti) == "GET_ITER"
+
+
+@cache
+def _made_by(code: CodeType, at: int) -> str:
+    return next((one.opname for one in dis.get_instructions(code) if one.offset == at), "")
+
+
+def holders(iterator: object, frame: FrameType | None) -> list[Holder]:
+    """What goes over an iterator that was asked in this frame, nearest first: `enumerate`, `zip`, generators such as tqdm's.
+
+    The heap is looked through. A generator that is running does not show there what it goes over: those are found by the frames.
+    """
+    found: list[Holder] = []
+    running = _running(frame)
+    known = [Holder(iterator, False)]
     for _ in range(_LONGEST_CHAIN):
-        mine = {id(each) for each in (*known, *found)}
-        known = [each for each in gc.get_referrers(*known) if type(each) in _PASS_ON and id(each) not in mine]
+        known = _over(known, [iterator, *(each.thing for each in found)])
+        found += known
+        if not known:
+            seen = {id(each.thing) for each in found}
+            known = [Holder(each, any(type(below.thing) is zip for below in found)) for each in running if id(each) not in seen][:1]
+            found += known
         if not known:
             break
-        found += known
-    return [each for each in found if type(each) is not tuple]
+    return [each for each in found if type(each.thing) is not tuple]
 
 
-def keeps_count(iterator: object, chain: Sequence[object], own: Callable[[object], bool]) -> str:
+def _over(known: Sequence[Holder], seen: Sequence[object]) -> list[Holder]:
+    mine = {id(known), *map(id, seen), *(id(each.thing) for each in known)}
+    above = [each for each in gc.get_referrers(*(each.thing for each in known)) if type(each) in _PASS_ON and id(each) not in mine]
+    joined = {id(each.thing) for each in known if each.joins or type(each.thing) is zip}
+    return [Holder(each, any(id(below) in joined for below in gc.get_referents(each))) for each in above]
+
+
+def _running(frame: FrameType | None) -> list[object]:
+    """Generators of these frames that are not psjob's, the innermost first."""
+    frames = []
+    while frame is not None:
+        if frame.f_code.co_flags & inspect.CO_GENERATOR and not frame.f_code.co_filename.startswith(HERE):
+            frames.append(frame)
+        frame = frame.f_back
+    if not frames:
+        return []
+    there = [each for each in gc.get_objects() if type(each) is GeneratorType and each.gi_running]
+    return [each for frame in frames for each in there if each.gi_frame is frame]
+
+
+def keeps_count(iterator: object, chain: Sequence[Holder], own: Callable[[object], bool]) -> str:
     """What in a chain of `holders` counts or keeps batches, so that it could not go on in the middle; empty: nothing.
 
     `own` are iterators that find their places by themselves.
     """
-    ours = {id(each) for each in (iterator, *chain)}
-    for each in chain:
-        if isinstance(each, itertools.cycle | itertools.islice):
-            return f"itertools.{type(each).__name__} counts or keeps what it was given"
-        if isinstance(each, zip):
-            beside = [other for other in each.__reduce__()[1] if id(other) not in ours and not own(other)]
+    ours = {id(iterator), *(id(each.thing) for each in chain)}
+    counts = any(type(each.thing) is enumerate for each in chain)
+    for thing in (each.thing for each in chain):
+        if isinstance(thing, itertools.cycle | itertools.islice):
+            return f"itertools.{type(thing).__name__} counts or keeps what it was given"
+        if isinstance(thing, zip):
+            beside = [other for other in thing.__reduce__()[1] if id(other) not in ours and not own(other)]
             if beside:
                 return f"zip goes over a {type(beside[0]).__name__} beside the data"
+        if counts and not (isinstance(thing, _ONE_BY_ONE) or _shows_progress(thing)):
+            return f"enumerate counts what a {type(thing).__name__} makes of the data"
     return ""
+
+
+def _shows_progress(thing: object) -> bool:
+    """A generator that gives each thing that it was given, and none else."""
+    return isinstance(thing, GeneratorType) and thing.gi_code.co_filename.startswith(_SHOW_PROGRESS)
 
 
 def count_on(counter: object, more: int) -> bool:

@@ -103,14 +103,15 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.places, self.loops = Places(), Loops()
-        self.zipped: object = None
-        """What goes over the last pass that was finished before a restart, and over others beside it."""
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
         self.stepper = threading.get_ident()
         """The thread that trains."""
         self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
+        """Of those, when the script was given its last batch,"""
+        self._left: list[tuple[torch.Tensor | None, int]] = []
+        """and after its last step."""
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
@@ -133,7 +134,7 @@ class AttachedJob:
         self.variables = variables.Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
         psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, **self._added(), **own}
         kept = {**stateful, **psjobs}
-        self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, [*own, variables.NAME])
+        self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 
     def _added(self) -> dict[str, Any]:
         return {"parameter groups added": AddedGroups(self.pairs)} if any(pair.later for pair in self.pairs) else {}
@@ -200,7 +201,8 @@ class AttachedJob:
     def _put_back_early(self, kept: record.ResumeRecord) -> None:
         """What the script may look at before it stands at its place, as buffers in an evaluation."""
         record.restore_buffers(kept, self.model, self.buffers)
-        early = {name: thing for name, thing in self.records.between.items() if not getattr(thing, "counts_again", False)}
+        between = self.records.between.items()
+        early = {name: thing for name, thing in between if name != variables.NAME and not getattr(thing, "counts_again", False)}
         whole = _kept_for(early, kept)
         stateful = {name: value for name, value in whole.stateful.items() if name in early}
         record.restore_objects(dataclasses.replace(whole, stateful=stateful), early)
@@ -231,18 +233,22 @@ class AttachedJob:
         if self.restored is not None:
             self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}))
 
-    def begin_epoch(self, loop: int, epoch: int) -> None:
-        """The script is given an epoch of a loop of `ps.epochs`."""
-        kept, self.beginning = self.beginning, None
-        at = self.loops.was_at(loop)
+    def begin_epoch(self, loop: int, epoch: int, frame: FrameType) -> None:
+        """The script is given an epoch of a loop of `ps.epochs` in this frame, or AFTER: the loop is over."""
+        kept, stands = self.beginning, self.loops.was_at(loop)
         again = None
-        if kept is not None and at is not None and at[0] == epoch and self.restored is not None:
-            again = self.restored.beginning
+        self.variables.at_step(frame)
+        if kept is not None and stands is not None and stands[0] == epoch and self.restored is not None:
+            again, self.beginning = self.restored.beginning, None
             self.carry_out(lambda: self._restore(kept, self.records.between))
         self.make_owed()
-        at = self.carry_out(self.places.begin_epoch)
-        self.loops.give(loop, epoch, at if again is None else self.loops.kept_at)
-        self.carry_out(lambda: self.records.begin_epoch(again))
+        follows, at = self.loops.under_way == loop, None
+        if not self._accumulates:
+            at = self.carry_out(lambda: self.places.begin_epoch(epoch, follows))
+        self.loops.give(loop, epoch, self.places.begun, at if again is None else self.loops.kept_at)
+        if at is not None:
+            self.carry_out(lambda: self.records.begin_epoch(again))
+        self.variables.at(None)
 
     def put_back(self) -> None:
         """The script stands where its record was taken: restore what the record holds."""
@@ -257,6 +263,11 @@ class AttachedJob:
     def behind(self) -> bool:
         """Does the script run lines again, which were run before it was started again?"""
         return self.replay > 0 or self.restored is not None
+
+    @property
+    def comes_back(self) -> bool:
+        """Does the script run the lines between its finished passes again, towards the place in its data where its record was taken?"""
+        return self.restored is not None and self.replay == 0 and not self.places.gone_on and _knows_data(self.restored)
 
     @property
     def cursor(self) -> dict[str, Any] | None:
@@ -274,7 +285,7 @@ class AttachedJob:
 
     def gradients_of_now(self) -> None:
         """The script is given a batch: a later change shows that it was used."""
-        self._gradients = [(p.grad, -1 if p.grad is None else p.grad._version) for p in self._small]
+        self._gradients = self._gradients_now()
 
     @property
     def gradients_have_changed(self) -> bool:
@@ -283,6 +294,15 @@ class AttachedJob:
             p.grad is not grad or (grad is not None and grad._version != version)
             for p, (grad, version) in zip(self._small, self._gradients, strict=False)
         )
+
+    @property
+    def _accumulates(self) -> bool:
+        """Do gradients wait that were added after the last step? No record holds them."""
+        pairs = zip(self._small, self._left or [(None, -1)] * len(self._small), strict=True)
+        return any(p.grad is not None and (p.grad is not grad or p.grad._version != n) and bool(p.grad.any()) for p, (grad, n) in pairs)
+
+    def _gradients_now(self) -> list[tuple[torch.Tensor | None, int]]:
+        return [(p.grad, -1 if p.grad is None else p.grad._version) for p in self._small]
 
     def make_owed(self) -> None:
         """Make the steps that are owed, without a gradient."""
@@ -301,7 +321,7 @@ class AttachedJob:
             self.by_hand.refuse_without_step()
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
-        if self.replay or within:
+        if self.replay or self.comes_back or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
         if (late := self.pairs[0].cuts.late) is not None:
@@ -361,10 +381,11 @@ class AttachedJob:
         self._make_step(pair, original)
         if by_steps:
             self.variables.at(None)
+        self._left = self._gradients_now()
         self.clipping.forget()
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
-        if self.places.skipping:
+        if self.places.skipping or self.comes_back:
             return
         self._stepping, pair.told, self.stepper = pair, None, threading.get_ident()
         if self.places.step():

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -111,16 +112,18 @@ class ShardedLoader(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """The next pass. It begins with its first batch: loops of libraries ask for an iterator before the script attaches."""
-        itself: list[Any] = []
         job = attaching.current
-        made = self._iterate(itself, outside=job is None or job.places.epoch < 0)
-        itself.append(weakref.ref(made))
+        origin = _Origin(job is None or job.places.epoch < 0)
+        if job is not None and not self.led:
+            origin.looped, origin.site = asking.is_looped(sys._getframe(1)), asking.way(sys._getframe(1)).site
+        made = self._iterate(origin)
+        origin.iterator = weakref.ref(made)
         return made
 
-    def _iterate(self, itself: list[Any], outside: bool) -> Iterator[B]:
+    def _iterate(self, origin: _Origin) -> Iterator[B]:
         attaching.settle()
         job = attaching.current
-        yield from self._outside() if job is None else self._pass(job, itself, outside)
+        yield from self._outside() if job is None else self._pass(job, origin)
 
     def __len__(self) -> int:
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
@@ -136,16 +139,12 @@ class ShardedLoader(Generic[B]):
         _begun += 1
         yield from self.loader
 
-    def _pass(self, job: AttachedJob, itself: list[Any], outside: bool) -> Iterator[B]:
-        """`outside`: it was made before the loop over `ps.epochs`, and may go on in each of its epochs."""
+    def _pass(self, job: AttachedJob, origin: _Origin) -> Iterator[B]:
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
         job.make_owed()
-        if job.zipped is not None and any(each is job.zipped for each in asking.holders(itself[0]())):
-            return  # the pass beside it was over
         way = None if self.led else asking.way(sys._getframe(1))
-        number, begin = job.carry_out(lambda: places.begin() if way is None else places.begin(way.site, outside or way.endless))
-        job.zipped = None
+        number, begin = job.carry_out(lambda: places.begin() if way is None else places.begin(way.site, origin.outside or way.endless))
         if not self.led:
             job.advise(self.loader.dataset)
         for _ in range(0 if self.stand_in is None else 1 if begin is None else int(begin["round"])):
@@ -153,17 +152,15 @@ class ShardedLoader(Generic[B]):
             yield self.stand_in
         if begin is None:
             job.passed_again(sys._getframe(1))
-            if places.begun > number + 1:  # others had begun within it
-                job.zipped = next((each for each in asking.holders(itself[0]()) if isinstance(each, zip)), None)
             return
         place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
-        made, given, again = job.made, 0, False
-        taken = None if self.led else Taken(job, number, itself[0])
+        made, given, look = job.made, 0, False
+        taken = None if self.led else Taken(job, number, origin)
         try:
             drawn = generators() if places.began_before else None
-            feed = iter(()) if begin.get("left") else _placed(self._source, number, begin, ahead)
+            feed = _placed(self._source, number, begin, ahead)
             if drawn is not None:  # the loader that goes on had drawn its seeds before
                 put_generators(drawn)
             if told:
@@ -171,16 +168,19 @@ class ShardedLoader(Generic[B]):
             while True:
                 frame = None if self.led else sys._getframe(1)
                 way = None if taken is None else taken.asked(frame)
-                job.variables.at(frame)
+                steps = threading.get_ident() == job.stepper
+                if steps:
+                    job.variables.at(frame)
                 if places.ask(number, place) if way is None else places.ask(number, place, way.called, way.site):
                     job.put_back()
                 if taken is not None and place is begin and (passed := int(begin["round"])):
-                    taken.count_on(passed)
+                    taken.count_on(frame, passed)
                 if taken is not None and places.known and places.inner:
                     taken.within()
                 elif places.known:
                     job.edge()
-                job.variables.at(None)
+                if steps:
+                    job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
                     return
@@ -199,10 +199,10 @@ class ShardedLoader(Generic[B]):
         except Refused as refused:
             job.refuse(str(refused))
         except GeneratorExit:
-            again = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
+            look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
             raise
         finally:
-            places.end(number, again)
+            places.end(number, look)
             for one in told:
                 one.over()
 
@@ -220,14 +220,26 @@ class ShardedLoader(Generic[B]):
             held = following
 
 
+@dataclass
+class _Origin:
+    """Where the iterator of a pass was made."""
+
+    outside: bool
+    """Before the loop over `ps.epochs`: it may go on in each of its epochs."""
+    looped: bool = False
+    """By a `for` loop itself."""
+    site: str = ""
+    iterator: Callable[[], object] = lambda: None
+
+
 class Taken:
     """Finds out whether the place in one pass tells what steps were made of."""
 
-    _looked_up: ClassVar[set[tuple[Any, int]]] = set()
-    """Instructions of which it is known that nothing counts there what it is given."""
+    _looked_up: ClassVar[set[tuple[str, str]]] = set()
+    """Where iterators are made and asked of which it is known that nothing counts what they give."""
 
-    def __init__(self, job: AttachedJob, number: int, iterator: Callable[[], object]) -> None:
-        self._job, self._number, self._iterator = job, number, iterator
+    def __init__(self, job: AttachedJob, number: int, origin: _Origin) -> None:
+        self._job, self._number, self._origin = job, number, origin
         self._first: asking.Way | None = None
 
     def asked(self, frame: FrameType | None) -> asking.Way:
@@ -240,7 +252,11 @@ class Taken:
             self._lose("another thread than the one that trains reads the batches", ahead=True)
         elif way.endless or (self._first is not None and way.values != self._first.values):
             self._lose("a loop advances that is not over the data, such as `for step in range(n)`")
-        elif self._first is None and not way.called and (counts := self._counting(frame)):
+        elif way.called and places.goes_on_by_calls(self._number):
+            self._lose("`next` takes one batch after the other")
+        elif places.goes_on_within(self._number):
+            self._lose("the body of a loop over data takes one batch after the other of other data")
+        elif self._first is None and not way.called and (counts := self._counting(frame, way)):
             self._lose(counts)
         self._first = self._first or way
         return way
@@ -253,20 +269,21 @@ class Taken:
         else:
             job.carry_out(job.session.inside_round)
 
-    def count_on(self, passed: int) -> None:
-        """The pass goes on in the middle, and so does an `enumerate` over it."""
-        for each in asking.holders(self._iterator()):
-            if isinstance(each, enumerate) and not asking.count_on(each, passed):
+    def count_on(self, frame: FrameType | None, passed: int) -> None:
+        """The pass goes on in the middle, and so does an `enumerate` over it. One over several passes counts on with the first."""
+        if self._origin.looped:
+            return
+        second = self._job.places.is_beside
+        for each in asking.holders(self._origin.iterator(), frame):
+            if isinstance(each.thing, enumerate) and not (second and each.joins) and not asking.count_on(each.thing, passed):
                 advice.tell("counts", f"enumerate counts from 0 in a pass that goes on at its batch {passed}")
 
-    def _counting(self, frame: FrameType | None) -> str:
-        while frame is not None and not asking.is_script(frame.f_code):
-            frame = frame.f_back
-        at = None if frame is None else (frame.f_code, frame.f_lasti)
-        if at is None or at in self._looked_up:
+    def _counting(self, frame: FrameType | None, way: asking.Way) -> str:
+        at = (self._origin.site, way.site)
+        if self._origin.looped or at in self._looked_up:
             return ""
-        iterator = self._iterator()
-        found = asking.keeps_count(iterator, asking.holders(iterator), _is_own)
+        iterator = self._origin.iterator()
+        found = asking.keeps_count(iterator, asking.holders(iterator, frame), _is_own)
         if not found:
             self._looked_up.add(at)
         return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Self
 
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
+from psjob.api.loops import AFTER
 from psjob.api.reporting import worker_place
 from psjob.api.state import State, the_state
 from psjob.process.errors import Refused, exit_refused
@@ -50,6 +52,8 @@ class Epochs:
         """Of this loop, once it has begun in a job."""
         self._next = 0
         self._over = False
+        self._left = False
+        """The script has come to the loop's end in this process."""
 
     def __iter__(self) -> Self:
         return self
@@ -58,20 +62,24 @@ class Epochs:
         if self._count is None:
             raise TypeError("ps.epochs() without a count has no length")
         self._job()
-        return 0 if self._over else max(0, self._count - self._next)
+        return 0 if self._is_over else self._count - self._next
 
     def __next__(self) -> int:
         job = self._job()
-        if self._over or (self._count is not None and self._next >= self._count):
-            self._over = True
-            if job is not None and self._number is not None:
-                job.loops.end(self._number, job.places.begun)
+        is_over = self._is_over
+        epoch = AFTER if is_over else self._next
+        self._over = self._over or is_over
+        if job is not None and self._number is not None and not self._left:
+            self._left = is_over
+            job.begin_epoch(self._number, epoch, sys._getframe(1))
+        if is_over:
             raise StopIteration
-        epoch = self._next
         self._next += 1
-        if job is not None and self._number is not None:
-            job.begin_epoch(self._number, epoch)
         return epoch
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over or (self._count is not None and self._next >= self._count)
 
     def _job(self) -> AttachedJob | None:
         """The job; this loop has begun in it then."""
@@ -81,7 +89,6 @@ class Epochs:
             over, at = job.loops.was_over(self._number), job.loops.was_at(self._number)
             if over is not None:
                 self._over, job.places.begun = True, over
-                job.loops.end(self._number, over)
             elif at is not None:
                 self._next, job.places.begun = at
         return job

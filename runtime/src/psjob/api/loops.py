@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from psjob.api.places import NOWHERE
 from psjob.process.errors import Refused
+
+AFTER: Final = -1
+"""In place of an epoch: behind the loop, which is over."""
 
 
 class Loops:
@@ -18,15 +21,19 @@ class Loops:
 
     def __init__(self) -> None:
         self.begun = 0
+        self._loop = -1
+        self._epoch = AFTER
+        """Of that loop, the one from which a restart goes on."""
         self.under_way = -1
-        """The loop that was asked last and is not over."""
-        self._epoch = 0
+        """The loop that was asked last and is not over; -1: none is."""
         self._at: Mapping[str, Any] = NOWHERE
-        """Where `Places` were at the beginning of that epoch."""
+        """Where `Places` were then."""
         self._ends: list[int] = []
         """Passes at the end of each loop that is over."""
+        self._over = 0
+        """So many of them were when that epoch began."""
         self._kept_loop = -1
-        self._kept_epoch = 0
+        self._kept_epoch = AFTER
         self.kept_at: Mapping[str, Any] = NOWHERE
         """Where `Places` were at the beginning of the epoch that `load` has found."""
         self._kept_ends: list[int] = []
@@ -34,7 +41,7 @@ class Loops:
     def begin(self, passes: int) -> int:
         """Number of the loop that begins now; those before it are over."""
         if self.under_way >= 0:
-            self.end(self.under_way, passes)
+            self._end(self.under_way, passes)
         number = self.begun
         self.begun += 1
         return number
@@ -44,26 +51,31 @@ class Loops:
         return self._kept_ends[number] if number < len(self._kept_ends) else None
 
     def was_at(self, number: int) -> tuple[int, int] | None:
-        """Where this loop goes on: its epoch, and the passes at that epoch's beginning; None if it begins at its beginning."""
+        """Where this loop goes on: its epoch, or AFTER, and the passes then; None if it begins at its beginning or was over before."""
         return (self._kept_epoch, int(self.kept_at["begun"])) if number == self._kept_loop else None
 
-    def give(self, number: int, epoch: int, at: Mapping[str, Any]) -> None:
-        """The script is given this epoch of a loop. `at`: what `Places.begin_epoch` gives."""
-        self.under_way, self._epoch, self._at = number, epoch, at
+    def give(self, number: int, epoch: int, passes: int, at: Mapping[str, Any] | None) -> None:
+        """The script is given this epoch of a loop, or none: AFTER.
 
-    def end(self, number: int, passes: int) -> None:
-        """The loop is over, or left."""
-        if number < len(self._ends):
-            return
-        self._ends += [passes] * (number + 1 - len(self._ends))
-        self.under_way = -1
+        `at`: what `Places.begin_epoch` gives; None: a restart cannot go on here, and does from the beginning before.
+        """
+        self.under_way = number
+        if epoch == AFTER:
+            self.under_way = -1
+            self._end(number, passes)
+        if at is not None:
+            self._loop, self._epoch, self._at, self._over = number, epoch, at, len(self._ends)
+
+    def _end(self, number: int, passes: int) -> None:
+        if number >= len(self._ends):
+            self._ends += [passes] * (number + 1 - len(self._ends))
 
     @property
     def state(self) -> dict[str, Any] | None:
         """For a resume record; None for a script without such loops."""
         if not self.begun:
             return None
-        return {"loop": self.under_way, "epoch": self._epoch, "at": dict(self._at), "ends": list(self._ends)}
+        return {"loop": self._loop, "epoch": self._epoch, "at": dict(self._at), "ends": self._ends[: self._over]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Before the first loop: go on from what `state` gave. Raises Refused on anything else."""

@@ -2,140 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from psjob.process.errors import Refused
 
 Place = Mapping[str, Any]
-"""`round`: rounds of the pass that this worker has begun; `left`: nothing more of it is wanted. A pass over an IterableDataset keeps
-what `streams.py` needs beside them."""
+"""`round`: rounds of the pass that this worker has begun. A pass over an IterableDataset keeps what `streams.py` needs beside it."""
 START: Place = {"round": 0}
-NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "called": [], "trained": [], "sites": [], "behind": []}
+NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0}
 """Of a script that has not asked for data."""
+
+
+@dataclass
+class Pass:
+    """One that has begun and is not over."""
+
+    number: int
+    within: int = -1
+    """The pass in whose body it began, or beside which, as in `zip`; -1: none."""
+    place: Place = field(default_factory=lambda: START)
+    """It was asked for what follows this."""
+    after: Place = field(default_factory=lambda: START)
+    """Behind the batch that was given last."""
+    site: str = ""
+    """Where in the script it was asked last: see `asking.Way`."""
+    goes_on: bool = False
+    """It may go on from epoch to epoch: a restarted script makes its iterator before the first of them too."""
+    given: int = 0
+    """Batches that this process was given."""
+    called: bool = False
+    """It is asked for batches by calls, such as `next(batches)`, and not by a loop."""
+    at_epoch: Place | None = None
+    """The place at the beginning of the epoch of `ps.epochs`, if it began before."""
+    stepped: bool = False
+    """A step was made since it began, or since the epoch began."""
+    trained: bool = False
+    """Steps were made of its batches."""
+    ahead: bool = False
+    """Its batches are read before the steps that use those before them."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An open pass of the record that this script goes on from."""
+
+    place: Place
+    site: str
+    trained: bool
+    beside: bool
+    """It goes on beside the pass that asked last."""
+
+    def written(self, number: int) -> dict[str, Any]:
+        """For the next record."""
+        return {"number": number, "place": dict(self.place), "site": self.site, "trained": self.trained, "beside": self.beside}
 
 
 class Places:
     """Passes are numbered in the order in which they begin, whichever loader they go over.
 
-    A restarted script begins the same passes again: those that were over are given nothing, those that were open go on. Passes that began
-    within one that is over are not begun again, as those of `zip` or of an evaluation in the loop's body.
+    A restarted script begins the same passes again: those that were over are given nothing, the one that asked last goes on. Passes that
+    began within one that is over are not begun again, as those of `zip` or of an evaluation in the loop's body. If the passes do not tell
+    what the steps were made of, the script's place is found again by its steps only.
     """
 
     def __init__(self) -> None:
         self.begun = 0
         self.batches = 0
         """Given to the script since its last step."""
-        self._again = False
-        """The newest batches are other ranks', given again for want of one."""
-        self._open: dict[int, Place] = {}
         self.skipping = False
         """The script was given no batch but what stands in for those of its time before a restart."""
         self.gone_on = False
         """The script's library puts back by itself how far it is."""
+        self.epoch = -1
+        """Passes that had begun at the beginning of the epoch of `ps.epochs`; -1: none has begun in this process."""
+        self.began_before = False
+        """The pass that began last had begun before the script's place, or its epoch."""
+        self._again = False
+        """The newest batches are other ranks', given again for want of one."""
+        self._passes: dict[int, Pass] = {}
         self._asking = -1
         """The pass that asked last."""
         self._loose = False
-        """A step was made beside all passes, or the passes do not tell what steps were made of: the script's place is found again by its
-        steps only."""
-        self._ahead: set[int] = set()
-        """Passes whose batches are read before the steps that use those before them."""
-        self.epoch = -1
-        """Passes that had begun at the beginning of the epoch of `ps.epochs`; -1: none has begun in this process."""
-        self._early: frozenset[int] = frozenset()
-        """Passes that have given batches before the first epoch."""
-        self._sites: dict[int, str] = {}
-        """Of open passes, where in the script they were asked last: `train.py: main: 12`."""
         self._held: set[int] = set()
-        """Passes that have given a batch since the last step."""
-        self._stepped: set[int] = set()
-        """Open passes of whose batches steps were made."""
-        self._after: dict[int, Place] = {}
-        """Of open passes, the place behind the batch that was given last."""
-        self._called: set[int] = set()
-        """Passes of which a batch was asked for by a call, and not by a loop."""
-        self._looked: list[int] = []
-        """Passes since the last step of which one batch was given, and nothing more was wanted."""
-        self._before = 0
-        """So many passes had been begun when the record was taken that this script goes on from."""
-        self._kept: dict[int, Place] = {}
+        """Passes that have given batches since the last step."""
+        self._looks: set[int] = set()
+        """Passes of which the script wanted to see a batch or some, and trained on none: the lines that asked for them run again."""
+        self._new_looks = 0
+        """Batches of such passes since the last step."""
         self._behind: dict[int, int] = {}
         """Of passes within which others began, how many had begun when they were over."""
-        self._here: set[int] = set()
-        """Open passes that this process has begun."""
-        self._pending: list[int] = []
-        """Open passes that began within the one that the script stands in: they are the next ones."""
-        self.began_before = False
-        """The pass that began last had begun before the script's place, or its epoch."""
+        self._outside = 0
+        """Passes that had begun when the last loop over epochs was over."""
+        self._stepped = False
+        """Steps were made since then."""
+        self._trail = self._trail_outside = self._kept_trail = 0
+        """A checksum over where the passes began that a restarted script begins again; of those outside of epochs; in the record."""
+        self._lost_outside = False
+        """The lines before a loop over epochs made steps of what is not known."""
+        self._early: frozenset[int] = frozenset()
+        """Passes that have given batches before the first epoch."""
+        self._before = 0
+        """So many passes had been begun when the record was taken that this script goes on from."""
+        self._kept: dict[int, _Kept] = {}
         self._back = -1
-        """The pass that asked last then."""
+        """The pass that asked last then; -1: it has asked again."""
+        self._goes_on_at: set[str] = set()
+        """Where iterators are asked that were made before the first epoch."""
+        self._gone_on: set[str] = set()
+        """Where iterators were asked that go on from epoch to epoch."""
+        self._beside: list[int] = []
+        """Passes of the record that go on beside the one that asked last, once they are asked."""
+
+    # -- passes --------------------------------------------------------------------------------
 
     def begin(self, site: str = "", goes_on: bool = False) -> tuple[int, Place | None]:
         """Number of the pass that begins now, and where it begins: None where it was over.
 
         `goes_on`: it may be one that was open at the beginning of the epoch. Raises Refused if it is not known which one.
         """
-        self._open = {other: place for other, place in self._open.items() if not place.get("left")}
-        before = self._pending.pop(0) if self._pending else self._going_on(site) if goes_on else None
+        around = self._around()
+        before = None
+        if around is not None and around.site == site and self._beside:
+            before = self._beside.pop(0)
+        elif goes_on:
+            before = self._going_on(site)
         self.began_before = before is not None
         if before is not None:
-            self._here.add(before)
-            return before, self._kept[before]
+            kept = self._kept.pop(before)
+            self._open(Pass(before, place=kept.place, after=kept.place, site=site, goes_on=goes_on, trained=kept.trained), around)
+            return before, kept.place
+        if around is None:
+            self._trail = zlib.crc32(site.encode(), self._trail)
         number = self.begun
-        begin = START if number >= self._before else self._kept.get(number)
-        if begin is not None and number in self._called and number != self._back:
-            begin = START  # the lines that asked for it run again
-        self.begun = number + 1
-        if begin is None or begin.get("left"):
-            self.begun = max(self.begun, self._behind.get(number, 0))
-        else:
-            self._here.add(number)
+        begin = self._begins(number)
+        self.begun = number + 1 if begin is not None else max(number + 1, self._behind.get(number, 0))
+        if begin is not None:
+            trained = number == self._back and self._kept[number].trained
+            self._open(Pass(number, place=begin, after=begin, site=site, goes_on=goes_on, trained=trained), around)
         return number, begin
-
-    def go_on(self) -> None:
-        """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
-        self.gone_on = True
-        self.begun = min((number for number, place in self._kept.items() if not place.get("left")), default=self._before)
-
-    def skip(self) -> None:
-        """The script is given what stands in for a batch of its time before a restart."""
-        self.skipping = True
-
-    def lose(self, ahead: int | None = None) -> bool:
-        """The passes do not tell what steps are made of. `ahead`: a pass whose batches are read before their turn. Is that new?"""
-        new, self._loose = not self._loose, True
-        if ahead is not None:
-            self._ahead.add(ahead)
-        return new
-
-    def holds(self, number: int) -> bool:
-        """Has the pass given a batch since the last step?"""
-        return number in self._held
-
-    @property
-    def only_within(self) -> bool:
-        """Were all batches since the last step given by passes within the one that asks, such as an evaluation in its body?"""
-        return bool(self._held) and min(self._held) > self._asking
-
-    def reads_ahead(self, number: int) -> bool:
-        """Are batches of this pass read before the steps that use those before them?"""
-        return number in self._ahead
-
-    @property
-    def trains(self) -> bool:
-        """Were steps made of batches of the pass that asked last?"""
-        return self._asking in self._stepped
-
-    def _going_on(self, site: str) -> int | None:
-        function = site.rpartition(":")[0]
-        there = [n for n in self._sites if n in self._kept and n < self.epoch and n not in self._here and not self._kept[n].get("left")]
-        found = [n for n in there if self._sites[n] == site] or [n for n in there if self._sites[n].rpartition(":")[0] == function]
-        if len(found) > 1:
-            raise Refused(
-                f"{site}: {len(found)} iterators over ps.shard go on from one epoch of ps.epochs to the next. After a restart it is not "
-                "known which one this is. Ask each of them in a function of its own"
-            )
-        return found[0] if found else None
 
     def ask(self, number: int, place: Place, called: bool = False, site: str = "") -> bool:
         """The script asks for what follows in this pass, by a call or a loop. Does it stand where its record was taken?
@@ -144,78 +151,201 @@ class Places:
         """
         if number in self._early and self.epoch >= 0:
             raise Refused(
-                f"{site}: this iterator over ps.shard was asked before ps.epochs began, and is asked in its loop too. After a restart it "
-                "could not go on: begin it within the loop, or do not ask it before"
+                f"{where(site)}: this iterator over ps.shard was asked before ps.epochs began, and is asked in its loop too. After a "
+                "restart it could not go on: begin it within the loop, or do not ask it before"
             )
-        self._sites[number] = site
-        if called:
-            self._called.add(number)
-        self._open[number], self._asking = place, number
-        back, self._back = self._back == number, -1 if self._back == number else self._back
-        if back:
-            self.begun = max(self.begun, self._before)
-            kept = (other for other, at in self._kept.items() if other > number and not at.get("left") and other not in self._called)
-            self._pending = sorted(other for other in kept if other not in self._here)
-        return back
+        one = self._passes[number]
+        if one.goes_on:
+            self._goes_on_at.add(where(site))
+        elif 0 <= number < self.epoch and where(site) not in self._goes_on_at:
+            raise Refused(
+                f"{where(site)}: this iterator over ps.shard was made in an epoch of ps.epochs, and goes on in another one. After a "
+                "restart it could not be found: make it before the loop over ps.epochs, or in each epoch"
+            )
+        one.place, one.site, one.called = place, site, one.called or called
+        self._asking = number
+        if self._back != number:
+            return False
+        if self._trail != self._kept_trail and not self.gone_on:
+            raise Refused(
+                f"{where(site)}: after its restart the script comes to its place by other passes over the data than before. What is "
+                "between passes runs again, and decided otherwise. Write `for epoch in ps.epochs(n)`, and keep in ps.state what decides"
+            )
+        self._back = -1
+        self.begun = max(self.begun, self._before)
+        self._beside = sorted(other for other, kept in self._kept.items() if kept.beside)
+        self._kept.pop(number, None)
+        return True
+
+    def give(self, again: bool, after: Place = START) -> None:
+        """The script is given a batch; `after` is the place behind it."""
+        one = self._passes[self._asking]
+        one.after, one.given = after, one.given + 1
+        self._held.add(one.number)
+        self._again = again and (self._again or not self.batches)
+        self.batches += 1
+        self.skipping = False
+
+    def step(self) -> bool:
+        """The script makes a step. Does it count for nothing, since it is of nothing but batches given again?"""
+        self._stepped = True
+        if not self.batches and all(one.called for one in self._passes.values()):
+            self._loose, self._again = True, False
+        if self._new_looks and self._new_looks == self.batches:  # no look, but a pass for each step
+            self._loose = True
+        for number, one in self._passes.items():
+            one.trained, one.stepped = one.trained or number in self._held, True
+        self.batches, self._new_looks, self._held = 0, 0, set()
+        return self._again
+
+    def end(self, number: int, look: bool) -> None:
+        """The pass is over, or left. `look`: a restarted script shall have it again from its beginning."""
+        one = self._passes.pop(number)
+        if number == self._asking:
+            self._asking = -1
+        if look or (one.called and not (one.trained or one.ahead)):
+            self._new_looks += 0 if one.stepped else one.given
+            if one.within < 0:  # else the lines around it do not run again, or begin it anew
+                self._looks.add(number)
+        elif one.called:  # a call could not be answered with the end of that pass
+            self._loose = True
+        if one.within < 0:  # those beside it are over too
+            self._kept = {other: kept for other, kept in self._kept.items() if other not in self._beside}
+            self._beside = []
+        if self.begun > number + 1:
+            self._behind = {other: then for other, then in self._behind.items() if not number < other < self.begun}
+            self._behind.setdefault(number, self.begun)
+
+    def go_on(self) -> None:
+        """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
+        self.gone_on = True
+        self.begun = min(self._kept, default=self._before)
+
+    def skip(self) -> None:
+        """The script is given what stands in for a batch of its time before a restart."""
+        self.skipping = True
+
+    def _begins(self, number: int) -> Place | None:
+        if number >= self._before or number in self._looks:
+            return START
+        kept = self._kept.get(number)
+        return None if kept is None or kept.beside else kept.place
+
+    def _open(self, one: Pass, around: Pass | None) -> None:
+        one.within = -1 if around is None else around.number
+        self._passes[one.number] = one
+
+    def _around(self) -> Pass | None:
+        """The pass in whose body the script is: the newest one that a loop asks, and the first of those that it asks side by side."""
+        found = max((one for one in self._passes.values() if one.given and not one.called), key=lambda one: one.number, default=None)
+        while found is not None and (before := self._passes.get(found.within)) is not None and before.site == found.site:
+            found = before
+        return found
+
+    def _going_on(self, site: str) -> int | None:
+        if site in self._gone_on:  # the next pass of an endless generator
+            return None
+        there = [number for number, kept in self._kept.items() if number < self.epoch and not kept.beside]
+        found = [number for number in there if self._kept[number].site == site] or [
+            number for number in there if _functions(self._kept[number].site) == _functions(site)
+        ]
+        if len(found) > 1:
+            raise Refused(
+                f"{where(site)}: {len(found)} iterators over ps.shard go on from one epoch of ps.epochs to the next. After a restart it is "
+                "not known which one this is. Ask each of them in a function of its own"
+            )
+        self._gone_on.add(site)
+        return found[0] if found else None
+
+    # -- what passes tell ----------------------------------------------------------------------
+
+    def lose(self, ahead: int | None = None) -> bool:
+        """The passes do not tell what steps are made of. `ahead`: a pass whose batches are read before their turn. Is that new?"""
+        new, self._loose = not self._loose, True
+        if ahead is not None:
+            self._passes[ahead].ahead = True
+        return new
+
+    def holds(self, number: int) -> bool:
+        """Has the pass given a batch since the last step?"""
+        return number in self._held
+
+    def reads_ahead(self, number: int) -> bool:
+        """Are batches of this pass read before the steps that use those before them?"""
+        return self._passes[number].ahead
+
+    def goes_on_by_calls(self, number: int) -> bool:
+        """Was this pass asked by a call before, and steps were made since? A restart does not know which of the calls run again."""
+        one = self._passes[number]
+        return one.called and one.stepped and one.given > 0
+
+    def goes_on_within(self, number: int) -> bool:
+        """Is a pass open that began in the body of this one, and goes on from batch to batch of it?"""
+        site = self._passes[number].site
+        return any(one.within == number and one.site != site for one in self._passes.values())
+
+    @property
+    def only_within(self) -> bool:
+        """Were all batches since the last step given by passes within the one that asks, such as an evaluation in its body?"""
+        return bool(self._held) and min(self._held) > self._asking
+
+    @property
+    def trains(self) -> bool:
+        """Were steps made of batches of the pass that asked last?"""
+        return self._asking in self._passes and self._passes[self._asking].trained
 
     @property
     def inner(self) -> bool:
         """Has the pass that asked last begun within another one, or beside it?"""
-        under_way = (number for number in self._after if number not in self._called or self._open[number] != START)
-        return any(number < self._asking for number in under_way)
+        return self._passes[self._asking].within in self._passes
 
-    def give(self, again: bool, after: Place = START) -> None:
-        """The script is given a batch; `after` is the place behind it."""
-        self._after[self._asking] = after
-        self._again = again and (self._again or not self.batches)
-        self.batches += 1
-        self.skipping = False
-        self._held.add(self._asking)
+    @property
+    def is_beside(self) -> bool:
+        """Is the pass that asked last one of several that the same line of a loop asks, as in `zip`, and not the first?"""
+        one = self._passes[self._asking]
+        return one.within in self._passes and self._passes[one.within].site == one.site
 
-    def step(self) -> bool:
-        """The script makes a step. Does it count for nothing, since it is of nothing but batches given again?"""
-        within = any(not place.get("left") for place in self._open.values())
-        if not (within or self.batches):
-            self._loose, self._again = True, False
-        if self._looked and len(self._looked) == self.batches:  # no look, but a pass for each step
-            self._open.update({number: {"round": 1, "left": True} for number in self._looked})
-            self._loose = True
-        self._stepped |= self._held & {number for number, place in self._open.items() if not place.get("left")}
-        self.batches, self._held, self._looked = 0, set(), []
-        return self._again
+    # -- records -------------------------------------------------------------------------------
 
-    def end(self, number: int, again: bool) -> None:
-        """The pass is over, or left. `again`: a restarted script shall have it again from its beginning."""
-        self._open[number] = START if again else {**self._open.get(number, START), "left": True}
-        if again:
-            self._looked.append(number)
-        elif number in self._called:  # a call could not be answered with the end of that pass
-            self._loose = True
-        self._here.discard(number)
-        self._ahead.discard(number)
-        self._sites.pop(number, None)
-        if self.begun > number + 1:
-            self._behind = {other: then for other, then in self._behind.items() if not number < other < self.begun}
-            self._behind.setdefault(number, self.begun)
-        self._after.pop(number, None)
-        self._stepped.discard(number)
-        self._called.discard(number)
+    def begin_epoch(self, epoch: int, follows: bool = False) -> dict[str, Any] | None:
+        """An epoch of `ps.epochs` begins, which `follows` another one of its loop, or the loop is over: `epoch` is below 0.
 
-    def begin_epoch(self) -> dict[str, Any]:
-        """An epoch of `ps.epochs` begins: where the script is in its data, as `load` takes it.
-
-        Raises Refused if steps of the epoch will use what was read before.
+        Returns where the script is in its data, as `load` takes it; None if a restart could not go on here, since it would run lines again
+        that make steps. Raises Refused if steps of the epoch will use what was read before.
         """
-        if self._ahead & self._open.keys():
+        runs_again, new = epoch >= 0 and not follows, self.begun > self._before
+        if new and self._stepped and any(one.ahead and number not in self._early for number, one in self._passes.items()):
             raise Refused(
                 "steps of the next epoch would use batches that are read already. After a restart they could not be found again: begin the "
                 "pass over ps.shard(loader) within the epoch"
             )
+        if runs_again and new:
+            self._run_again()
+        if self._lost_outside:
+            return None
         if self.epoch < 0:
-            self._early = frozenset(self._after)
-        self._loose, self.epoch = False, self.begun
-        self._behind = {number: then for number, then in self._behind.items() if number >= self.begun}
-        return self._state(-1)
+            self._early = frozenset(one.number for one in self._passes.values() if one.given)
+        if follows:  # what was begun in the epoch that is over does not begin again
+            self._looks = {number for number in self._looks if number < self.epoch}
+            self._behind = {number: then for number, then in self._behind.items() if number < self.epoch}
+        if epoch < 0:
+            self._outside, self._stepped = self.begun, False
+        if runs_again:
+            self._trail_outside = self._trail
+        else:
+            self._trail = self._trail_outside
+        self._loose, self.epoch, self._asking = False, self.begun, -1
+        for one in self._passes.values():
+            one.stepped, one.at_epoch = False, one.after
+        return self._state()
+
+    def _run_again(self) -> None:
+        """A loop over epochs begins: after a restart the lines before it run again. If they made no steps, they are given all again."""
+        if not self._stepped:
+            self._looks |= set(range(self._outside, self.begun))
+            self._behind = {number: then for number, then in self._behind.items() if number < self._outside}
+        elif self._loose:
+            self._lost_outside = True
 
     @property
     def known(self) -> bool:
@@ -225,39 +355,57 @@ class Places:
     @property
     def state(self) -> dict[str, Any] | None:
         """For a resume record; None where the script's place is not known."""
-        if not self.known:
-            return None
-        return self._state(self._asking)
+        return self._state() if self.known else None
 
-    def _state(self, asking: int) -> dict[str, Any]:
-        opened = dict(self._opened(asking))
+    def _state(self) -> dict[str, Any]:
+        found = {one.number: self._goes_on(one) for one in self._passes.values()}
         return {
             "begun": self.begun,
-            "asking": asking,
-            "open": [[number, dict(place)] for number, place in opened.items()],
-            "called": sorted(self._called & opened.keys()),
-            "trained": sorted(self._stepped & opened.keys()),
-            "sites": [[number, site] for number, site in self._sites.items() if number in opened],
+            "asking": self._asking,
+            "open": [
+                *(self._written(self._passes[number], place) for number, place in found.items() if place is not None),
+                *(kept.written(number) for number, kept in self._kept.items()),
+            ],
+            "looks": sorted(self._looks | {number for number, place in found.items() if place is None}),
             "behind": [list(each) for each in self._behind.items()],
+            "stepped": self._stepped,
+            "trail": self._trail,
         }
 
-    def _opened(self, asking: int) -> Iterator[tuple[int, Place]]:
-        """Passes that go on. All but the one that asks go on behind what they gave, since steps have used that."""
-        for number, place in self._open.items():
-            if number == asking or place.get("left"):
-                yield number, place
-            elif number < asking or asking < 0 or number not in self._called:  # else the script would begin another one
-                yield number, self._after.get(number, place)
+    def _goes_on(self, one: Pass) -> Place | None:
+        """Where it goes on after a restart; None: the lines that asked for its batches run again."""
+        if one.number == self._asking:
+            return one.place
+        if one.number in self._early or (one.called and one.at_epoch is None):
+            return None
+        return one.at_epoch if one.called else one.after  # steps have used what a loop was given
+
+    def _written(self, one: Pass, place: Place) -> dict[str, Any]:
+        return _Kept(place, one.site, one.trained, one.within >= 0 and one.within == self._asking).written(one.number)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Before the first pass: go on from what `state` gave. Raises Refused on anything else."""
         try:
             self._before, self._back = int(state["begun"]), int(state["asking"])
-            self._kept = {int(number): {**place, "round": int(place["round"])} for number, place in state["open"]}
+            self._kept = {
+                int(one["number"]): _Kept(
+                    {**one["place"], "round": int(one["place"]["round"])}, str(one["site"]), bool(one["trained"]), bool(one["beside"])
+                )
+                for one in state["open"]
+            }
+            self._looks = {int(number) for number in state["looks"]}
+            if self._back >= 0:
+                self._kept[self._back]
             self._behind = {int(number): int(then) for number, then in state["behind"]}
-            self._called = {int(number) for number in state["called"]}
-            self._stepped = {int(number) for number in state["trained"]}
-            self._sites = {int(number): str(site) for number, site in state["sites"]}
+            self._stepped, self._kept_trail = bool(state["stepped"]), int(state["trail"])
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the resume record is damaged: its place in the data is not in shape: {error!r}") from None
-        self._open = {number: place for number, place in self._kept.items() if not place.get("left")}
+
+
+def where(site: str) -> str:
+    """The place in the script, for its reader: `train.py: main: 12`."""
+    return site.partition(" < ")[0].partition("+")[0]
+
+
+def _functions(site: str) -> list[str]:
+    return [frame.rpartition(":")[0] for frame in site.split(" < ")]

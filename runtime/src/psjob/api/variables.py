@@ -54,6 +54,8 @@ class Variables:
         self._first: Found | None = None
         self._carried: dict[str, frozenset[str]] = {}
         """Names that were there then."""
+        self._back: dict[str, set[str]] = {}
+        """By function, names of what was put back: they have changed, whatever they were when this process began."""
         self._things: dict[tuple[str, str], tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
         self._objects: dict[str, dict[str, Any]] = {}
@@ -97,9 +99,11 @@ class Variables:
         if not self._asks or self._first is None:
             return {}
         now = self._now()
-        plain = {
-            function: {name: _held(value) for name, value in values.items()} for function, values in _changed(now, self._first).items()
+        known = {
+            function: {name: value for name, value in values.items() if name not in self._back.get(function, set())}
+            for function, values in self._first.items()
         }
+        plain = {function: {name: _held(value) for name, value in values.items()} for function, values in _changed(now, known).items()}
         long = self._no_longer_plain(now)
         objects = _changed(self._states(), self._objects)
         return {"plain": plain, "objects": objects, "lost": {function: dict(names) for function, names in self._lost.items()}, "long": long}
@@ -127,11 +131,8 @@ class Variables:
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()})
         self._put(plain)
         self._load(state.get("objects", {}))
-        # What is put back has changed, whatever it was when this process began.
-        self._first = {
-            function: {name: value for name, value in values.items() if name not in plain.get(function, {})}
-            for function, values in first.items()
-        }
+        for function, values in plain.items():
+            self._back.setdefault(function, set()).update(values)
 
     def lend(self, frame: FrameType, state: Kept) -> None:
         """A pass that was finished before a restart is given nothing: what follows it reads values as they are at the script's place.

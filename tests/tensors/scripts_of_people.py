@@ -1,0 +1,536 @@
+"""Loops over data as people write them, in the head of `restarted_scripts`, and a strategy of hypothesis for more of the kind."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+LOOPS: Final = {
+    "a loop": """
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b, i)
+""",
+    "a loop of ps.epochs": """
+for epoch in ps.epochs(3):
+    for i, b in enumerate(loader, 1):
+        step(b, i)
+    with torch.no_grad():
+        for v in val:
+            pass
+""",
+    "batches are left out": """
+for epoch in range(3):
+    for b in loader:
+        if int(b) == 3:
+            continue
+        step(b)
+""",
+    "a loop is left": """
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b, i)
+        if i == 3:
+            break
+    with torch.no_grad():
+        for v in val:
+            break
+""",
+    "gradients are accumulated": """
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b, i, last=i % 2 == 1)
+""",
+    "gradients are accumulated from pass to pass": """
+n = 0
+for epoch in range(3):
+    for b in loader:
+        n += 1
+        step(b, n, last=n % 4 == 0)
+""",
+    "progress": """
+for epoch in range(2):
+    for i, b in enumerate(tqdm(loader, disable=True)):
+        step(b, i)
+""",
+    "progress of an enumerate": """
+for epoch in range(2):
+    for i, b in tqdm(enumerate(loader), disable=True):
+        step(b, i)
+""",
+    "enumerates in each other": """
+for j, (i, b) in enumerate(enumerate(loader)):
+    step(b, i, j)
+""",
+    "zip": """
+for epoch in range(3):
+    for b, c in zip(loader, other):
+        step(b, c)
+    with torch.no_grad():
+        for v in val:
+            pass
+""",
+    "zip with the shorter one behind": """
+for epoch in range(2):
+    for b, c in zip(other, loader):
+        step(b, c)
+""",
+    "progress of a counted zip": """
+for epoch in range(2):
+    for i, (b, c) in enumerate(tqdm(zip(loader, other), disable=True)):
+        step(b, c, i)
+""",
+    "zip of what counts": """
+for epoch in range(2):
+    for (i, b), (j, c) in zip(enumerate(loader), enumerate(other)):
+        step(b, c, i, j)
+""",
+    "zip of progress": """
+for epoch in range(2):
+    for b, c in zip(tqdm(loader, disable=True), tqdm(other, disable=True)):
+        step(b, c)
+""",
+    "zip with numbers": """
+for b, i in zip(tqdm(loader, disable=True), range(100)):
+    step(b, i)
+""",
+    "a part of a pass": """
+for b in itertools.islice(tqdm(loader, disable=True), 4):
+    step(b)
+""",
+    "one after the other": """
+for i, b in enumerate(itertools.chain(loader, other)):
+    step(b, i)
+""",
+    "loaders in turn": """
+for k, data in enumerate((loader, other)):
+    for i, b in enumerate(data):
+        step(b, k, i)
+""",
+    "the same loader again and again": """
+for i, b in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
+    if i >= 14:
+        break
+    step(b, i)
+""",
+    "one function for all": """
+def train(batches):
+    for b in batches:
+        step(b)
+
+train(loader)
+train(itertools.islice(loader, 4))
+""",
+    "a generator that gives each batch twice": """
+def twice(batches):
+    for b in batches:
+        yield b
+        yield b
+
+for i, b in enumerate(twice(loader)):
+    step(b, i)
+""",
+    "a generator that ends early": """
+def limited(batches, most):
+    for i, b in enumerate(batches):
+        if i >= most:
+            return
+        yield i, b
+
+for epoch in range(3):
+    for i, b in limited(loader, 4):
+        step(b, i)
+""",
+    "a look before the loop": """
+shown = next(iter(loader))
+for epoch in range(3):
+    for b in loader:
+        step(b)
+""",
+    "iterators that are kept for looks": """
+looks = iter(loader)
+shown = next(looks)
+for epoch in range(3):
+    for b in loader:
+        step(b)
+    looks = iter(val)
+    shown = next(looks)
+""",
+    "a look in the first step": """
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b)
+        if epoch == 0 and i == 0:
+            next(iter(val))
+    with torch.no_grad():
+        for v in val:
+            pass
+""",
+    "a look in each step": """
+for epoch in range(2):
+    for b in loader:
+        step(b, next(iter(other)))
+""",
+    "a step of nothing but looks": """
+for n in range(8):
+    step(next(iter(loader)), n)
+""",
+    "an evaluation in the body, and one after it": """
+n = 0
+for epoch in range(3):
+    for b in loader:
+        step(b)
+        n += 1
+        if n % 2 == 0:
+            model.eval()
+            with torch.no_grad():
+                for v in val:
+                    pass
+            model.train()
+    with torch.no_grad():
+        for v in val:
+            pass
+""",
+    "an evaluation by calls": """
+for epoch in range(3):
+    for b in loader:
+        step(b)
+    batches = iter(val)
+    with torch.no_grad():
+        model.eval()
+        seen = [int(next(batches)) for _ in range(3)]
+        model.train()
+""",
+    "other data beside, by calls": """
+beside = iter(other)
+for b in loader:
+    step(b, next(beside))
+""",
+    "other data beside in each epoch": """
+for epoch in ps.epochs(3):
+    beside = iter(other)
+    for b in loader:
+        step(b, next(beside))
+""",
+    "now and then a batch of other data": """
+extra = iter(other)
+for epoch in range(2):
+    for i, b in enumerate(loader):
+        step(b)
+        if i % 3 == 2:
+            step(next(extra))
+""",
+    "a step after each pass": """
+extra = iter(other)
+for epoch in range(3):
+    for b in loader:
+        step(b)
+    step(next(extra))
+""",
+    "a step after each pass of ps.epochs": """
+extra = iter(other)
+for epoch in ps.epochs(3):
+    for b in loader:
+        step(b)
+    step(next(extra))
+""",
+    "two iterators in a while loop": """
+one, two, n = iter(loader), iter(other), 0
+while n < 6:
+    step(next(one), next(two), n)
+    n += 1
+""",
+    "an iterator that begins again by itself": """
+class Batches:
+    def __init__(self):
+        self.at = iter(loader)
+
+    def __next__(self):
+        try:
+            return next(self.at)
+        except StopIteration:
+            self.at = iter(loader)
+            return next(self.at)
+
+batches, n = Batches(), 0
+while n < 14:
+    step(next(batches), n)
+    n += 1
+""",
+    "endless generators": """
+def endless(data):
+    while True:
+        for b in data:
+            yield b
+
+one, two, n = endless(loader), endless(other), 0
+while n < 14:
+    step(next(one), next(two), n)
+    n += 1
+""",
+    "endless generators through ps.epochs": """
+def endless(data):
+    while True:
+        yield from data
+
+one, two = endless(loader), endless(other)
+for epoch in ps.epochs(4):
+    for _ in range(4):
+        step(next(one), next(two))
+""",
+    "a while loop around passes": """
+n = 0
+while n < 14:
+    for b in loader:
+        step(b, n)
+        n += 1
+        if n >= 14:
+            break
+""",
+    "a while loop around calls": """
+n = 0
+while n < 14:
+    batches = iter(loader)
+    for _ in range(3):
+        step(next(batches), n)
+        n += 1
+""",
+    "functions": """
+def evaluate(data):
+    with torch.no_grad():
+        for k, v in enumerate(data):
+            if k == 1:
+                return float(v)
+
+def train(epoch):
+    for i, b in enumerate(loader):
+        step(b, i)
+        if i == 2:
+            evaluate(val)
+
+for epoch in range(3):
+    train(epoch)
+    evaluate(val)
+""",
+    "all of an epoch at once": """
+for epoch in range(3):
+    for b in list(loader):
+        step(b)
+""",
+    "a phase that reads all at once, before ps.epochs": """
+n = 0
+for b in list(loader):
+    step(b, n)
+    n += 1
+for epoch in ps.epochs(2):
+    for b in itertools.islice(loader, 4):
+        step(b, n)
+        n += 1
+note(n)
+""",
+    "other data beside a zip, by calls": """
+beside = iter(other)
+for epoch in range(2):
+    for b, c in zip(loader, other):
+        step(b, c)
+        step(next(beside))
+        if int(c) % 2:
+            beside = iter(other)
+""",
+    "gradients are accumulated from epoch to epoch": """
+n = 0
+for epoch in ps.epochs(3):
+    for b in loader:
+        if int(b) == 3:
+            continue
+        n += 1
+        step(b, n, last=n % 2 == 0)
+for b in loader:
+    n += 1
+    step(b, n, last=n % 2 == 0)
+note(n)
+""",
+    "numbers of the data before ps.epochs": """
+mean = count = 0
+for b in loader:
+    mean, count = mean + float(b), count + 1
+    for v in val:
+        pass
+mean /= count
+batches = iter(other)
+for _ in range(2):
+    mean += float(next(batches))
+for epoch in ps.epochs(3):
+    for i, b in enumerate(loader):
+        step(b, i, mean * 100)
+""",
+    "a phase of another kind before ps.epochs": """
+n = 0
+for epoch in range(2):
+    for b in list(loader):
+        step(b, n)
+        n += 1
+        if n % 4 == 1:
+            shown = next(iter(val))
+for epoch in ps.epochs(2):
+    for b in loader:
+        step(b, n)
+        n += 1
+note(n)
+""",
+    "a phase with evaluations before ps.epochs": """
+n = 0
+for epoch in range(2):
+    for b in loader:
+        step(b, n)
+        n += 1
+        if n % 2 == 0:
+            model.eval()
+            with torch.no_grad():
+                for v in val:
+                    pass
+            model.train()
+for epoch in ps.epochs(2):
+    for i, b in enumerate(other):
+        step(b, i)
+""",
+    "two phases": """
+for epoch in ps.epochs(2):
+    for b in loader:
+        step(b)
+shown = next(iter(val))
+for epoch in ps.epochs(2):
+    for i, b in enumerate(other):
+        step(b, i)
+""",
+}
+REFUSED: Final = {
+    "what decides is between the passes": (
+        """
+n = best = 0
+for epoch in range(4):
+    for b in loader:
+        step(b, n)
+        n += 1
+        best = max(best, n)
+    if n >= 12:
+        break
+""",
+        "ended",
+    ),
+    "what decides is counted in passes": (
+        """
+n = 0
+while n < 12:
+    for i, b in enumerate(loader):
+        step(b, i, n)
+        n += 1
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b, i, n)
+        n += 1
+note(n)
+""",
+        "ended",
+    ),
+    "a batch is read for the next epoch": (
+        """
+batches = iter(itertools.chain(loader, other))
+following = next(batches)
+for epoch in ps.epochs(3):
+    for _ in range(4):
+        b, following = following, next(batches)
+        step(b)
+""",
+        "asked before ps.epochs began",
+    ),
+    "two iterators in one line": (
+        """
+both = None
+for epoch in ps.epochs(4):
+    if both is None:
+        both = [iter(loader), iter(other)]
+    step(*[next(each) for each in both])
+""",
+        "was made in an epoch of ps.epochs, and goes on in another one",
+    ),
+}
+"""With a part of the sentence, or `ended` where a restart is refused and not the script itself."""
+
+
+HEADS: Final = (
+    ("b", "loader"),
+    ("i, b", "enumerate(loader)"),
+    ("i, b", "enumerate(tqdm(loader, disable=True), 1)"),
+    ("b", "tqdm(loader, disable=True)"),
+    ("b, c", "zip(loader, other)"),
+    ("i, (b, c)", "enumerate(zip(other, loader))"),
+    ("b", "itertools.islice(loader, 4)"),
+    ("b", "list(loader)"),
+    ("b, i", "zip(loader, range(50))"),
+)
+"""What a loop assigns, and what it goes over."""
+
+
+@st.composite
+def scripts(draw: Any) -> str:
+    """A script of blocks that people put together in all ways."""
+    some = lambda *which: draw(st.sampled_from(which))  # noqa: E731
+    whether = lambda: draw(st.booleans())  # noqa: E731
+    lines: list[str] = ["n = best = 0"]
+    calls = draw(st.integers(0, 3)) == 0
+    if calls:
+        lines += ["extra = [iter(other)]", "def following():", "    try:", "        return next(extra[0])", "    except StopIteration:"]
+        lines += ["        extra[0] = iter(other)", "        return next(extra[0])"]
+    if whether():
+        lines += [some("shown = next(iter(loader))", "kept = iter(val); shown = next(kept)", "for shown in val: break")]
+
+    def evaluation(pad: str) -> list[str]:
+        head = some("for v in val:", "for k, v in enumerate(val):")
+        return [f"{pad}model.eval()", f"{pad}with torch.no_grad():", f"{pad}    {head}", f"{pad}        pass", f"{pad}model.train()"]
+
+    def training(pad: str) -> list[str]:
+        target, over = some(*HEADS)
+        named = [name for name in ("b", "c", "i") if name in target]
+        made = [f"{pad}for {target} in {over}:"]
+        if draw(st.integers(0, 4)) == 0:
+            made += [f"{pad}    if int(b) % 5 == 1:", f"{pad}        continue"]
+        if calls and whether():
+            named += ["following()"]
+        last = some("", "", ", last=n % 2 == 1")
+        made += [f"{pad}    step({', '.join(named)}, n{last})", f"{pad}    n += 1"]
+        if draw(st.integers(0, 3)) == 0:
+            made += [f"{pad}    if n % 3 == 0:", *evaluation(f"{pad}        ")]
+        if draw(st.integers(0, 3)) == 0:
+            made += [f"{pad}    if n % 4 == 1:", f"{pad}        shown = next(iter(val))"]
+        if draw(st.integers(0, 3)) == 0:
+            made += [f"{pad}    if n % 5 == 4:", f"{pad}        break"]
+        if whether():
+            made += [f"{pad}    best = max(best, n % 7)"]
+        return made
+
+    def body(pad: str) -> list[str]:
+        made = training(pad)
+        for _ in range(draw(st.integers(0, 2))):
+            kind = draw(st.integers(0, 5))
+            if kind < 2:
+                made += evaluation(pad)
+            elif kind == 2:
+                made += [f"{pad}shown = next(iter(val))"]
+            elif kind == 3 and calls:
+                made += [f"{pad}step(following(), n)", f"{pad}n += 1"]
+            elif kind == 4:
+                made += training(pad)
+            else:
+                made += [f"{pad}best = max(best, n % 5)"]
+        return made
+
+    for _ in range(draw(st.integers(1, 2))):
+        outer = some("for epoch in range(3):", "for epoch in ps.epochs(3):", "while n < 12:", "")
+        if outer.startswith("while"):
+            lines += ["n = 0"]
+        lines += [outer, *body("    ")] if outer else body("")
+        if whether():
+            lines += evaluation("")
+    return "\n".join([*lines, "note((n, best))"])

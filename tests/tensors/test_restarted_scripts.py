@@ -1,0 +1,73 @@
+"""Loops as people write them: from each of its records a started script makes the steps that the undisturbed one makes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.tensors.restarted_scripts import restarts, run
+from tests.tensors.scripts_of_people import LOOPS, REFUSED, scripts
+
+
+@pytest.fixture(autouse=True)
+def _small_heap(tmp_path: Path) -> Iterator[None]:
+    """What goes over an iterator is looked for in the whole heap."""
+    run(tmp_path, LOOPS["a loop"])
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_restart_makes_the_same_steps(tmp_path: Path, name: str) -> None:
+    found = restarts(tmp_path, LOOPS[name])
+    assert found.undisturbed.ending == "through" and len(found.undisturbed.steps) > 3
+    assert not found.wrong, found.wrong[0]
+    assert found.made > 5 and not found.refused
+
+
+@pytest.mark.parametrize("name", ["a loop", "batches are left out", "zip", "an evaluation in the body, and one after it"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_given_batches_again_makes_the_same_steps(tmp_path: Path, name: str, rank: int) -> None:
+    found = restarts(tmp_path, LOOPS[name], workers=2, rank=rank)
+    assert not found.wrong, found.wrong[0]
+    assert found.made > 5 and not found.refused
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loop_that_a_restart_could_not_find_is_refused(tmp_path: Path, name: str) -> None:
+    body, sentence = REFUSED[name]
+    found = restarts(tmp_path, body)
+    assert not found.wrong, found.wrong[0]
+    if found.undisturbed.ending == "through":
+        assert found.refused and sentence == "ended"
+    else:
+        assert sentence in found.undisturbed.ending
+
+
+@pytest.mark.parametrize("cases", [pytest.param(12), pytest.param(2000, marks=(pytest.mark.soak, pytest.mark.timeout(7200)))])
+def test_a_restart_of_a_generated_script_makes_the_same_steps_or_is_refused(tmp_path: Path, cases: int) -> None:
+    through = 0
+
+    @settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=cases < 100,
+        phases=(Phase.generate,),
+    )
+    @given(scripts())
+    def restart(body: str) -> None:
+        nonlocal through
+        found = restarts(tmp_path, body, most=5)
+        assert not found.wrong, f"{found.wrong[0]}\n{body}"
+        through += found.undisturbed.ending == "through"
+
+    restart()
+    assert through > cases // 3, "most scripts are no nonsense"
