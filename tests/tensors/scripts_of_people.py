@@ -395,6 +395,18 @@ for epoch in ps.epochs(2):
     for i, b in enumerate(other):
         step(b, i)
 """,
+    "a step after a phase, before ps.epochs": """
+extra, n = iter(other), 0
+for b in loader:
+    step(b, n)
+    n += 1
+step(next(extra), n)
+for epoch in ps.epochs(3):
+    for b in itertools.islice(loader, 5):
+        step(b, n)
+        n += 1
+note(n)
+""",
     "two phases": """
 for epoch in ps.epochs(2):
     for b in loader:

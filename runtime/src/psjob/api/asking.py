@@ -112,6 +112,8 @@ def way(frame: FrameType | None) -> Way:
             names = here.around if frame is direct or at.drives else here.targets
             held = frame.f_locals if names else {}
             values.update({(depth, name): _compared(held[name]) for name in names if name in held})
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break  # what has started the script may be another thing after a restart
         frame, depth = frame.f_back, depth + 1
     return Way(not at.drives, endless, " < ".join(sites), values)
 

@@ -266,8 +266,9 @@ class AttachedJob:
 
     @property
     def comes_back(self) -> bool:
-        """Does the script run the lines between its finished passes again, towards the place in its data where its record was taken?"""
-        return self.restored is not None and self.replay == 0 and not self.places.gone_on and _knows_data(self.restored)
+        """Does the script run lines again that were through, towards its epoch or its place in the data? Steps there count for nothing."""
+        restored = self.restored
+        return restored is not None and not self.places.gone_on and (self.beginning is not None or _knows_data(restored))
 
     @property
     def cursor(self) -> dict[str, Any] | None:
