@@ -53,7 +53,7 @@ QUICK = {
 UNKEPT: dict[str, str] = {
     "ema": "average (",
     "plateau_by_validation": "kept (",
-    "replay_buffer": "target (",
+    "replay_buffer": "buffer (",
     "rnn_hidden_state": "hidden (",
     "swa": "averaged (",
 }

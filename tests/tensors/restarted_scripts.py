@@ -121,7 +121,7 @@ class Restarts:
     """Those that made other steps, noted another thing last, or ended in another way, with the first difference."""
 
 
-def restarts(folder: Path, body: str, most: int = 8, depth: int = 2, workers: int = 1, rank: int = 0) -> Restarts:
+def restarts(folder: Path, body: str, most: int = 5, depth: int = 2, workers: int = 1, rank: int = 0) -> Restarts:
     """Start the script again from `most` of its records, and from some of those that the started scripts make, `depth` starts deep."""
     found = Restarts(run(folder, body, None, workers, rank))
     first = found.undisturbed

@@ -13,10 +13,10 @@ from tests.tensors.restarted_scripts import restarts, run
 from tests.tensors.scripts_of_people import LOOPS, REFUSED, scripts
 
 
-@pytest.fixture(autouse=True)
-def _small_heap(tmp_path: Path) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What goes over an iterator is looked for in the whole heap."""
-    run(tmp_path, LOOPS["a loop"])
+    run(tmp_path_factory.mktemp("first"), LOOPS["a loop"])
     gc.collect()
     gc.freeze()
     yield
@@ -65,7 +65,7 @@ def test_a_restart_of_a_generated_script_makes_the_same_steps_or_is_refused(tmp_
     @given(scripts())
     def restart(body: str) -> None:
         nonlocal through
-        found = restarts(tmp_path, body, most=5)
+        found = restarts(tmp_path, body)
         assert not found.wrong, f"{found.wrong[0]}\n{body}"
         through += found.undisturbed.ending == "through"
 
