@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -110,8 +111,8 @@ class AttachedJob:
         self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
         """Of those, when the script was given its last batch,"""
-        self._left: list[tuple[torch.Tensor | None, int]] = []
-        """and after its last step."""
+        self._left: list[tuple[weakref.ref[torch.Tensor] | None, int]] = []
+        """and after its last step, which need not be kept for that."""
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
@@ -299,7 +300,8 @@ class AttachedJob:
     @property
     def _accumulates(self) -> bool:
         """Do gradients wait that were added after the last step? No record holds them."""
-        pairs = zip(self._small, self._left or [(None, -1)] * len(self._small), strict=True)
+        left = [(None if ref is None else ref(), n) for ref, n in self._left] or [(None, -1)] * len(self._small)
+        pairs = zip(self._small, left, strict=True)
         return any(p.grad is not None and (p.grad is not grad or p.grad._version != n) and bool(p.grad.any()) for p, (grad, n) in pairs)
 
     def _gradients_now(self) -> list[tuple[torch.Tensor | None, int]]:
@@ -382,7 +384,7 @@ class AttachedJob:
         self._make_step(pair, original)
         if by_steps:
             self.variables.at(None)
-        self._left = self._gradients_now()
+        self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
         self.clipping.forget()
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
