@@ -81,6 +81,11 @@ for epoch in range(2):
     for i, (b, c) in enumerate(tqdm(zip(loader, other), disable=True)):
         step(b, c, i)
 """,
+    "a strict zip": """
+for epoch in range(3):
+    for b, c in zip(loader, loader, strict=True):
+        step(b, c)
+""",
     "zip of what counts": """
 for epoch in range(2):
     for (i, b), (j, c) in zip(enumerate(loader), enumerate(other)):

@@ -104,6 +104,8 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.places, self.loops = Places(), Loops()
+        self.zipped: object = None
+        """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
         self.stepper = threading.get_ident()

@@ -143,6 +143,9 @@ class ShardedLoader(Generic[B]):
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
         job.make_owed()
+        if job.zipped is not None and self._zip(origin, sys._getframe(1)) is job.zipped:
+            return  # the pass beside it was over
+        job.zipped = None
         way = None if self.led else asking.way(sys._getframe(1))
         number, begin = job.carry_out(lambda: places.begin() if way is None else places.begin(way.site, origin.outside or way.endless))
         if not self.led:
@@ -152,6 +155,8 @@ class ShardedLoader(Generic[B]):
             yield self.stand_in
         if begin is None:
             job.passed_again(sys._getframe(1))
+            if places.begun > number + 1:  # others had begun within it
+                job.zipped = self._zip(origin, sys._getframe(1))
             return
         place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
@@ -183,6 +188,8 @@ class ShardedLoader(Generic[B]):
                     job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
+                    if places.has_beside:
+                        job.zipped = self._zip(origin, sys._getframe(1))
                     return
                 place = found.place
                 if found.again and places.reads_ahead(number) and job.training:
@@ -205,6 +212,11 @@ class ShardedLoader(Generic[B]):
             places.end(number, look)
             for one in told:
                 one.over()
+
+    @staticmethod
+    def _zip(origin: _Origin, frame: FrameType) -> object:
+        held = (each.thing for each in asking.holders(origin.iterator(), frame))
+        return next((each for each in held if isinstance(each, zip)), None)
 
     def _knowing_last(self, feed: Iterator[_Found]) -> Iterator[_Found]:
         """Each batch with whether it is the last of its pass. A stream is read one batch ahead for that."""
@@ -264,7 +276,7 @@ class Taken:
     def within(self) -> None:
         """The pass is within another one, or beside it: no record is made where the script does not stand at a batch of that one."""
         job = self._job
-        if job.training and job.places.trains and not job.places.batches:
+        if job.training and job.places.trains and not (job.places.batches or job.places.is_beside):
             self._lose("a loop over data is within another one")
         else:
             job.carry_out(job.session.inside_round)

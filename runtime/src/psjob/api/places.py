@@ -23,6 +23,8 @@ class Pass:
     number: int
     within: int = -1
     """The pass in whose body it began, or beside which, as in `zip`; -1: none."""
+    beside: bool = False
+    """It began beside that."""
     place: Place = field(default_factory=lambda: START)
     """It was asked for what follows this."""
     after: Place = field(default_factory=lambda: START)
@@ -232,7 +234,8 @@ class Places:
         return None if kept is None or kept.beside else kept.place
 
     def _open(self, one: Pass, around: Pass | None) -> None:
-        one.within = -1 if around is None else around.number
+        if around is not None:
+            one.within, one.beside = around.number, around.site == one.site
         self._passes[one.number] = one
 
     def _around(self) -> Pass | None:
@@ -297,13 +300,17 @@ class Places:
     @property
     def inner(self) -> bool:
         """Has the pass that asked last begun within another one, or beside it?"""
-        return self._passes[self._asking].within in self._passes
+        return self._passes[self._asking].within in self._passes or self.is_beside
+
+    @property
+    def has_beside(self) -> bool:
+        """Do passes of the record go on beside this one that were not asked yet?"""
+        return bool(self._beside)
 
     @property
     def is_beside(self) -> bool:
         """Is the pass that asked last one of several that the same line of a loop asks, as in `zip`, and not the first?"""
-        one = self._passes[self._asking]
-        return one.within in self._passes and self._passes[one.within].site == one.site
+        return self._passes[self._asking].beside
 
     # -- records -------------------------------------------------------------------------------
 
