@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.process.config import CheckpointConfig, Place
+from psjob.process.config import Place
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Died, Shards, Worker, eventually, serving
+from tests.live.live_shards import NEVER, Died, Shards, Worker, eventually, serving
 from tests.live.slow_line import SlowLine
 from tests.soaking import soak
 
@@ -61,8 +61,7 @@ class Behind:
 @contextmanager
 def slow_worker(folder: Path, mode: str) -> Iterator[tuple[Shards, SlowLine]]:
     """One shard, and a slow line to it. Checkpoints are asked for."""
-    never = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
-    with serving(folder, workers=2, shards=1, mode=mode, transport="tcp", checkpoint=never) as shards:
+    with serving(folder, workers=2, shards=1, mode=mode, transport="tcp", checkpoint=NEVER) as shards:
         line = SlowLine(shards.address(0), RATE)
         try:
             yield shards, line

@@ -29,8 +29,8 @@ from psjob.shard.server import Server
 from psjob.shard.session import Session
 from psjob.wire.frame import Header, Kind
 from psjob.wire.pooled import Pooled
+from tests.live.live_shards import NEVER
 
-NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [TensorSpec("w", (2048,), "float32", 0)]
 """Four blocks, so that each of two shards has some."""
 SLOW = ("spare",)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.process.config import Config, Place, ShardAddress
 from psjob.shard.server import Server
+from tests.live.live_shards import NEVER
 from tests.runkeys import handed
 
-NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
 """Four blocks, one a group, two of which are this shard's."""
 

@@ -22,16 +22,14 @@ from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
-from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
+from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
 from psjob.worker.ending import SessionEnd
+from tests.live.live_shards import NEVER
 from tests.runkeys import handed
 
 MOST_SECONDS = 10.0
 """Processor time of a script; one that takes longer goes round in circles."""
-NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 HEAD = """import itertools
-import queue
-import threading
 
 import torch
 from tqdm import tqdm
@@ -63,8 +61,6 @@ class Record:
 class Run:
     """What one process of a script did."""
 
-    begun: int = 0
-    """Steps of the job before it."""
     steps: list[tuple[Any, ...]] = field(default_factory=list)
     """Those with effect: the batches, what a buffer of the model held, and what was drawn."""
     made_of: tuple[Any, ...] = ()
@@ -79,7 +75,7 @@ class Run:
 
 def run(folder: Path, body: str, record: Record | None = None, workers: int = 1, rank: int = 0) -> Run:
     """Run a script from its beginning, or as its process would be started again with this record."""
-    made = Run(0 if record is None else record.clock)
+    made = Run()
     indented = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
     code = compile(f"{HEAD}{indented}\n", str(folder / "train.py"), "exec")
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from psjob.contract import keys
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.process.config import Config, Place, ShardAddress
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.resume.record import ResumeRecord, pack
@@ -29,11 +29,11 @@ from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+from tests.live.live_shards import NEVER
 from tests.runkeys import RUN as KEYS
 from tests.runkeys import handed
 
 RUN = "run-1"
-NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [{"name": f"w{i}", "shape": [64], "dtype": "float32", "group": 0} for i in range(3)]
 ROWS = {"name": "user", "dim": 4, "rule": "sgd", "num_rows": 50}
 LAYOUT = Layout.of([TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in TABLE])  # type: ignore[arg-type]

@@ -56,7 +56,8 @@ def site(code: CodeType, at: int) -> Site:
             drives = True
         elif "JUMP_BACKWARD" in one.opname and "NO_INTERRUPT" not in one.opname and int(one.argval) <= at < one.offset:
             # The jump of a loop's own end leads to its head, and that of a loop around it to somewhere before that.
-            looped |= not any(it.opname == "FOR_ITER" and it.offset == _meant(instructions, int(one.argval)) <= at for it in instructions)
+            start = _meant(instructions, int(one.argval))
+            looped |= not any(it.opname == "FOR_ITER" and it.offset == start <= at for it in instructions)
     return Site(drives, frozenset(targets), frozenset(around), looped)
 
 
@@ -175,7 +176,7 @@ def holders(iterator: object, frame: FrameType | None) -> list[Holder]:
 
 
 def _over(known: Sequence[Holder], seen: Sequence[object]) -> list[Holder]:
-    mine = {id(known), *map(id, seen), *(id(each.thing) for each in known)}
+    mine = set(map(id, seen))
     above = [each for each in gc.get_referrers(*(each.thing for each in known)) if type(each) in _PASS_ON and id(each) not in mine]
     joined = {id(each.thing) for each in known if each.joins or type(each.thing) is zip}
     return [Holder(each, any(id(below) in joined for below in gc.get_referents(each))) for each in above]

@@ -204,8 +204,7 @@ class AttachedJob:
     def _put_back_early(self, kept: record.ResumeRecord) -> None:
         """What the script may look at before it stands at its place, as buffers in an evaluation."""
         record.restore_buffers(kept, self.model, self.buffers)
-        between = self.records.between.items()
-        early = {name: thing for name, thing in between if name != variables.NAME and not getattr(thing, "counts_again", False)}
+        early = {name: thing for name, thing in self.records.between.items() if not getattr(thing, "counts_again", False)}
         whole = _kept_for(early, kept)
         stateful = {name: value for name, value in whole.stateful.items() if name in early}
         record.restore_objects(dataclasses.replace(whole, stateful=stateful), early)
@@ -294,17 +293,18 @@ class AttachedJob:
     @property
     def gradients_have_changed(self) -> bool:
         """Have gradients changed since the last batch was given?"""
-        return not self._small or any(
-            p.grad is not grad or (grad is not None and grad._version != version)
-            for p, (grad, version) in zip(self._small, self._gradients, strict=False)
-        )
+        return not self._small or bool(self._changed_since(self._gradients))
 
     @property
     def _accumulates(self) -> bool:
         """Do gradients wait that were added after the last step? No record holds them."""
-        left = [(None if ref is None else ref(), n) for ref, n in self._left] or [(None, -1)] * len(self._small)
-        pairs = zip(self._small, left, strict=True)
-        return any(p.grad is not None and (p.grad is not grad or p.grad._version != n) and bool(p.grad.any()) for p, (grad, n) in pairs)
+        left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self._small)
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
+
+    def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
+        """Of the small parameters, those whose gradient is another one than then, or was written to."""
+        pairs = zip(self._small, then, strict=False)
+        return [p for p, (grad, version) in pairs if p.grad is not grad or (grad is not None and grad._version != version)]
 
     def _gradients_now(self) -> list[tuple[torch.Tensor | None, int]]:
         return [(p.grad, -1 if p.grad is None else p.grad._version) for p in self._small]

@@ -68,7 +68,6 @@ class Epochs:
         job = self._job()
         is_over = self._is_over
         epoch = AFTER if is_over else self._next
-        self._over = self._over or is_over
         if job is not None and self._number is not None and not self._left:
             self._left = is_over
             job.begin_epoch(self._number, epoch, sys._getframe(1))

@@ -46,6 +46,9 @@ Kept = Mapping[str, Mapping[str, Mapping[str, Any]]]
 class Variables:
     """Of one script. `kept`: objects that are in its records by themselves."""
 
+    counts_again = True
+    """They are put back where their functions are under way only."""
+
     def __init__(self, kept: Collection[object]) -> None:
         self._kept = {id(thing) for thing in kept}
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
