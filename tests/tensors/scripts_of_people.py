@@ -421,6 +421,36 @@ for epoch in ps.epochs(2):
     for i, b in enumerate(other):
         step(b, i)
 """,
+    "a hidden state": """
+hidden = torch.zeros(5)
+for epoch in range(3):
+    for b in loader:
+        hidden = (hidden * 0.5 + b).detach()
+        out = torch.full((9000,), float(b))
+        step(b, 8 * hidden.sum(), out[0])
+""",
+    "a hidden state that begins with each epoch": """
+out = None
+for epoch in range(3):
+    hidden = None
+    for b in loader:
+        hidden = b + (torch.zeros(5) if hidden is None else hidden * 0.5)
+        out = torch.full((9000,), float(b))
+        step(b, 8 * hidden.sum(), out[0])
+""",
+    "a wide hidden state in ps.state": """
+state = ps.state(hidden=torch.zeros(9000))
+for epoch in range(3):
+    for b in loader:
+        state.hidden = state.hidden * 0.5 + b
+        step(b, 8 * state.hidden[0])
+""",
+    "an order of each epoch": """
+for epoch in range(3):
+    order = torch.arange(9000).roll(epoch)
+    for b in loader:
+        step(b, order[int(b)])
+""",
 }
 REFUSED: Final = {
     "what decides is between the passes": (
@@ -448,6 +478,26 @@ for epoch in range(3):
         step(b, i, n)
         n += 1
 note(n)
+""",
+        "ended",
+    ),
+    "a wide hidden state": (
+        """
+hidden = torch.zeros(9000)
+for epoch in range(3):
+    for b in loader:
+        hidden = hidden * 0.5 + b
+        step(b, 8 * hidden[0])
+""",
+        "ended",
+    ),
+    "a wide hidden state in an epoch of ps.epochs": (
+        """
+for epoch in ps.epochs(3):
+    hidden = torch.zeros(9000)
+    for b in loader:
+        hidden = hidden * 0.5 + b
+        step(b, 8 * hidden[0])
 """,
         "ended",
     ),

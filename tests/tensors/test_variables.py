@@ -6,13 +6,15 @@ import copy
 import random
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
-from psjob.api.variables import MOST, Variables
+from psjob.api.values import MOST
+from psjob.api.variables import Variables
 from psjob.process.errors import Refused
 
 
@@ -153,9 +155,11 @@ def test_the_best_weights_in_a_variable_are_lost_and_said_so() -> None:
 
     loader = Loader(Variables([]))
     loop(loader, Best())
-    assert loader.records[0]["lost"] == {}
-    (lost,) = loader.records[1]["lost"].values()
-    assert lost == {"weights": "dict", "best.weights": "dict"}
+    assert loader.records[0]["other"] == {}
+    (lost,) = loader.records[1]["other"].values()
+    assert {name: kind for name, (kind, _) in lost.items()} == {"weights": "dict", "best.weights": "dict"}
+    with pytest.raises(Refused, match=r"weights \(dict\), best.weights \(dict\) had changed|best.weights \(dict\), weights"):
+        loop(Loader(Variables([]), loader.records[1], at=1), Best())
 
 
 def test_a_list_that_has_become_long_is_not_held_and_said_so() -> None:
@@ -197,6 +201,192 @@ def test_lists_of_the_models_parameters_are_not_lost() -> None:
     assert all(record["lost"] == {} for record in loader.records)
 
 
+WIDE = 100_000
+"""Numbers of a tensor that no record holds."""
+
+
+def moved(hidden: torch.Tensor, batch: int) -> torch.Tensor:
+    return hidden * 0.5 + batch + 1
+
+
+def carried(loader: Loader) -> torch.Tensor:
+    hidden = torch.zeros(WIDE)
+    for batch in loader:
+        hidden = moved(hidden, batch)
+    return hidden
+
+
+def made_in_the_first_step(loader: Loader) -> torch.Tensor:
+    first = True
+    for batch in loader:
+        if first:
+            hidden, first = torch.zeros(WIDE), False
+        hidden = moved(hidden, batch)
+    return hidden
+
+
+def none_at_first(loader: Loader) -> torch.Tensor:
+    hidden = None
+    for batch in loader:
+        hidden = moved(torch.zeros(WIDE) if hidden is None else hidden, batch)
+    assert hidden is not None
+    return hidden
+
+
+def in_an_object(loader: Loader) -> torch.Tensor:
+    held = SimpleNamespace(hidden=torch.zeros(WIDE))
+    for batch in loader:
+        held.hidden = moved(held.hidden, batch)
+    return held.hidden
+
+
+def in_a_tuple(loader: Loader) -> torch.Tensor:
+    hidden = (torch.zeros(WIDE), torch.ones(WIDE))
+    for batch in loader:
+        hidden = (moved(hidden[0], batch), moved(hidden[1], batch))
+    return hidden[0] + hidden[1]
+
+
+def in_an_array(loader: Loader) -> numpy.ndarray[Any, Any]:
+    hidden = numpy.zeros(WIDE)
+    for batch in loader:
+        hidden = hidden * 0.5 + batch + 1
+    return hidden
+
+
+def written_in_an_array(loader: Loader) -> numpy.ndarray[Any, Any]:
+    hidden = numpy.zeros(WIDE)
+    for batch in loader:
+        hidden += batch + 1
+    return hidden
+
+
+LOOPS = [carried, made_in_the_first_step, none_at_first, in_an_object, in_a_tuple, in_an_array, written_in_an_array]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_wide_hidden_state_that_each_step_makes_anew_is_refused(loop: Any) -> None:
+    whole = Loader(Variables([]))
+    loop(whole)
+    with pytest.raises(Refused, match=r"hidden.*had changed since the script began to train"):
+        loop(Loader(Variables([]), whole.records[2], at=2))
+
+
+def test_a_hidden_state_that_is_first_made_in_a_step_is_put_back() -> None:
+    def loop(loader: Loader) -> list[float]:
+        first = True
+        for batch in loader:
+            if first:
+                hidden, first = torch.zeros(8), False
+            hidden = moved(hidden, batch)
+        return hidden.tolist()
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert loop(Loader(Variables([]), whole.records[2], at=2)) == wanted
+    (held,) = whole.records[2]["plain"].values()
+    assert held["hidden"].tolist() == moved(moved(torch.zeros(8), 0), 1).tolist()
+
+
+def test_what_each_step_makes_anew_and_no_other_reads_is_not_lost() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.loader = loader
+
+        def run(self, seen: int = 0) -> int:
+            out, grads = None, [torch.zeros(WIDE)]
+            for batch in self.loader:
+                out = torch.full((WIDE,), float(batch))
+                grads = [out * 2]
+                wide = grads[0] + 1
+                seen += int(wide[0])
+            return seen
+
+    loader = Loader(Variables([]))
+    Trainer().run()
+    assert not any(record[kind] for record in loader.records for kind in ("lost", "other", "long"))
+    Trainer.__init__ = lambda self: setattr(self, "loader", Loader(Variables([]), loader.records[2], at=2))  # type: ignore[method-assign]
+    assert Trainer().run() == 1 + 3 + 5
+
+
+def test_a_wide_tensor_that_a_restarted_script_makes_again_is_no_hindrance(capsys: pytest.CaptureFixture[str]) -> None:
+    def loop(loader: Loader, seed: int) -> float:
+        total = 0.0
+        for epoch in range(2):
+            order = torch.randperm(WIDE, generator=torch.Generator().manual_seed(seed + epoch))
+            for batch in loader:
+                total += float(order[batch])
+        return total
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole, 3)
+    assert [list(record["other"].values()) for record in whole.records[:3]] == [[], [], []]
+    assert all(record["other"] for record in whole.records[3:])
+    assert loop(Loader(Variables([]), whole.records[4], finished=1, at=1), 3) == wanted
+    with pytest.raises(Refused, match=r"order \(Tensor\) had changed"):
+        loop(Loader(Variables([]), whole.records[4], finished=1, at=1), 4)
+
+
+class Annealed(torch.nn.Module):
+    """Counts its calls, as for a weight that grows with them, and remembers its last output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(2, WIDE // 2))
+        self.calls = 0
+        self.output: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.output = self.inner(x)
+        return self.output
+
+
+class Mean(torch.nn.Module):
+    """A metric, as of a library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.count = torch.zeros(3), 0
+
+    def forward(self, x: int) -> list[float]:
+        self.total += x
+        self.count += 1
+        return (self.total / self.count).tolist()
+
+
+def test_numbers_in_models_and_metrics_are_put_back() -> None:
+    def loop(loader: Loader) -> tuple[Any, ...]:
+        model, metrics = torch.nn.Sequential(Annealed(), torch.nn.Linear(WIDE // 2, 1)), torch.nn.ModuleDict({"mean": Mean()})
+        loader.variables._kept.add(id(model))
+        seen = []
+        for batch in loader:
+            model(torch.ones(1, 2))
+            seen.append((model[0].calls, metrics["mean"](batch)))
+        return tuple(seen)
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert not any(record[kind] for record in whole.records for kind in ("lost", "other", "long"))
+    assert loop(Loader(Variables([]), whole.records[2], at=2)) == wanted
+
+
+def test_what_was_assigned_anew_leaves_its_first_value_to_other_names() -> None:
+    def loop(loader: Loader) -> tuple[Any, ...]:
+        first = hidden = torch.zeros(5)
+        everything = recent = [0]
+        shared = total = torch.zeros(2)
+        for batch in loader:
+            hidden = moved(hidden, batch)
+            recent = [*recent, batch]
+            total += batch
+        return first.tolist(), hidden.tolist(), everything, recent, shared.tolist(), total.tolist()
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert loop(Loader(Variables([]), whole.records[2], at=2)) == wanted
+
+
 def test_a_buffer_of_samples_is_lost_and_said_so() -> None:
     def loop(loader: Loader, held: list[tuple[torch.Tensor, float]], empty: list[tuple[torch.Tensor, float]]) -> None:
         for _batch in loader:
@@ -206,7 +396,63 @@ def test_a_buffer_of_samples_is_lost_and_said_so() -> None:
     loader = Loader(Variables([]))
     loop(loader, [(torch.zeros(9), 0.5)] * (MOST + 1), [])
     (lost,) = loader.records[1]["lost"].values()
-    assert lost == {"held": "list", "empty": "list"}
+    assert lost == {"held": "list"}
+    (other,) = loader.records[1]["other"].values()
+    assert list(other) == ["empty"]
+
+
+def test_samples_of_a_pass_are_lost_within_it_only() -> None:
+    """They are taken together at its end, and the next one begins without any."""
+
+    def loop(loader: Loader) -> list[float]:
+        means = []
+        samples: list[torch.Tensor] = []
+        for _epoch in range(2):
+            for batch in loader:
+                samples.append(torch.full((9,), float(batch)))
+            means.append(float(torch.cat(samples).mean()) if samples else -1.0)
+            samples = []
+        return means
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert [bool(record["other"]) for record in whole.records] == [False, True, True, False, True, True]
+    assert loop(Loader(Variables([]), whole.records[3], finished=1)) == wanted
+    with pytest.raises(Refused, match="samples"):
+        loop(Loader(Variables([]), whole.records[4], finished=1, at=1))
+
+
+class Averages:
+    """As of a library: the averages of weights, in its state."""
+
+    __module__ = "torch_ema"
+
+    def __init__(self) -> None:
+        self.shadow = [torch.zeros(9)]
+
+    def update(self, value: float) -> None:
+        self.shadow = [0.5 * self.shadow[0] + value]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": 0.5, "shadow": [each.clone() for each in self.shadow]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+def test_an_object_of_a_library_whose_state_has_tensors_is_refused_if_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_ema", torch)
+
+    def loop(loader: Loader, averages: Averages, still: Averages) -> None:
+        for batch in loader:
+            averages.update(batch + 1)
+        assert still
+
+    whole = Loader(Variables([]))
+    loop(whole, Averages(), Averages())
+    loop(Loader(Variables([]), whole.records[0]), Averages(), Averages())
+    with pytest.raises(Refused, match=r"averages \(Averages\) had changed"):
+        loop(Loader(Variables([]), whole.records[1], at=1), Averages(), Averages())
 
 
 class Schedules:

@@ -2,45 +2,53 @@
 
 Those count that have changed since the script first asked for data, in the functions that are under way, and in objects of the script's own
 classes there. Plain ones are put back: numbers, texts, small tensors, and lists, dicts and the like of these. Of others, such as a second
-model, the record holds the names only, and a script that is started again is refused where they would be others than they were.
+model, the record holds the names only, and a script that is started again is refused where they would be others than they were. What the
+script assigns again before it reads it does not count.
 """
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import random
 import sys
 from argparse import Namespace
-from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
 import torch
 
-from psjob.api import advice, asking
-from psjob.api.state import State, renewed, the_state
+from psjob.api import advice, asking, liveness, values
+from psjob.api.state import renewed, the_state
 from psjob.process.errors import Refused
 
 NAME: Final = "variables"
 """Of them in a resume record."""
-SIMPLE: Final = (bool, int, float, complex, type(None))
-SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter)
-MOST: Final = 1000
-"""Numbers and texts that one variable may hold."""
-LONGEST: Final = 4096
-"""Characters or bytes of one text, numbers of one tensor or array."""
+DEEP: Final = 3
+"""Objects within objects."""
 LOOKED_AT: Final = 2000
 """Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
-DEEP: Final = 3
-"""Objects within objects, lists within lists."""
-_NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
 Found = dict[str, dict[str, Any]]
 """By function under way, and by name in it: `epoch`, `stopper.best`."""
-Kept = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""What a record holds: `plain` values, of `lost` things the class, and how long lists are that became too `long`."""
+Kept = Mapping[str, Mapping[str, Any]]
+"""What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
+
+Of `lost` things it is the class, of `other` tensors than at first the class and a checksum, and of `long` lists the length."""
+OFTEN: Final = 3
+"""Changes from one record to the next, after which a thing is not summed again."""
+_OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
+"""Attributes that each module has."""
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """A checksum, of which tensors, and in how many records one after the other it was another one each time."""
+
+    versions: values.Versions
+    checksum: int
+    changes: int
 
 
 class Variables:
@@ -54,17 +62,22 @@ class Variables:
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
         self._shared = {id(tensor) for model in trained for tensor in (*model.parameters(), *model.buffers())}
         """Tensors of the models that are trained."""
+        self._parts: dict[int, tuple[bool, list[tuple[str, torch.nn.Module]]]] = {}
+        """By identity of a model, whether all attributes of its modules count, and those modules, each with its path."""
         self._first: Found | None = None
-        self._carried: dict[str, frozenset[str]] = {}
-        """Names that were there then."""
+        """Copies of plain values when the script first asked for data."""
+        self._held: dict[str, dict[str, Any]] = {}
+        """By function and name, the objects that held them."""
         self._back: dict[str, set[str]] = {}
         """By function, names of what was put back: they have changed, whatever they were when this process began."""
         self._things: dict[tuple[str, str], tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
-        self._objects: dict[str, dict[str, Any]] = {}
+        self._objects: Found = {}
         """By function and name, what objects of libraries with a `state_dict`, such as a scheduler, gave at first."""
         self._lost: dict[str, dict[str, str]] = {}
-        """Those of them that have changed."""
+        """What has changed and is not plain, by its class."""
+        self._sums: dict[tuple[str, str], _Summed] = {}
+        """By function and name, checksums of what is other than at first."""
         self._functions: dict[str, FrameType] = {}
         """Those of the script that are under way, by file and name."""
         self._asks = False
@@ -76,12 +89,13 @@ class Variables:
             return
         self._functions = self._under_way(frame)
         if self._first is None:
-            now = self._now()
-            self._first = {function: {name: _copied(value) for name, value in values.items()} for function, values in now.items()}
-            self._carried = {function: frozenset(values) for function, values in now.items()}
-            others = ((function, *other) for function, at in self._functions.items() for other in self._others(at.f_locals))
-            self._things = {(function, name): (thing, self._versions(thing)) for function, name, thing in others}
-            self._objects = self._states()
+            self._held = self._plain(list(self._walked()))
+            self._first = {function: {name: values.copied(value) for name, value in held.items()} for function, held in self._held.items()}
+            others = ((function, path, thing) for function, path, thing in self._walked() if self._is_other(thing))
+            self._things = {
+                (function, path): (thing, self._versions(thing)) for function, path, thing in others if not values.is_stateful(thing)
+            }
+            self._objects = self._states(self._walked())
         self._compare(every=True)
         self.at(None)
 
@@ -101,24 +115,38 @@ class Variables:
         """What has changed since the script first asked; nothing where it does not ask now."""
         if not self._asks or self._first is None:
             return {}
-        now = self._now()
+        walked = list(self._walked())
+        now = self._plain(walked)
         known = {
-            function: {name: value for name, value in values.items() if name not in self._back.get(function, set())}
-            for function, values in self._first.items()
+            function: {name: value for name, value in first.items() if name not in self._back.get(function, set())}
+            for function, first in self._first.items()
         }
-        plain = {function: {name: _held(value) for name, value in values.items()} for function, values in _changed(now, known).items()}
-        long = self._no_longer_plain(now)
-        objects = _changed(self._states(), self._objects)
-        return {"plain": plain, "objects": objects, "lost": {function: dict(names) for function, names in self._lost.items()}, "long": long}
+        changed = _changed(now, known)
+        other = self._other(walked)
+        long, lost = self._no_longer_plain(now)
+        return {
+            "plain": {function: {name: values.held(value) for name, value in found.items()} for function, found in changed.items()},
+            "assigned": {
+                function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
+            },
+            "objects": _changed(self._states(walked), self._objects),
+            "lost": lost,
+            "long": long,
+            "other": other,
+        }
 
     def load_state_dict(self, state: Kept) -> None:
         """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
 
-        Raises Refused where the record says that something else has changed.
+        Raises Refused where the record says that something else has changed, and this start has not made it again.
         """
         if not state:
             return
         lost = [f"{name} ({kind})" for names in state.get("lost", {}).values() for name, kind in names.items()]
+        for function, names in state.get("other", {}).items():
+            at = self._functions.get(function)
+            sums = [(f"{path} ({kind})", path, checksum) for path, (kind, checksum) in names.items() if at is not None]
+            lost += [told for told, path, checksum in sums if at and values.checksum(_at(at.f_locals, path)) != checksum]
         if lost:
             raise Refused(
                 f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
@@ -126,16 +154,15 @@ class Variables:
                 f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
             )
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
-            advice.tell(
-                "long", f"{', '.join(long)} had more than {MOST} values, and holds only those since this start. Keep it in ps.state"
-            )
+            told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
+            advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
-        changed = _changed(self._now(), first)
+        changed = _changed(self._plain(list(self._walked())), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()})
-        self._put(plain)
+        self._put(plain, state.get("assigned", {}))
         self._load(state.get("objects", {}))
-        for function, values in plain.items():
-            self._back.setdefault(function, set()).update(values)
+        for function, found in plain.items():
+            self._back.setdefault(function, set()).update(found)
 
     def lend(self, frame: FrameType, state: Kept) -> None:
         """A pass that was finished before a restart is given nothing: what follows it reads values as they are at the script's place.
@@ -148,90 +175,115 @@ class Variables:
         for function, at in self._functions.items():
             own = asking.site(at.f_code, at.f_lasti).targets & at.f_locals.keys()
             lent[function] = _only(plain.get(function, {}), plain.get(function, {}).keys() - own)
-        self._put(lent)
+        self._put(lent, state.get("assigned", {}))
         self.at(None)
+
+    # -- what has changed ------------------------------------------------------------------------
 
     def _compare(self, every: bool) -> None:
         """Find out which things have changed."""
         if not every and sum(len(versions) for _, versions in self._things.values()) > LOOKED_AT:
             return
-        changed = [key for key, (thing, versions) in self._things.items() if self._versions(thing) != versions]
-        for function, name in changed:
-            thing, _ = self._things.pop((function, name))
-            self._lose(function, name, thing)
+        for (function, path), (thing, versions) in list(self._things.items()):
+            if self._is_read(function, path) and self._versions(thing) != versions:
+                del self._things[function, path]
+                if not self._is_kept(thing):
+                    self._lose(function, path, thing, "after a restart the job would be")
 
-    def _lose(self, function: str, name: str, thing: Any) -> None:
-        if not self._is_kept(thing) and name not in self._lost.setdefault(function, {}):
-            self._lost[function][name] = type(thing).__name__
-            word = name.rpartition(".")[2]
-            advice.tell(
-                "lost",
-                f"{name} ({type(thing).__name__}) changes as the script trains, and nobody keeps it: after a restart the job would be "
-                f"refused. Give it to attach, or declare it: ps.state({word}=…)",
-            )
+    def _lose(self, function: str, path: str, thing: Any, when: str) -> None:
+        self._lost.setdefault(function, {})[path] = type(thing).__name__
+        _tell_lost(path, thing, when)
 
-    def _put(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+    def _is_read(self, function: str, path: str, further: bool = False) -> bool:
+        """Does the function read it again before it assigns it anew? `further`: in a further iteration of its loop."""
+        at = self._functions.get(function)
+        if at is None:
+            return True
+        read = liveness.reads(at.f_code, at.f_lasti)
+        return path.partition(".")[0] in (read.goes_on if further else read.later)
+
+    def _is_assigned(self, function: str, path: str, now: Found) -> bool:
+        """Does the name stand for another object than at first? Then others that stood for that one keep it."""
+        held = self._held.get(function, {})
+        return path in held and held[path] is not now[function][path]
+
+    def _other(self, walked: Collection[tuple[str, str, Any]]) -> dict[str, dict[str, list[Any]]]:
+        """By function and name, what holds other tensors than at first and is read again: its class, and a checksum."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
+        for function, path, thing in walked:
+            was, _ = self._things.get((function, path), (None, None))
+            if was is thing or path in self._lost.get(function, {}) or path.partition(".")[0] in given[function]:
+                continue
+            carried = was is not None or path in self._held.get(function, {}) or values.is_stateful(thing)
+            if (carried or "." not in path) and self._is_read(function, path, further=not carried) and self._is_other(thing):
+                checksum = self._summed(function, path, thing)
+                if checksum is not None:
+                    found.setdefault(function, {})[path] = [type(thing).__name__, checksum]
+        return found
+
+    def _summed(self, function: str, path: str, thing: Any) -> int | None:
+        """Its checksum; None if it has changed so often that it is lost, which costs less."""
+        tensors = values.tensors_of(thing)
+        before = self._sums.get((function, path))
+        if before is not None and before.versions.are(tensors):
+            self._sums[function, path] = _Summed(before.versions, before.checksum, 0)
+            return before.checksum
+        checksum = values.checksum(thing)
+        changes = 0 if before is None or before.checksum == checksum else before.changes + 1
+        self._sums[function, path] = _Summed(values.Versions(tensors), checksum, changes)
+        if changes > OFTEN:
+            self._lose(function, path, thing, "after a restart the job would be")
+            return None
+        return checksum
+
+    def _no_longer_plain(self, now: Found) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, str]]]:
+        """By function and name, how long a list is that has become too long, and the class of what is lost."""
+        long: dict[str, dict[str, int]] = {}
+        lost = {
+            function: {path: kind for path, kind in names.items() if self._is_read(function, path)}
+            for function, names in self._lost.items()
+        }
+        for function, frame in self._functions.items():
+            for path in self._held.get(function, {}).keys() - now.get(function, {}):
+                value = _at(frame.f_locals, path)
+                if type(value) not in values.SEVERAL or self._tensors(value) or not self._is_read(function, path):
+                    continue  # tensors have checksums
+                if len(value) > values.MOST:
+                    long.setdefault(function, {})[path] = len(value)
+                elif values.count(value) > values.MOST:
+                    lost.setdefault(function, {})[path] = type(value).__name__
+                    _tell_lost(path, value, "after a restart the job would be")
+        return long, {function: names for function, names in lost.items() if names}
+
+    # -- putting back ----------------------------------------------------------------------------
+
+    def _put(self, plain: Mapping[str, Mapping[str, Any]], assigned: Mapping[str, Collection[str]] | None = None) -> None:
+        """Assign these; those that are not `assigned` keep their object and get its content, so that other names of it see that."""
         for function, frame in self._functions.items():
             names = frame.f_locals
-            assigned: dict[str, Any] = {}
-            for path, value in values.get(function, {}).items():
+            local: dict[str, Any] = {}
+            anew = (assigned or {}).get(function, ())
+            for path, value in plain.get(function, {}).items():
                 way, _, last = path.rpartition(".")
-                held = getattr(_at(names, way), "__dict__", None) if way else assigned
-                if held is not None:
-                    held[last] = renewed(_at(names, path), _copied(value))
-            if assigned:
-                _assign(frame, names, assigned)
+                holder = _attributes(_at(names, way)) if way else local
+                if holder is not None:
+                    holder[last] = values.copied(value) if path in anew else renewed(_at(names, path), values.copied(value))
+            if local:
+                _assign(frame, names, local)
 
     def _load(self, objects: Mapping[str, Mapping[str, Any]]) -> None:
         """Give objects of libraries the states of a record, and those that have changed since but not in the record their first ones."""
-        changed = _changed(self._states(), self._objects)
+        changed = _changed(self._states(self._walked()), self._objects)
         for function, frame in self._functions.items():
             first = self._objects.get(function, {})
             back = {name: first[name] for name in changed.get(function, {}) if name in first} | dict(objects.get(function, {}))
             for path, whole in back.items():
                 thing = _at(frame.f_locals, path)
-                if thing is not None and _is_stateful(thing):
-                    _load_state(thing, copy.deepcopy(whole))
+                if thing is not None and values.is_stateful(thing):
+                    values.load_state(thing, copy.deepcopy(whole))
 
-    def _states(self) -> Found:
-        """Copies of what the objects of libraries give that are under way."""
-        found: Found = {}
-        for function, frame in self._functions.items():
-            for path, thing in self._stateful(frame.f_locals):
-                whole = _state_of(thing)
-                if whole is not None:
-                    found.setdefault(function, {})[path] = whole
-        return found
-
-    def _stateful(self, names: Mapping[str, Any], way: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in list(names.items()):
-            if name.startswith("__") or self._is_kept(value):
-                continue
-            if self._is_own(value):
-                if way.count(".") < DEEP:
-                    yield from self._stateful(vars(value), f"{way}{name}.")
-            elif _is_stateful(value):
-                yield way + name, value
-
-    def _no_longer_plain(self, now: Found) -> dict[str, dict[str, int]]:
-        """By function and name, how long a list is that has become too long. What holds tensors now, as the best weights, is lost."""
-        long: dict[str, dict[str, int]] = {}
-        for function, frame in self._functions.items():
-            for path in self._carried.get(function, frozenset()).difference(now.get(function, {})):
-                value = _at(frame.f_locals, path)
-                if isinstance(value, torch.nn.Module) or self._versions(value):
-                    self._lose(function, path, value)
-                elif type(value) in SEVERAL and len(value) > MOST:
-                    long.setdefault(function, {})[path] = len(value)
-                elif type(value) in SEVERAL:
-                    self._lose(function, path, value)
-        return long
-
-    def _now(self) -> Found:
-        return {
-            function: dict(self._plain(frame.f_locals, None if self._first is None else self._carried.get(function, frozenset())))
-            for function, frame in self._functions.items()
-        }
+    # -- what there is ---------------------------------------------------------------------------
 
     def _under_way(self, frame: FrameType | None) -> dict[str, FrameType]:
         """The script's functions from this frame on, the outermost first."""
@@ -248,68 +300,121 @@ class Variables:
             found[name] = frame
         return found
 
-    def _plain(self, names: Mapping[str, Any], carried: Collection[str] | None, way: str = "") -> Iterator[tuple[str, Any]]:
-        """By path; `carried`: those that were there at first, None: it is now."""
+    def _walked(self) -> Iterator[tuple[str, str, Any]]:
+        """Function, name and value of all that the functions under way have."""
+        for function, frame in self._functions.items():
+            for path, value in self._walk(frame.f_locals):
+                yield function, path, value
+
+    def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[tuple[str, Any]]:
+        """By path, values of variables, and of attributes of objects of the script's own classes."""
         for name, value in list(names.items()):
             if name.startswith("__"):
                 continue
-            if _is_plain(value, carried is None or way + name in carried) or (type(value) in SEVERAL and _count(value) <= MOST):
-                yield way + name, value
-            elif way.count(".") < DEEP and self._is_own(value):
-                yield from self._plain(vars(value), carried, f"{way}{name}.")
-
-    def _others(self, names: Mapping[str, Any], way: str = "") -> Iterator[tuple[str, Any]]:
-        """By path, what is not plain and holds tensors."""
-        for name, value in list(names.items()):
-            if name.startswith("__") or id(value) in self._kept or _is_plain(value, True):
-                continue
             if isinstance(value, torch.nn.Module):
-                if not any(id(p) in self._shared for p in value.parameters()):
-                    yield way + name, value
-            elif type(value) in (torch.Tensor, *SEVERAL) and self._versions(value):
                 yield way + name, value
-            elif way.count(".") < DEEP and self._is_own(value):
-                yield from self._others(vars(value), f"{way}{name}.")
+                yield from self._walk_model(value, f"{way}{name}.")
+            elif not self._is_own(value):
+                yield way + name, value
+            elif deep < DEEP:
+                yield from self._walk(vars(value), f"{way}{name}.", deep + 1)
+
+    def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
+        """Of its modules that are of the script's own classes, numbers and texts; all, where it has no parameters, as metrics."""
+        if id(model) not in self._parts:
+            every = next(model.parameters(), None) is None
+            found = [(name, part) for name, part in model.named_modules() if every or _is_of_script(type(part))]
+            self._parts[id(model)] = (
+                every,
+                [("".join(f"_modules.{each}." for each in name.split(".") if each), part) for name, part in found],
+            )
+        every, parts = self._parts[id(model)]
+        for inner, part in parts:
+            own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+            yield from ((f"{way}{inner}{name}", value) for name, value in own.items() if every or values.is_plain(value))
+
+    def _plain(self, walked: Collection[tuple[str, str, Any]]) -> Found:
+        """Of these, what can be copied. A tensor of several numbers can, if it was there at first or is read again."""
+        found: Found = {}
+        read: dict[str, frozenset[str]] = {}
+        if self._first is not None:
+            read = {function: liveness.reads(frame.f_code, frame.f_lasti).goes_on for function, frame in self._functions.items()}
+        for function, path, value in walked:
+            carried = self._first is None or path in self._held.get(function, {}) or path in read[function]
+            if values.is_plain(value, carried) or (type(value) in values.SEVERAL and values.count(value) <= values.MOST):
+                found.setdefault(function, {})[path] = value
+        return found
+
+    def _states(self, walked: Iterator[tuple[str, str, Any]] | Collection[tuple[str, str, Any]]) -> Found:
+        """Copies of what the objects of libraries among these give."""
+        found: Found = {}
+        for function, path, thing in walked:
+            if values.is_stateful(thing) and not self._is_kept(thing):
+                whole = values.state_of(thing)
+                if whole is not None:
+                    found.setdefault(function, {})[path] = whole
+        return found
+
+    def _is_other(self, value: Any) -> bool:
+        """Does it hold tensors or arrays that nobody keeps, and that are not plain?"""
+        if self._is_kept(value) or values.is_plain(value, True):
+            return False
+        if isinstance(value, torch.nn.Module):
+            return not any(id(p) in self._shared for p in value.parameters())
+        return bool(self._tensors(value))
 
     def _versions(self, thing: Any) -> list[tuple[int, int]]:
-        """Of each tensor in it that is not trained, which one it is and how often it was written; of no other object.
+        """Of each tensor in it that is not trained, which one it is and which version; of no other object.
 
         Of a list of more than `MOST` things it is the length, and the tensors of its last one.
         """
-        if isinstance(thing, torch.nn.Module):
-            found: Any = [*thing.parameters(), *thing.buffers()]
-        else:
-            found = _tensors(thing)
-        versions = [(id(tensor), tensor._version) for tensor in found if not tensor.is_inference() and id(tensor) not in self._shared]
-        return [*versions, (0, len(thing))] if versions and type(thing) in SEVERAL else versions
+        versions = [(id(tensor), values.version(tensor)) for tensor in self._tensors(thing)]
+        return [*versions, (0, len(thing))] if versions and type(thing) in values.SEVERAL else versions
+
+    def _tensors(self, thing: Any) -> list[Any]:
+        """Those in it that are not trained; a tensor made in `inference_mode` has no versions."""
+        found = [tensor for tensor in values.tensors_of(thing) if id(tensor) not in self._shared]
+        return [tensor for tensor in found if not (isinstance(tensor, torch.Tensor) and tensor.is_inference())]
 
     def _is_kept(self, value: object) -> bool:
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
 
     def _is_own(self, value: object) -> bool:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
-        kind = type(value)
-        if self._is_kept(value) or isinstance(value, (type, *_NOT_PLAIN)) or not hasattr(value, "__dict__"):
+        if isinstance(value, (type, *values.NOT_PLAIN)) or not hasattr(value, "__dict__") or self._is_kept(value):
             return False
-        if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
-            return True
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        return file is not None and not file.startswith(asking.FOREIGN)
+        return _is_of_script(type(value))
+
+
+def _is_of_script(kind: type) -> bool:
+    if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not file.startswith(asking.FOREIGN)
+
+
+def _tell_lost(name: str, thing: Any, when: str) -> None:
+    word = name.rpartition(".")[2]
+    advice.tell(
+        "lost",
+        f"{name} ({type(thing).__name__}) changes as the script trains, and nobody keeps it: {when} refused. Give it to attach, or "
+        f"declare it: ps.state({word}=…)",
+    )
 
 
 def _changed(now: Found, first: Found) -> Found:
     """Values of `now` that are others than at first, or were not there."""
     found: Found = {}
-    for function, values in now.items():
+    for function, those in now.items():
         was = first.get(function, {})
-        changed = {name: value for name, value in values.items() if name not in was or not _same(value, was[name])}
+        changed = {name: value for name, value in those.items() if name not in was or not values.same(value, was[name])}
         if changed:
             found[function] = changed
     return found
 
 
-def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in names}
+def _only(those: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in those.items() if name in names}
 
 
 def _at(names: Mapping[str, Any], path: str) -> Any:
@@ -317,133 +422,17 @@ def _at(names: Mapping[str, Any], path: str) -> Any:
     name, *inner = path.split(".")
     value = names.get(name)
     for part in inner:
-        value = getattr(value, "__dict__", {}).get(part)
+        value = (_attributes(value) or {}).get(part)
     return value
 
 
-def _is_plain(value: Any, carried: bool = False) -> bool:
-    """Is it one number, or a text that is not long? A tensor of several numbers is, where it was `carried` into the loop."""
-    kind = type(value)
-    if kind in SIMPLE:
-        return True
-    if kind in (str, bytes):
-        return len(value) <= LONGEST
-    if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
-        small = value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
-        return small and value.layout is torch.strided and not value.is_quantized
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return False
-    several = carried and type(value) is numpy.ndarray and value.size <= LONGEST
-    return (isinstance(value, numpy.generic) or several) and value.dtype.kind in "biufc"
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """Of an object; the modules that a module holds are in a dict of it, `_modules`."""
+    return value if isinstance(value, dict) else getattr(value, "__dict__", None)
 
 
-def _tensors(thing: Any, deep: int = 0) -> list[torch.Tensor]:
-    """Those in a list or the like, and in lists in it."""
-    if isinstance(thing, torch.Tensor):
-        return [thing]
-    if type(thing) not in SEVERAL or deep > DEEP:
-        return []
-    items = list(thing.values() if isinstance(thing, dict) else thing)
-    return [tensor for item in (items if len(items) <= MOST else items[-1:]) for tensor in _tensors(item, deep + 1)]
-
-
-def _is_stateful(value: Any) -> bool:
-    """Has it a state, and keeps nobody else that? Schedulers, and random generators of the script's own."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] == "psjob" or issubclass(kind, (type, *_NOT_PLAIN)):
-        return False
-    return _generates(value) or (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
-
-
-def _generates(value: Any) -> bool:
-    """Is it a generator of random numbers?"""
-    numpy = sys.modules.get("numpy")
-    kinds = (
-        (torch.Generator, random.Random)
-        if numpy is None
-        else (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-    )
-    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
-
-
-def _state_of(thing: Any) -> dict[str, Any] | None:
-    """A copy of its state; None where that holds more than numbers and texts."""
-    if _generates(thing):
-        return _generator_state(thing)
-    try:
-        whole = thing.state_dict()
-    except Exception:  # a class of a library may want to be asked at other times
-        return None
-    plain = type(whole) in (dict, OrderedDict) and _count(whole) <= MOST
-    return copy.deepcopy(dict(whole)) if plain else None
-
-
-def _generator_state(thing: Any) -> dict[str, Any]:
-    if isinstance(thing, torch.Generator):
-        return {"state": bytes(thing.get_state().tolist())}
-    if isinstance(thing, random.Random):
-        return {"state": thing.getstate()}
-    return {"state": _listed(thing.bit_generator.state if hasattr(thing, "bit_generator") else thing.get_state(legacy=False))}
-
-
-def _listed(state: Any) -> Any:
-    """A state of numpy's, with lists of numbers in place of arrays."""
-    if isinstance(state, dict):
-        return {key: _listed(value) for key, value in state.items()}
-    return state.tolist() if hasattr(state, "tolist") else state
-
-
-def _load_state(thing: Any, whole: dict[str, Any]) -> None:
-    if isinstance(thing, torch.Generator):
-        thing.set_state(torch.frombuffer(bytearray(whole["state"]), dtype=torch.uint8))
-    elif isinstance(thing, random.Random):
-        thing.setstate(whole["state"])
-    elif hasattr(thing, "bit_generator"):
-        thing.bit_generator.state = whole["state"]
-    elif _generates(thing):
-        thing.set_state(whole["state"])
-    else:
-        thing.load_state_dict(whole)
-
-
-def _count(several: Any, deep: int = 0) -> int:
-    """Numbers and texts in it; more than `MOST` where anything else is in it."""
-    if len(several) > MOST or deep > DEEP:
-        return MOST + 1
-    total = 0
-    for item in (*several, *several.values()) if isinstance(several, dict) else several:
-        if _is_plain(item):
-            total += 1
-        elif type(item) in SEVERAL:
-            total += 1 + _count(item, deep + 1)
-        else:
-            return MOST + 1
-    return total
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value if type(value) in (*SIMPLE, str) else copy.deepcopy(value)
-
-
-def _held(value: Any) -> Any:
-    """For a record that is packed at once."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Are two plain values the same? NaN is itself."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    if hasattr(one, "tobytes"):
-        return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
-    return bool(one == other or (one != one and other != other))
-
-
-def _assign(frame: FrameType, names: dict[str, Any], values: Mapping[str, Any]) -> None:
+def _assign(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:
     """Assign local variables of a function that is under way (PEP 667; before Python 3.13 by the call that debuggers use)."""
-    names.update(values)
+    names.update(assigned)
     if names is not frame.f_globals and sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

@@ -1,0 +1,114 @@
+"""Which variables of a function may be read before they are assigned again: live variables, by its bytecode.
+
+What an iteration leaves in a variable counts for the next one only if that reads it. `out = model(inputs)` at the head of each iteration
+is not read again; a hidden state that is given to the model is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType
+from typing import Final
+
+_READ: Final = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_WRITTEN: Final = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL")
+_LEAVES: Final = frozenset(
+    ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+)
+"""What follows such an instruction is not what runs next."""
+_READS_ALL: Final = frozenset(("locals", "vars", "globals", "eval", "exec"))
+_JUMPS: Final = frozenset((*dis.hasjrel, *dis.hasjabs))
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Names that may be read, from one instruction of a function on."""
+
+    later: frozenset[str]
+    goes_on: frozenset[str]
+    """The same; if the instruction is the head of a `for` loop, only if that is given something more."""
+
+
+@cache
+def reads(code: CodeType, at: int) -> Reads:
+    """What a function reads that calls another one at byte `at` of its code, before it assigns it again.
+
+    Handlers of exceptions are left out. Names that functions within it use are always among them. If it asks for all names, as
+    `locals()` does, all are.
+    """
+    flow = _flow(code)
+    if not _READS_ALL.isdisjoint(code.co_names):
+        return Reads(flow.names, flow.names)
+    number = bisect.bisect_right(flow.offsets, at) - 1
+    after = flow.after[number]
+    kept = flow.captured
+    later = kept.union(*(flow.before[one] for one in after))
+    goes_on = kept | flow.before[after[0]] if flow.heads[number] and after else later
+    return Reads(later, goes_on)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Of a function, by the number of an instruction."""
+
+    offsets: list[int]
+    after: list[tuple[int, ...]]
+    """What may run next; of the head of a `for` loop its body first."""
+    before: list[frozenset[str]]
+    """Names that are read from here on."""
+    heads: list[bool]
+    captured: frozenset[str]
+    names: frozenset[str]
+
+
+@cache
+def _flow(code: CodeType) -> _Flow:
+    instructions = list(dis.get_instructions(code))
+    offsets = [one.offset for one in instructions]
+    number_at = {offset: number for number, offset in enumerate(offsets)}
+    after = [tuple(_next(one, number, number_at)) for number, one in enumerate(instructions)]
+    uses = [tuple(_uses(one)) for one in instructions]
+    before: list[frozenset[str]] = [frozenset()] * len(instructions)
+    changed = True
+    while changed:
+        changed = False
+        for number in range(len(instructions) - 1, -1, -1):
+            live = frozenset[str]().union(*(before[one] for one in after[number]))
+            for name, is_read in reversed(uses[number]):
+                live = live | {name} if is_read else live - {name}
+            changed |= live != before[number]
+            before[number] = live
+    captured = frozenset((*code.co_cellvars, *code.co_freevars, *_globals_within(code)))
+    names = frozenset((*code.co_varnames, *code.co_names)) | captured
+    return _Flow(offsets, after, before, [one.opname == "FOR_ITER" for one in instructions], captured, names)
+
+
+def _next(one: dis.Instruction, number: int, number_at: dict[int, int]) -> Iterator[int]:
+    if one.opname not in _LEAVES and number + 1 < len(number_at):
+        yield number + 1
+    if one.opcode in _JUMPS:
+        yield number_at[int(one.argval)]
+
+
+def _uses(one: dis.Instruction) -> Iterator[tuple[str, bool]]:
+    """The names that an instruction reads (True) or writes, in its order. `STORE_FAST_LOAD_FAST` has two."""
+    names: Iterable[str] = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+    if one.opname == "STORE_FAST_LOAD_FAST":
+        first, second = names
+        yield from ((first, False), (second, True))
+    elif one.opname.startswith(_READ):
+        yield from ((str(name), True) for name in names)
+    elif one.opname.startswith(_WRITTEN):
+        yield from ((str(name), False) for name in names)
+
+
+def _globals_within(code: CodeType) -> Iterator[str]:
+    """Global names that functions within this one read, at any depth."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from (str(one.argval) for one in dis.get_instructions(inner) if one.opname.startswith(_READ[1:]))
+            yield from _globals_within(inner)

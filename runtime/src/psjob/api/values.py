@@ -1,0 +1,225 @@
+"""Values that variables hold: which can be copied into a record, which hold tensors, which have a state of their own."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import weakref
+import zlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from psjob.api.state import State
+from psjob.layout import memory
+
+SIMPLE: Final = (bool, int, float, complex, type(None))
+SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter)
+MOST: Final = 1000
+"""Numbers and texts that one variable may hold."""
+LONGEST: Final = 4096
+"""Characters or bytes of one text, numbers of one tensor or array."""
+SUMMED: Final = 1 << 16
+"""Values that a checksum is made of."""
+LAST: Final = 16
+"""Things at the end of a list that its checksum is made of: it may grow with each step."""
+DEEP: Final = 3
+"""Lists within lists."""
+LOOKED_AT: Final = 256
+"""Numbers of an array that are looked at to see whether it was written."""
+_NUMBERS: Final = "biufc"
+"""Kinds of numbers of numpy."""
+NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
+
+
+def is_plain(value: Any, carried: bool = False) -> bool:
+    """Is it one number, or a text that is not long? A tensor of several numbers is, where it was `carried` into the loop."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return True
+    if kind in (str, bytes):
+        return len(value) <= LONGEST
+    if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
+        small = value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
+        return small and value.layout is torch.strided and not value.is_quantized
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    if isinstance(value, numpy.generic):
+        return value.dtype.kind in _NUMBERS
+    return carried and _is_array(value) and value.size <= LONGEST
+
+
+def count(several: Any, deep: int = 0) -> int:
+    """Numbers and texts in it; more than `MOST` where anything else is in it."""
+    if len(several) > MOST or deep > DEEP:
+        return MOST + 1
+    total = 0
+    for item in (*several, *several.values()) if isinstance(several, dict) else several:
+        if is_plain(item):
+            total += 1
+        elif type(item) in SEVERAL:
+            total += 1 + count(item, deep + 1)
+        else:
+            return MOST + 1
+    return total
+
+
+def copied(value: Any) -> Any:
+    """A plain value that shares nothing with this one."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value if type(value) in (*SIMPLE, str) else copy.deepcopy(value)
+
+
+def held(value: Any) -> Any:
+    """For a record that is packed at once."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Are two plain values the same? NaN is itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if hasattr(one, "tobytes"):
+        return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
+    return bool(one == other or (one != one and other != other))
+
+
+def tensors_of(thing: Any) -> list[Any]:
+    """Tensors and arrays of a model, in a list or the like, or in the state of an object of a library."""
+    if isinstance(thing, torch.nn.Module):
+        return [*thing.parameters(), *thing.buffers()]
+    if not is_stateful(thing) or _generates(thing):
+        return _tensors(thing)
+    try:
+        return _tensors(dict(thing.state_dict()))
+    except Exception:  # as in `state_of`
+        return []
+
+
+def _tensors(thing: Any, deep: int = 0) -> list[Any]:
+    """Those in a list or the like, and in lists in it."""
+    if isinstance(thing, torch.Tensor) or _is_array(thing):
+        return [thing]
+    if type(thing) not in SEVERAL or deep > DEEP:
+        return []
+    items = list(thing.values() if isinstance(thing, dict) else thing)
+    return [tensor for item in (items if len(items) <= MOST else items[-1:]) for tensor in _tensors(item, deep + 1)]
+
+
+def _is_array(value: Any) -> bool:
+    """Is it an array of numbers?"""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in _NUMBERS
+
+
+def checksum(thing: Any) -> int:
+    """Of shapes, dtypes and values, of `SUMMED` at most, of the tensors and arrays in it. Of tensors of other classes only that."""
+    items = list(thing)[-LAST:] if type(thing) in (list, deque) else thing
+    tensors = tensors_of(items)
+    total = len(thing) if type(thing) in SEVERAL else 0
+    for tensor in tensors:
+        total = zlib.crc32(_some(tensor, SUMMED // len(tensors)), zlib.crc32(_form(tensor).encode(), total))
+    return total
+
+
+def _form(tensor: Any) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}" if _is_array(tensor) or _is_usual(tensor) else type(tensor).__name__
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _some(tensor: Any, most: int) -> bytes | memoryview:
+    """Every k-th of its numbers, about `most` at most."""
+    if _is_array(tensor):
+        flat = tensor.ravel(order="K")
+        return bytes(flat[:: 1 + flat.size // max(most, 1)].tobytes())
+    if not _is_usual(tensor) or tensor.is_meta or not tensor.numel():
+        return b""
+    flat = tensor.detach().reshape(-1)
+    return memory.view(flat[:: 1 + flat.numel() // max(most, 1)].cpu().resolve_conj().resolve_neg().contiguous())
+
+
+class Versions:
+    """Which tensors and arrays something held, and how often each was written."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._held = [(weakref.ref(tensor), version(tensor)) for tensor in tensors]
+
+    def are(self, tensors: Sequence[Any]) -> bool:
+        """Does it hold these now, unchanged?"""
+        pairs = zip(self._held, tensors, strict=False)
+        return len(self._held) == len(tensors) and all(ref() is now and then == version(now) for (ref, then), now in pairs)
+
+
+def version(tensor: Any) -> int:
+    """Another one if a tensor was written to; of an array, if one of some of its numbers is another one."""
+    if _is_array(tensor):
+        return zlib.crc32(_some(tensor, LOOKED_AT)) if tensor.flags.forc else 0
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def is_stateful(value: Any) -> bool:
+    """Has it a state, and keeps nobody else that? Schedulers, and random generators of the script's own."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "psjob" or issubclass(kind, (type, *NOT_PLAIN)):
+        return False
+    return _generates(value) or (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
+
+
+def _generates(value: Any) -> bool:
+    """Is it a generator of random numbers?"""
+    numpy = sys.modules.get("numpy")
+    kinds = (
+        (torch.Generator, random.Random)
+        if numpy is None
+        else (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+    )
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def state_of(thing: Any) -> dict[str, Any] | None:
+    """A copy of its state; None where that holds more than numbers and texts."""
+    if _generates(thing):
+        return _generator_state(thing)
+    try:
+        whole = thing.state_dict()
+    except Exception:  # a class of a library may want to be asked at other times
+        return None
+    plain = type(whole) in (dict, OrderedDict) and count(whole) <= MOST
+    return copy.deepcopy(dict(whole)) if plain else None
+
+
+def load_state(thing: Any, whole: dict[str, Any]) -> None:
+    """Give it what `state_of` gave."""
+    if isinstance(thing, torch.Generator):
+        thing.set_state(torch.frombuffer(bytearray(whole["state"]), dtype=torch.uint8))
+    elif isinstance(thing, random.Random):
+        thing.setstate(whole["state"])
+    elif hasattr(thing, "bit_generator"):
+        thing.bit_generator.state = whole["state"]
+    elif _generates(thing):
+        thing.set_state(whole["state"])
+    else:
+        thing.load_state_dict(whole)
+
+
+def _generator_state(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, torch.Generator):
+        return {"state": bytes(thing.get_state().tolist())}
+    if isinstance(thing, random.Random):
+        return {"state": thing.getstate()}
+    return {"state": _listed(thing.bit_generator.state if hasattr(thing, "bit_generator") else thing.get_state(legacy=False))}
+
+
+def _listed(state: Any) -> Any:
+    """A state of numpy's, with lists of numbers in place of arrays."""
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
