@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
-from tests.quick import rest_rotates
+from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = """import itertools
@@ -262,7 +262,11 @@ def run(folder: Path, name: str, *what: str) -> Ran:
     return finish(start(folder, job, *faults(*what)), folder)
 
 
-@pytest.mark.parametrize("name", rest_rotates(LOOPS, []))
+IN_SLICES = ("one batch ahead", "a thread reads ahead", "an infinite generator", "zip with a range", "a policy plays")
+"""Of the others, tests in memory restart the like from each record that they make (`tests/tensors/test_restarted_scripts.py`)."""
+
+
+@pytest.mark.parametrize("name", [rotating(name) if name in IN_SLICES else soak(name) for name in LOOPS])
 def test_two_kills_change_no_bit(tmp_path: Path, name: str) -> None:
     wanted = run(tmp_path / "undisturbed", name)
     assert wanted.code == 0, wanted.err[-3000:]
