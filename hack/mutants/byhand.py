@@ -7,6 +7,7 @@ from pathlib import Path
 
 PLAN = "operator/src/psjob_operator/plan"
 PSJOB = "runtime/src/psjob"
+SAME_STEPS = "tests/tensors/test_restarted_scripts.py::test_a_restart_makes_the_same_steps"
 
 
 @dataclass(frozen=True)
@@ -162,5 +163,26 @@ BY_HAND = (
         "if not hmac.compare_digest(said, proof(key, transcript)):",
         "if len(said) != PROOF_BYTES:",
         ("tests/unit/test_wire_auth.py",),
+    ),
+    ByHand(
+        "what an epoch begins with is put back at the record's place only",
+        f"{PSJOB}/api/attached.py",
+        "            self.carry_out(lambda: self._restore(kept, self.records.between))\n",
+        "",
+        (f"{SAME_STEPS}[an order that each epoch draws]",),
+    ),
+    ByHand(
+        "what runs again after a pass counts twice",
+        f"{PSJOB}/api/attached.py",
+        "            self.carry_out(lambda: self._restore(restored, self.records.kept))\n",
+        "            pass\n",
+        (f"{SAME_STEPS}[a tail that counts]",),
+    ),
+    ByHand(
+        "ps.state in a record is one step behind",
+        f"{PSJOB}/api/state.py",
+        "        return {**self._restored, **kept}\n",
+        '        behind, self.__dict__["_behind"] = self.__dict__.get("_behind", kept), kept\n        return {**self._restored, **behind}\n',
+        (f"{SAME_STEPS}[steps are counted in ps.state]",),
     ),
 )

@@ -451,6 +451,34 @@ for epoch in range(3):
     for b in loader:
         step(b, order[int(b)])
 """,
+    "an order that each epoch draws": """
+for epoch in ps.epochs(3):
+    order = torch.randperm(9000)
+    for b in loader:
+        step(b, order[int(b)])
+""",
+    "a curriculum in ps.state": """
+state = ps.state(stage=0)
+for epoch in ps.epochs(4):
+    for b in loader if state.stage % 2 == 0 else other:
+        step(b, state.stage)
+    state.stage += 1
+""",
+    "a tail that counts": """
+state = ps.state(passes=0)
+for epoch in range(4):
+    for b in loader:
+        step(b, state.passes)
+    state.passes += 1
+note(state.passes)
+""",
+    "steps are counted in ps.state": """
+state = ps.state(n=0)
+for epoch in ps.epochs(3):
+    for b in loader:
+        state.n += 1
+        step(b, state.n)
+""",
 }
 REFUSED: Final = {
     "what decides is between the passes": (

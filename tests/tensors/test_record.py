@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from psjob.api import advice
+from psjob.api.recording import EXTRA, ExtraState
 from psjob.process.errors import Refused
-from psjob.resume import record, tagged
+from psjob.resume import buffers, record, tagged
 from psjob.resume.generators import Generators, generators
 
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
@@ -208,6 +211,100 @@ def test_another_model_or_other_things_are_refused_by_name() -> None:
         two = torch.optim.SGD([{"params": [p]} for p in torch.nn.Linear(2, 2).parameters()], lr=0.1)
         half = record.unpack(record.pack(record.capture(None, 0, m, {}, two)))
         record.restore(half, m, {}, optimizer)
+
+
+class Bank(torch.nn.Module):
+    """Its buffers change their form as it trains: one grows, one comes with the first batch, one goes, one is added."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(width, 1)
+        self.register_buffer("table", torch.zeros(0, width), persistent=False)
+        self.register_buffer("mean", None)
+        self.register_buffer("first", torch.ones(width))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def train_once(self) -> None:
+        self.table = torch.cat([self.table, torch.full((1, 2), float(self.calls))])
+        self.calls += 1
+        self.mean = torch.full((3,), float(self.calls))
+        self.first = None
+        if not hasattr(self.inner, "late"):
+            self.inner.register_buffer("late", torch.zeros(1, dtype=torch.int64), persistent=False)
+        self.inner.late += 2
+
+
+def kept_of(bank: Bank, built: buffers.Built) -> record.ResumeRecord:
+    sgd = torch.optim.SGD(bank.parameters(), lr=0.1)
+    return record.unpack(record.pack(record.capture(None, 3, bank, {}, sgd, built=built)))
+
+
+@pytest.mark.parametrize("again", [0, 1, 3])
+def test_buffers_come_back_in_the_form_that_they_had(again: int) -> None:
+    """Whatever the started script has made of them `again` by then."""
+    bank = Bank()
+    built = buffers.Built(bank)
+    for _ in range(2):
+        bank.train_once()
+    kept = kept_of(bank, built)
+    wanted = {name: buffer.clone() for name, buffer in bank.named_buffers()}
+    other = Bank()
+    forms = buffers.Built(other).forms
+    for _ in range(again):
+        other.train_once()
+    record.restore_buffers(kept, other, built=forms)
+    found = dict(other.named_buffers())
+    assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
+    assert other.state_dict().keys() == bank.state_dict().keys(), "and what state_dict leaves out is left out"
+    assert kept.unsaved == ["inner.late", "table"]
+    other.train_once()
+    bank.train_once()
+    assert all(buffer.equal(dict(bank.named_buffers())[name]) for name, buffer in other.named_buffers())
+
+
+def test_a_model_that_was_built_in_another_form_is_refused() -> None:
+    bank = Bank()
+    built = buffers.Built(bank)
+    bank.train_once()
+    kept = kept_of(bank, built)
+    other = Bank(3)
+    with pytest.raises(Refused, match=r"buffer 'first' is \(3,\) torch.float32, the job's is \(2,\)"):
+        record.restore_buffers(kept, other, built=buffers.Built(other).forms)
+    first = kept_of(Bank(), buffers.Built(Bank()))
+    grown = Bank()
+    grown.train_once()
+    with pytest.raises(Refused, match="buffer 'first' is only in the job"):
+        record.restore_buffers(first, grown)
+
+
+class Warming(torch.nn.Linear):
+    """Keeps a number as torch's modules may keep what is no tensor."""
+
+    calls: Any = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_extra_state_of_modules_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(Warming(1, 1), torch.nn.Linear(1, 1), Warming(1, 1))
+    (name, thing), *_ = ExtraState.of(model).items()
+    model[0].calls, model[2].calls = 7, 8
+    kept = copy.deepcopy(thing.state_dict())
+    model[0].calls = model[2].calls = 0
+    thing.load_state_dict(kept)
+    assert (model[0].calls, model[2].calls) == (7, 8) and name == EXTRA
+    thing.load_state_dict({})
+    assert model[0].calls == 7, "a record of an earlier version has none"
+    assert ExtraState.of(torch.nn.Linear(1, 1)) == {}
+    told: list[str] = []
+    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
+    model[2].calls = object()
+    assert list(ExtraState.of(model)[EXTRA].state_dict()) == ["0"]
+    assert "get_extra_state.2.calls: a builtins.object cannot be kept" in told[0]
 
 
 BLOB = record.pack(captured({"s": Holder({1: (2, numpy.arange(3)), "c": Counter("ab")})}))

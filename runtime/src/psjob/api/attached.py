@@ -22,7 +22,7 @@ from psjob.api.owngradients import OwnGradients
 from psjob.api.pairs import Models, Pair, check_overlap, joined
 from psjob.api.places import Places
 from psjob.api.processes import check_processes
-from psjob.api.recording import PlainState, Recording
+from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
@@ -46,7 +46,7 @@ JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME)
+OWN = (state.NAME, TRAINED, variables.NAME, EXTRA)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -135,8 +135,8 @@ class AttachedJob:
         ahead = not self.steps_alone and self.half is None
         own = self._own()
         self.variables = variables.Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
-        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, **self._added(), **own}
-        kept = {**stateful, **psjobs}
+        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables}
+        kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 
     def _added(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class AttachedJob:
 
     def _put_back_early(self, kept: record.ResumeRecord) -> None:
         """What the script may look at before it stands at its place, as buffers in an evaluation."""
-        record.restore_buffers(kept, self.model, self.buffers)
+        record.restore_buffers(kept, self.model, self.buffers, self.records.built.forms)
         early = {name: thing for name, thing in self.records.between.items() if not getattr(thing, "counts_again", False)}
         whole = _kept_for(early, kept)
         stateful = {name: value for name, value in whole.stateful.items() if name in early}
@@ -259,7 +259,8 @@ class AttachedJob:
             self.carry_out(lambda: self._restore(restored, self.records.kept))
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
-        record.restore(_kept_for(things, kept), self.model, things, self.optimizer, self.buffers)
+        whole = _kept_for(things, kept)
+        record.restore(whole, self.model, things, self.optimizer, self.buffers, self.records.built.forms)
 
     @property
     def behind(self) -> bool:

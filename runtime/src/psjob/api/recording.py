@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from psjob.api import advice
 from psjob.resume import record
+from psjob.resume.buffers import Built
 from psjob.resume.generators import Generators
 from psjob.worker.session import WorkerSession
+
+EXTRA: Final = "extra state of modules"
+"""Name of it in a resume record."""
 
 
 class Recording:
@@ -30,6 +35,7 @@ class Recording:
         self._beginning: torch.Tensor | None = None
         self._session, self._model, self._optimizer, self._ahead, self._buffers = session, model, optimizer, ahead, buffers
         self._first = buffers if lazy else None
+        self.built = Built(model)
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""
@@ -37,7 +43,7 @@ class Recording:
     def initial(self) -> bytes:
         """What a new run begins with: all buffers of the model that have memory. Raises Refused."""
         rng = self._generators.states()
-        return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first))
+        return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first, built=self.built))
 
     def begin_epoch(self, again: torch.Tensor | None) -> None:
         """An epoch begins: records hold this moment from now on. `again`: what a record holds of it, where the epoch goes on.
@@ -49,8 +55,8 @@ class Recording:
             self._beginning = again
             return
         rng, clock = self._generators.states(), self._session.clock
-        whole = record.pack(record.capture(None, clock, self._model, self.between, self._optimizer, {}, rng, self._buffers))
-        self._beginning = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+        whole = record.capture(None, clock, self._model, self.between, self._optimizer, {}, rng, self._buffers, built=self.built)
+        self._beginning = torch.frombuffer(bytearray(record.pack(whole)), dtype=torch.uint8)
 
     def make(self, cursor: dict[str, Any] | None, last: bool = False, step: int | None = None) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
@@ -76,7 +82,7 @@ class Recording:
         wire = {} if last else self._session.exchange.compression.state()
         rng = self._generators.states()
         return self._packer.pack(
-            record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers, self._beginning)
+            record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers, self._beginning, self.built)
         )
 
 
@@ -91,3 +97,32 @@ class PlainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._plain.load_state_dict(self._optimizer, state)
+
+
+class ExtraState:
+    """What modules of a model give as `get_extra_state`: a part of its state_dict that is no tensor."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self._modules = modules
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> dict[str, ExtraState]:
+        """By its name in a record; nothing if no module has one. What could not be put back is told and left out."""
+        own = {
+            name: module for name, module in model.named_modules() if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        }
+        problems = {name: record.verify_round_trip({"get_extra_state": cls({name: own[name]})}) for name in own}
+        if told := [problem for found in problems.values() for problem in found]:
+            advice.tell("extra state", f"extra state of modules is not put back after a restart: {'; '.join(told[:3])}")
+        kept = {name: module for name, module in own.items() if not problems[name]}
+        return {EXTRA: cls(kept)} if kept else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """By name of the module."""
+        return {name: module.get_extra_state() for name, module in self._modules.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give each module its own; one of which there is none keeps what it has."""
+        for name, module in self._modules.items():
+            if name in state:
+                module.set_extra_state(state[name])

@@ -17,7 +17,8 @@ import torch
 from psjob.checkpoint import safetensors
 from psjob.layout import memory
 from psjob.process.errors import Refused
-from psjob.resume import composite, tagged
+from psjob.resume import buffers, composite, tagged
+from psjob.resume.buffers import Built, Forms
 from psjob.resume.generators import generators, put_generators
 
 MAGIC: Final = b"PSJR"
@@ -41,19 +42,26 @@ class ResumeRecord:
     """What the data path keeps from step to step: the residuals of encoded pushes, and the codecs taken."""
     beginning: torch.Tensor | None = None
     """Bytes of the packed record of the beginning of the epoch under way; None for a script without `ps.epochs`."""
+    built: Forms = field(default_factory=dict)
+    """Of buffers that are of another form than when the model was attached, the form of then; None: it was not there."""
+    unsaved: list[str] = field(default_factory=list)
+    """Buffers that the model's state_dict leaves out."""
 
 
 def capture(
     cursor: Mapping[str, Any] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
     wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None, only: Collection[str] | None = None,
-    beginning: torch.Tensor | None = None,
+    beginning: torch.Tensor | None = None, built: Built | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
-    training goes on. `only`: names of the buffers that it holds; None: all."""
+    training goes on. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
+    held = {name: buffer.detach() for name, buffer in model.named_buffers() if only is None or name in only}
     return ResumeRecord(
         cursor=None if cursor is None else dict(cursor),
         step=step,
-        buffers={name: buffer.detach() for name, buffer in model.named_buffers() if only is None or name in only},
+        buffers=held,
+        built={} if built is None else built.changed(held, only),
+        unsaved=[] if built is None else built.unsaved(held),
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
         rng=generators() if rng is None else rng,
@@ -64,13 +72,13 @@ def capture(
 
 def restore(
     record: ResumeRecord, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
-    only: Collection[str] | None = None,
+    only: Collection[str] | None = None, built: Forms | None = None,
 ) -> None:  # fmt: skip
-    """Put everything back, of the buffers `only` these, the random generators last.
+    """Put everything back, of the buffers `only` these, the random generators last. `built` as for `restore_buffers`.
 
     Raises Refused, naming what the script no longer has or has newly.
     """
-    restore_buffers(record, model, only)
+    restore_buffers(record, model, only, built)
     restore_objects(record, stateful)
     if len(record.groups) != len(optimizer.param_groups):
         raise Refused(f"the optimizer has {len(optimizer.param_groups)} parameter groups, the resume record {len(record.groups)}")
@@ -92,20 +100,26 @@ def restore_objects(record: ResumeRecord, stateful: Mapping[str, Any]) -> None:
         thing.load_state_dict(record.stateful[name])
 
 
-def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collection[str] | None = None) -> None:
-    """Copy the record's buffers into the model's, in place; `only` these, or all. Raises Refused, naming the first that differs."""
-    buffers = {name: buffer for name, buffer in model.named_buffers() if only is None or name in only}
-    told = {name for name in record.buffers if only is None or name in only}
-    if set(buffers) != told:
-        odd = sorted(set(buffers) ^ told)[0]
-        raise Refused(f"buffer {odd!r} is only in {'this model' if odd in buffers else 'the job'}; every worker must build the same model")
-    with torch.no_grad():
-        for name, buffer in buffers.items():
-            kept = record.buffers[name]
-            if kept.shape != buffer.shape or kept.dtype != buffer.dtype:
-                mine, theirs = f"{tuple(buffer.shape)} {buffer.dtype}", f"{tuple(kept.shape)} {kept.dtype}"
-                raise Refused(f"buffer {name!r} is {mine}, the job's is {theirs}; every worker must build the same model")
-            buffer.copy_(kept)
+def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collection[str] | None = None, built: Forms | None = None) -> None:
+    """Give the model's buffers the values of the record; `only` these, or all.
+
+    `built`: the forms that they had when the model was attached. None: those of now. What has grown, shrunk or come since then is put
+    back as it was. Raises Refused, naming the first that was built in another form than in the record's process.
+    """
+    now = buffers.forms(model) if built is None else built
+    then = {**{name: buffers.form(tensor) for name, tensor in record.buffers.items()}, **record.built}
+    for name in sorted({*now, *then}):
+        mine, theirs = now.get(name), then.get(name)
+        if mine == theirs or not (only is None or name in only):
+            continue
+        if mine is None or theirs is None:
+            where = "this model" if theirs is None else "the job"
+            raise Refused(f"buffer {name!r} is only in {where}; every worker must build the same model")
+        told, kept = (f"{tuple(shape)} torch.{dtype}" for shape, dtype in (mine, theirs))
+        raise Refused(f"buffer {name!r} is {told}, the job's is {kept}; every worker must build the same model")
+    for name in {*record.buffers, *record.built}:
+        if only is None or name in only:
+            buffers.put(model, name, record.buffers.get(name), name not in record.unsaved)
 
 
 def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
@@ -149,7 +163,7 @@ class RecordPacker:
         tensors = list(self._tensors)
         rest = {
             "cursor": record.cursor, "step": record.step, "buffers": record.buffers, "stateful": record.stateful,
-            "groups": record.groups, "wire": record.wire, "beginning": record.beginning,
+            "groups": record.groups, "wire": record.wire, "beginning": record.beginning, "built": record.built, "unsaved": record.unsaved,
         }  # fmt: skip
         body = f'{_dumps(rest, tensors)[:-1]},"rng":{self._json}}}'.encode()
         plain = _plain(tensors[len(self._tensors) :])
@@ -202,7 +216,7 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
         made = ResumeRecord(
             whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {}),
-            whole.get("beginning"),
+            whole.get("beginning"), whole.get("built", {}), whole.get("unsaved", []),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
@@ -210,6 +224,8 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
         raise ValueError("resume record is damaged: a part of it has another type")
     if not (made.cursor is None or isinstance(made.cursor, dict)) or not isinstance(made.groups, list):
         raise ValueError("resume record is damaged: cursor or groups have another type")
+    if not buffers.are_forms(made.built) or not isinstance(made.unsaved, list):
+        raise ValueError("resume record is damaged: what it says of buffers has another type")
     if not (made.beginning is None or (isinstance(made.beginning, torch.Tensor) and made.beginning.dtype is torch.uint8)):
         raise ValueError("resume record is damaged: the beginning of its epoch has another type")
     return made

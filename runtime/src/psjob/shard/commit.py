@@ -226,11 +226,12 @@ class DiskWork:
 
 
 def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
-    """The model's buffers in these records, by name. Raises CheckpointProblem where one is none."""
+    """The buffers of the model's state_dict in these records, by name. Raises CheckpointProblem where one is none."""
     found: dict[str, torch.Tensor] = {}
     try:
         for blob in blobs:
-            found |= record.unpack(blob).buffers
+            told = record.unpack(blob)
+            found |= {name: tensor for name, tensor in told.buffers.items() if name not in told.unsaved}
     except ValueError as error:
         raise CheckpointProblem(f"a resume record is not in shape ({error}); run one version of psjob in all pods") from None
     return sorted(found.items())

@@ -1,0 +1,84 @@
+"""Buffers of a model in a resume record: their forms, which may change as the model trains, and how one is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from psjob.process.errors import Refused
+
+Form = list[Any]
+"""Shape and dtype: `[[8, 4], "float32"]`."""
+Forms = Mapping[str, Form | None]
+
+
+def form(tensor: torch.Tensor) -> Form:
+    """Of one buffer."""
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+
+
+def forms(model: torch.nn.Module) -> dict[str, Form | None]:
+    """Of all buffers of a model, by name."""
+    return {name: form(buffer) for name, buffer in model.named_buffers()}
+
+
+class Built:
+    """The buffers that a model had when it was attached."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.forms: Forms = forms(model)
+        self._unsaved = unsaved(model)
+
+    def changed(self, held: Mapping[str, torch.Tensor], only: Collection[str] | None) -> dict[str, Form | None]:
+        """Of those that have another form now, have gone or are new, the form of then; `only` of these, or of all."""
+        names = {*self.forms, *held} if only is None else {*self.forms, *held}.intersection(only)
+        now = {name: form(tensor) for name, tensor in held.items()}
+        return {name: self.forms.get(name) for name in sorted(names) if self.forms.get(name) != now.get(name)}
+
+    def unsaved(self, held: Mapping[str, torch.Tensor]) -> list[str]:
+        """Those of `held` that the model's state_dict leaves out."""
+        known = self._unsaved if held.keys() <= self.forms.keys() else unsaved(self._model)
+        return sorted(known.intersection(held))
+
+
+def are_forms(value: Any) -> bool:
+    """Is this what `Built.changed` gives?"""
+    return isinstance(value, dict) and all(
+        each is None or (isinstance(each, list) and len(each) == 2 and isinstance(each[0], list) and isinstance(each[1], str))
+        for each in value.values()
+    )
+
+
+def unsaved(model: torch.nn.Module) -> set[str]:
+    """Names of the buffers that the model's state_dict leaves out (`persistent=False`)."""
+    return {f"{path}.{name}" if path else name for path, module in model.named_modules() for name in module._non_persistent_buffers_set}
+
+
+def put(model: torch.nn.Module, name: str, value: torch.Tensor | None, persistent: bool = True) -> None:
+    """Give a buffer this value: in place if it has its form, else as another tensor. None: it was not there.
+
+    Raises Refused if the model has no such module.
+    """
+    path, _, local = name.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+    except AttributeError:
+        raise Refused(f"buffer {name!r} is in the resume record, and the model has no module {path!r}; build the same model") from None
+    now = owner._buffers.get(local)
+    if value is None:
+        if now is not None:
+            owner._buffers[local] = None
+        return
+    with torch.no_grad():
+        if now is not None and form(now) == form(value):
+            now.copy_(value)
+            return
+        near = next((tensor for tensor in (now, *owner.parameters(), *model.parameters()) if tensor is not None), value)
+        moved = value.to(near.device, copy=True)
+    if local in owner._buffers:
+        owner._buffers[local] = moved
+    else:
+        owner.register_buffer(local, moved, persistent=persistent)
