@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from psjob.api import advice
+from psjob.api import advice, attachable
 from psjob.api.recording import EXTRA, ExtraState
 from psjob.process.errors import Refused
 from psjob.resume import buffers, record, tagged
@@ -305,6 +305,22 @@ def test_extra_state_of_modules_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
     model[2].calls = object()
     assert list(ExtraState.of(model)[EXTRA].state_dict()) == ["0"]
     assert "get_extra_state.2.calls: a builtins.object cannot be kept" in told[0]
+
+
+@pytest.mark.parametrize(("given", "told"), [("all", 0), ("trained", 1), ("tied", 0)])
+def test_frozen_parameters_that_the_optimizer_does_not_have_are_told(monkeypatch: pytest.MonkeyPatch, given: str, told: int) -> None:
+    sentences: list[str] = []
+    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: sentences.append(sentence))
+    trained, frozen = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    model = torch.nn.Sequential(trained, frozen)
+    if given == "tied":
+        frozen.weight = trained.weight
+    else:
+        frozen.requires_grad_(False)
+    parameters = model.parameters() if given == "all" else trained.parameters()
+    _, table = attachable.table_of(model, torch.optim.SGD(parameters, lr=0.1))
+    attachable.tell_frozen(model, table)
+    assert len(sentences) == told and all("in no group of the optimizer: 1.weight. Each" in one for one in sentences)
 
 
 BLOB = record.pack(captured({"s": Holder({1: (2, numpy.arange(3)), "c": Counter("ab")})}))

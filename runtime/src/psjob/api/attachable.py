@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from psjob.api import advice
 from psjob.embeddings.statetable import Table
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Refused
@@ -106,3 +107,19 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
             "give modules shorter names, or join small parameters in one tensor"
         )
     return found
+
+
+def tell_frozen(model: torch.nn.Module, table: Sequence[TensorSpec]) -> None:
+    """Say once which parameters of the model the job does not know: those that are frozen, and in no group of the optimizer."""
+    names = {spec.name for spec in table}
+    known = {id(p) for name, p in model.named_parameters() if name in names}
+    known |= {id(module.anchor) for module in model.modules() if isinstance(module, Table)}
+    apart = [name for name, p in model.named_parameters() if id(p) not in known]
+    if apart:
+        told = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if apart[3:] else "")
+        advice.tell(
+            "frozen",
+            f"frozen parameters are in no group of the optimizer: {told}. Each worker keeps those that its script "
+            "builds, and final.safetensors does not have them. Seed before the model is built, or load the same file in all workers; or "
+            "give them to the optimizer too",
+        )

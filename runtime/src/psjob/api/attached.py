@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from psjob.api import advice, clipping, stagecuts, stagefirst, state, trackers, variables
-from psjob.api.attachable import aliases, table_of
+from psjob.api.attachable import aliases, table_of, tell_frozen
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups, Trained
 from psjob.api.loops import Loops
@@ -71,6 +71,8 @@ class AttachedJob:
         self.place, self.model, self.optimizer = place, model, optimizer
         self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
         stagecuts.check_table(place.config, table)
+        if not place.config.stages:
+            tell_frozen(model, table)
         self.piped = -1
         """The clock at which `pipe.step` was called last."""
         self.choice = chosen(optimizer, place.config)
