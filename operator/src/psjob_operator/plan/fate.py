@@ -17,6 +17,8 @@ SIGNALLED = 128
 """The exit code of a process that signal n ended is this and n."""
 UNSEEN = "in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
 """Why a worker may have ended with exit code 0 without having finished."""
+UNFINISHED = "UnfinishedExit"
+"""The cause of a loss that is found long after the process ended: as soon as the job shows that its script was not through."""
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
 """Words of the kubelet in an eviction for what the pod itself used; a victim of others' use lacks them."""
@@ -74,7 +76,7 @@ def fate(process: Process | None) -> Fate:
 
 def unfinished() -> Fate:
     """The fate of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
-    return Fate("lost", "UnfinishedExit", counted=True, message=f"exit code 0 {UNSEEN}")
+    return Fate("lost", UNFINISHED, counted=True, message=f"exit code 0 {UNSEEN}")
 
 
 def hung(seconds: float) -> Fate:
@@ -103,7 +105,7 @@ def matching(rules: Sequence[FailureRule], role: Role, process: Process | None, 
 
 def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) -> bool:
     # The exit code of a process that was preempted or deleted is what was done to it; the runtime's own codes have causes.
-    own = found.counted and found.cause not in ("Hung", "UnfinishedExit")
+    own = found.counted and found.cause not in ("Hung", UNFINISHED)
     exit = process.exit if process is not None and own else None
     code = 0 if exit is None else exit.code or SIGNALLED + exit.signal
     signal = 0 if exit is None else exit.signal or code - SIGNALLED

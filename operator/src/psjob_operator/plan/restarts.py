@@ -11,6 +11,7 @@ from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
 from psjob_operator.contract import MOST_RISE
 from psjob_operator.plan import naming, pairs, volumegroup
 from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.fate import UNFINISHED
 from psjob_operator.plan.progress import last_commit
 from psjob_operator.plan.snapshot import Process, Role
 from psjob_operator.plan.text import stamp, unix
@@ -31,8 +32,6 @@ MOST_PROCESSES = 8
 """In status.restarts.byProcess."""
 AT_ONCE = ("Deleted", "Fenced")
 """Causes that happen once: a person's deletion, a view that is passed by the next start."""
-FOUND_LATE = "UnfinishedExit"
-"""The cause that is found so long after the process ended that no further wait is needed."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def again_at(facts: Facts, seat: Seat) -> float:
     ends = ends_at(seat)
     if ends > facts.now:
         return ends
-    if seat.fate.cause == FOUND_LATE:
+    if seat.fate.cause == UNFINISHED:  # found so late that no further wait is needed
         return 0.0
     if seat.fate.counted:
         return 0.0 if _at_once(facts, seat) else not_before(facts)
