@@ -244,8 +244,11 @@ def test_numbers_and_names_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("bits", "push", "pull"),
-    [(30e9, "none", "none"), (9.4e9, "bf16", "bf16"), (0.4e9, "int8", "bf16"), (90e6, "topk", "bf16"), (0.0, "none", "none")],
-)
+    [
+        (30e9, "none", "none"), (20e9, "none", "none"), (19.9e9, "bf16", "bf16"), (9.4e9, "bf16", "bf16"), (5e9, "bf16", "bf16"),
+        (4.9e9, "int8", "bf16"), (0.1e9, "int8", "bf16"), (99e6, "topk", "bf16"), (1.0, "topk", "bf16"), (0.0, "none", "none"),
+    ],
+)  # fmt: skip
 def test_auto_takes_what_pays_at_the_measured_speed(bits: float, push: str, pull: str) -> None:
     assert (choice.for_push(bits), choice.for_pull(bits)) == (push, pull)
 

@@ -190,11 +190,12 @@ def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, messag
     assert decided.status.restarts.causes == {"Error": 1} and decided.status.restarts.counted == 1
 
 
-def test_a_shard_started_after_a_checkpoint_must_find_one() -> None:
-    told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
+@pytest.mark.parametrize(("step", "known"), [(None, False), (0, False), (1, True), (5, True)])
+def test_a_shard_started_after_a_checkpoint_must_find_one(step: int | None, known: bool) -> None:
+    """That of step 0 can be made again."""
+    kept = {} if step is None else {"checkpoint": {"step": step, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}
     lost = running(shard_1=pod("shard", 1, **ended(1)))
-    assert not plan(lost, NOW).actions[-1].checkpoint_known
-    assert plan(replace(lost, progress=told), NOW).actions[-1].checkpoint_known
+    assert plan(replace(lost, progress={"run": "run-1", "coordinator": {"step": 9, **kept}}), NOW).actions[-1].checkpoint_known == known
 
 
 def test_absence_is_believed_only_live() -> None:

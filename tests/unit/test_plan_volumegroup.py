@@ -9,7 +9,9 @@ import pytest
 
 from psjob_operator import render
 from psjob_operator.contract import EXIT_RETRY
+from psjob_operator.plan import volumegroup
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
+from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Process, Snapshot
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
@@ -177,3 +179,9 @@ def test_shards_of_a_users_claim_are_one_placement_unless_it_can_be_mounted_by_m
 @pytest.mark.parametrize("checkpoint", [{"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"disabled": True}])
 def test_shards_of_other_volumes_are_not_bound_together(checkpoint: dict[str, Any]) -> None:
     assert {action.volume_group for action in creates(plan(job(checkpoint=checkpoint), NOW))} == {None}
+
+
+@pytest.mark.parametrize(("before", "then"), [(0, 10), (10, 20), (40, 80), (80, 120), (120, 120)])
+def test_each_move_gives_a_place_twice_as_long_up_to_two_minutes(before: int, then: int) -> None:
+    lost = running(shard_0=pod("shard", 0, waited=before), shard_1=pod("shard", 1, waited=before))
+    assert volumegroup.patience(Facts.of(lost, NOW).shards) == then
