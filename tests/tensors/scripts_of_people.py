@@ -457,6 +457,12 @@ for epoch in ps.epochs(3):
     for b in loader:
         step(b, order[int(b)])
 """,
+    "two batches for each step": """
+for epoch in ps.epochs(3):
+    batches = iter(loader)
+    for a, b in zip(batches, batches):
+        step(a, b)
+""",
     "a curriculum in ps.state": """
 state = ps.state(stage=0)
 for epoch in ps.epochs(4):
@@ -539,6 +545,15 @@ for epoch in ps.epochs(3):
         step(b)
 """,
         "asked before ps.epochs began",
+    ),
+    "two batches for each step, and the pass is not seen to end": (
+        """
+for epoch in ps.epochs(3):
+    batches = iter(loader)
+    for _ in range(3):
+        step(next(batches), next(batches))
+""",
+        "write `for a, b in zip(batches, batches)`",
     ),
     "two iterators in one line": (
         """

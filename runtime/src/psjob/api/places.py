@@ -323,8 +323,9 @@ class Places:
         runs_again, new = epoch >= 0 and not follows, self.begun > self._before
         if new and self._stepped and any(one.ahead and number not in self._early for number, one in self._passes.items()):
             raise Refused(
-                "steps of the next epoch would use batches that are read already. After a restart they could not be found again: begin the "
-                "pass over ps.shard(loader) within the epoch"
+                "more batches were read in this epoch than steps were made. Steps of the next one may use them, and a restart could not "
+                "find them again. Begin the pass over ps.shard(loader) within the epoch, and go over it to its end. If each step takes two "
+                "batches, write `for a, b in zip(batches, batches)`"
             )
         if runs_again and new:
             self._run_again()
