@@ -182,7 +182,7 @@ BY_HAND = (
         "ps.state in a record is one step behind",
         f"{PSJOB}/api/state.py",
         "        return {**self._restored, **kept}\n",
-        '        behind, self.__dict__["_behind"] = self.__dict__.get("_behind", kept), kept\n        return {**self._restored, **behind}\n',
+        '        last, self.__dict__["_last"] = self.__dict__.get("_last", kept), kept\n        return {**self._restored, **last}\n',
         (f"{SAME_STEPS}[steps are counted in ps.state]",),
     ),
 )

@@ -277,6 +277,40 @@ def test_a_model_that_was_built_in_another_form_is_refused() -> None:
         record.restore_buffers(first, grown)
 
 
+def test_names_that_share_a_buffer_go_on_sharing_it() -> None:
+    def made() -> torch.nn.ModuleDict:
+        parts = {name: torch.nn.Linear(1, 1) for name in ("a", "b", "c")}
+        table = torch.zeros(2)
+        for name, part in parts.items():
+            part.register_buffer("table", torch.zeros(2) if name == "c" else table)
+        return torch.nn.ModuleDict(parts)
+
+    first = made()
+    built = buffers.Built(first)
+    first["a"].table = first["b"].table = first["c"].table = torch.ones(4)
+    sgd = torch.optim.SGD(first.parameters(), lr=0.1)
+    kept = record.unpack(record.pack(record.capture(None, 3, first, {}, sgd, built=built)))
+    other = made()
+    record.restore_buffers(kept, other, built=buffers.Built(other).forms)
+    assert all(part.table.tolist() == [1.0] * 4 for part in other.values())
+    assert other["a"].table is other["b"].table
+
+
+def test_a_scripted_model_has_its_buffers_back() -> None:
+    def made() -> torch.nn.Module:
+        return torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
+
+    first = made()
+    built = buffers.Built(first)
+    first(torch.randn(4, 2))
+    sgd = torch.optim.SGD(first.parameters(), lr=0.1)
+    kept = record.unpack(record.pack(record.capture(None, 3, first, {}, sgd, built=built)))
+    other = made()
+    record.restore_buffers(kept, other, built=buffers.Built(other).forms)
+    assert all(buffer.equal(dict(first.named_buffers())[name]) for name, buffer in other.named_buffers())
+    assert ExtraState.of(other) == {}
+
+
 class Warming(torch.nn.Linear):
     """Keeps a number as torch's modules may keep what is no tensor."""
 
@@ -304,7 +338,7 @@ def test_extra_state_of_modules_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
     model[2].calls = object()
     assert list(ExtraState.of(model)[EXTRA].state_dict()) == ["0"]
-    assert "get_extra_state.2.calls: a builtins.object cannot be kept" in told[0]
+    assert "2.get_extra_state().calls: a builtins.object cannot be kept" in told[0]
 
 
 @pytest.mark.parametrize(("given", "told"), [("all", 0), ("trained", 1), ("tied", 0)])

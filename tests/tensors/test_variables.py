@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
+import enum
+import gc
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +21,12 @@ import torch
 from psjob.api.values import MOST
 from psjob.api.variables import Variables
 from psjob.process.errors import Refused
+from psjob.resume import record
+
+
+def packed(state: Any) -> Any:
+    """As a record gives it back."""
+    return record.unpack(record.pack(record.ResumeRecord(None, 0, {}, {"variables": state}, []))).stateful["variables"]
 
 
 class Loader:
@@ -38,7 +49,7 @@ class Loader:
             if self.kept is not None:
                 self.variables.load_state_dict(self.kept)
                 self.kept = None
-            self.records.append(copy.deepcopy(self.variables.state_dict()))
+            self.records.append(packed(self.variables.state_dict()))
             self.variables.at(None)
             yield number
         self.at = 0
@@ -385,6 +396,100 @@ def test_what_was_assigned_anew_leaves_its_first_value_to_other_names() -> None:
     whole = Loader(Variables([]))
     wanted = loop(whole)
     assert loop(Loader(Variables([]), whole.records[2], at=2)) == wanted
+
+
+class Phase(enum.Enum):
+    A = 1
+    B = 2
+
+
+class Bare:
+    """Its attributes cannot be asked for."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not now")
+
+
+def odd_values() -> dict[str, Any]:
+    keyed = SimpleNamespace()
+    keyed.__dict__[1] = 2  # type: ignore[index]
+    graph = torch.ones(1, requires_grad=True).sum()
+    return {
+        "phase": Phase.A, "bare": Bare(), "keyed": keyed, "graphs": [graph], "named": {"loss": graph}, "huge": 10**5000,
+        "complex": torch.tensor(1j, dtype=torch.complex128), "eight": torch.zeros(1, dtype=torch.float8_e4m3fn),
+        "meta": torch.zeros((), device="meta"), "metas": [torch.zeros(1, device="meta")], "lazy": torch.nn.LazyLinear(2),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "sparse": torch.eye(3).to_sparse(),
+        "counts": collections.defaultdict(float), "proxy": weakref.proxy(torch.nn.Linear(1, 1)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", odd_values())
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_odd_values_end_no_script(name: str, first: bool) -> None:
+    def loop(loader: Loader) -> int:
+        held = odd_values()[name] if first else None
+        for batch in loader:
+            if batch == 1:
+                held = odd_values()[name]
+        assert held is not None
+        return loader.at
+
+    whole = Loader(Variables([]))
+    loop(whole)
+    with contextlib.suppress(Refused):
+        loop(Loader(Variables([]), whole.records[0]))
+
+
+def test_an_enum_keeps_its_members() -> None:
+    def loop(loader: Loader) -> list[Any]:
+        phases = []
+        for epoch in range(2):
+            phase = Phase.B if epoch == 0 else Phase.A
+            for _batch in loader:
+                phases.append(phase.name)
+        return phases
+
+    whole = Loader(Variables([]))
+    wanted = loop(whole)
+    assert loop(Loader(Variables([]), whole.records[4], finished=1, at=1)) == wanted
+    assert [(each.name, each.value) for each in Phase] == [("A", 1), ("B", 2)]
+
+
+def test_models_that_a_loop_makes_anew_are_not_held() -> None:
+    held: weakref.WeakSet[Annealed] = weakref.WeakSet()
+
+    def loop(loader: Loader) -> None:
+        for _batch in loader:
+            fast = Annealed()
+            held.add(fast)
+
+    variables = Variables([])
+    for _ in range(3):
+        loop(Loader(variables))
+    gc.collect()
+    assert len(held) == 0
+
+
+def test_the_best_weights_that_only_a_handler_reads_are_lost() -> None:
+    def loop(loader: Loader) -> float:
+        best = None
+        try:
+            for batch in loader:
+                if batch == 1:
+                    best = torch.ones(WIDE)
+                if batch == 2:
+                    raise StopAsyncIteration
+        except StopAsyncIteration:
+            pass
+        assert best is not None
+        return float(best.sum())
+
+    whole = Loader(Variables([]))
+    assert loop(whole) == WIDE
+    with pytest.raises(Refused, match="best"):
+        loop(Loader(Variables([]), whole.records[2], at=2))
 
 
 def test_a_buffer_of_samples_is_lost_and_said_so() -> None:

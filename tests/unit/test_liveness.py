@@ -51,6 +51,11 @@ LOOPS: dict[str, tuple[str, set[str], set[str]]] = {
     "a function within": ("count = 0\ndef more():\n    return count\nfor x in Three():\n    count = x", {"count"}, {"count"}),
     "asked in a call": ("held = 0\nheld = held + ask()\nprint(held)", set(), set()),
     "two at once": ("a = b = 0\nfor x in Three():\n    a, b = b, x", {"b"}, {"b"}),
+    "read by a handler": (
+        "best = 0\ntry:\n    for x in Three():\n        if x > 5:\n            best = x\nexcept ValueError:\n    print(best)",
+        {"best"},
+        {"best"},
+    ),
     "in try": ("held = 0\nfor x in Three():\n    try:\n        held = held + x\n    except ValueError:\n        pass", {"held"}, {"held"}),
 }
 ALWAYS = {"Three", "ask", "print", "range", "ValueError", "z"}

@@ -459,7 +459,7 @@ def test_what_was_read_for_the_next_epoch_is_refused() -> None:
     places.give(False, {"round": 1})
     places.lose(ahead=number)
     places.step()
-    with pytest.raises(Refused, match=r"begin the pass over ps.shard\(loader\) within the epoch"):
+    with pytest.raises(Refused, match=r"Begin the pass over ps.shard\(loader\) within the epoch"):
         places.begin_epoch(0)
 
 

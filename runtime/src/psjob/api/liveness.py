@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
-from typing import Final
+from typing import Any, Final
 
 _READ: Final = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _WRITTEN: Final = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL")
@@ -37,8 +37,7 @@ class Reads:
 def reads(code: CodeType, at: int) -> Reads:
     """What a function reads that calls another one at byte `at` of its code, before it assigns it again.
 
-    Handlers of exceptions are left out. Names that functions within it use are always among them. If it asks for all names, as
-    `locals()` does, all are.
+    Handlers of exceptions count. So do names that functions within it use. If it asks for all names, as `locals()` does, all are.
     """
     flow = _flow(code)
     if not _READS_ALL.isdisjoint(code.co_names):
@@ -70,7 +69,12 @@ def _flow(code: CodeType) -> _Flow:
     instructions = list(dis.get_instructions(code))
     offsets = [one.offset for one in instructions]
     number_at = {offset: number for number, offset in enumerate(offsets)}
-    after = [tuple(_next(one, number, number_at)) for number, one in enumerate(instructions)]
+    entries: list[Any] = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    handlers = [(entry.start, entry.end, number_at[entry.target]) for entry in entries]
+    after = [
+        (*_next(one, number, number_at), *(target for start, end, target in handlers if start <= one.offset < end))
+        for number, one in enumerate(instructions)
+    ]
     uses = [tuple(_uses(one)) for one in instructions]
     before: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True

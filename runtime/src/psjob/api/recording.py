@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from psjob.api import advice
-from psjob.resume import record
+from psjob.resume import record, tagged
 from psjob.resume.buffers import Built
 from psjob.resume.generators import Generators
 from psjob.worker.session import WorkerSession
@@ -107,22 +107,31 @@ class ExtraState:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> dict[str, ExtraState]:
-        """By its name in a record; nothing if no module has one. What could not be put back is told and left out."""
-        own = {
-            name: module for name, module in model.named_modules() if type(module).get_extra_state is not torch.nn.Module.get_extra_state
-        }
-        problems = {name: record.verify_round_trip({"get_extra_state": cls({name: own[name]})}) for name in own}
-        if told := [problem for found in problems.values() for problem in found]:
-            advice.tell("extra state", f"extra state of modules is not put back after a restart: {'; '.join(told[:3])}")
-        kept = {name: module for name, module in own.items() if not problems[name]}
-        return {EXTRA: cls(kept)} if kept else {}
+        """By its name in a record; nothing if no module has one that can be put back."""
+        own = {name: module for name, module in model.named_modules() if _has_extra_state(module)}
+        return {EXTRA: cls(own)} if own else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """By name of the module."""
-        return {name: module.get_extra_state() for name, module in self._modules.items()}
+        """By name of the module. What no record can hold is left out, and told."""
+        found = {}
+        for name, module in self._modules.items():
+            try:
+                value = module.get_extra_state()
+                tagged.encode(value, [], f"{name or 'the model'}.get_extra_state()")
+            except Exception as error:  # a module may have none before its first use
+                advice.tell("extra state", f"extra state of modules is not put back after a restart: {str(error)[:200]}")
+            else:
+                found[name] = value
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give each module its own; one of which there is none keeps what it has."""
         for name, module in self._modules.items():
             if name in state:
                 module.set_extra_state(state[name])
+
+
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    kind, plain = type(module), torch.nn.Module
+    both = kind.get_extra_state is not plain.get_extra_state and kind.set_extra_state is not plain.set_extra_state
+    return both and not isinstance(module, torch.jit.ScriptModule)

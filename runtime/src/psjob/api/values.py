@@ -7,17 +7,19 @@ import random
 import sys
 import weakref
 import zlib
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from psjob.api.state import State
+from psjob.checkpoint.safetensors import CODES
 from psjob.layout import memory
 
 SIMPLE: Final = (bool, int, float, complex, type(None))
-SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter)
+SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter, defaultdict)
 MOST: Final = 1000
 """Numbers and texts that one variable may hold."""
 LONGEST: Final = 4096
@@ -38,13 +40,16 @@ NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dat
 def is_plain(value: Any, carried: bool = False) -> bool:
     """Is it one number, or a text that is not long? A tensor of several numbers is, where it was `carried` into the loop."""
     kind = type(value)
+    if kind is int:
+        return bool(value.bit_length() <= LONGEST)
     if kind in SIMPLE:
         return True
     if kind in (str, bytes):
         return len(value) <= LONGEST
     if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
-        small = value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
-        return small and value.layout is torch.strided and not value.is_quantized
+        if not _is_usual(value) or value.is_meta or str(value.dtype).removeprefix("torch.") not in CODES:
+            return False
+        return value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
@@ -65,12 +70,28 @@ def count(several: Any, deep: int = 0) -> int:
             total += 1 + count(item, deep + 1)
         else:
             return MOST + 1
+        if total > MOST:
+            break
     return total
 
 
 def copied(value: Any) -> Any:
     """A plain value that shares nothing with this one."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value if type(value) in (*SIMPLE, str) else copy.deepcopy(value)
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if kind in (*SIMPLE, str, bytes):
+        return value
+    if kind in (list, tuple, set):
+        return kind(map(copied, value))
+    if kind is deque:
+        return deque(map(copied, value), value.maxlen)
+    if kind in SEVERAL:
+        made = copy.copy(value)
+        for key, item in value.items():
+            made[key] = copied(item)
+        return made
+    return copy.deepcopy(value)
 
 
 def held(value: Any) -> Any:
@@ -83,7 +104,7 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+        return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
     if hasattr(one, "tobytes"):
         return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
     return bool(one == other or (one != one and other != other))
@@ -92,7 +113,7 @@ def same(one: Any, other: Any) -> bool:
 def tensors_of(thing: Any) -> list[Any]:
     """Tensors and arrays of a model, in a list or the like, or in the state of an object of a library."""
     if isinstance(thing, torch.nn.Module):
-        return [*thing.parameters(), *thing.buffers()]
+        return [tensor for tensor in (*thing.parameters(), *thing.buffers()) if not is_lazy(tensor)]
     if not is_stateful(thing) or _generates(thing):
         return _tensors(thing)
     try:
@@ -104,7 +125,7 @@ def tensors_of(thing: Any) -> list[Any]:
 def _tensors(thing: Any, deep: int = 0) -> list[Any]:
     """Those in a list or the like, and in lists in it."""
     if isinstance(thing, torch.Tensor) or _is_array(thing):
-        return [thing]
+        return [] if is_lazy(thing) else [thing]
     if type(thing) not in SEVERAL or deep > DEEP:
         return []
     items = list(thing.values() if isinstance(thing, dict) else thing)
@@ -132,14 +153,14 @@ def _form(tensor: Any) -> str:
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+    usual = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return usual and not tensor.is_quantized and not tensor.is_nested
 
 
 def _some(tensor: Any, most: int) -> bytes | memoryview:
     """Every k-th of its numbers, about `most` at most."""
     if _is_array(tensor):
-        flat = tensor.ravel(order="K")
-        return bytes(flat[:: 1 + flat.size // max(most, 1)].tobytes())
+        return bytes(tensor.flat[:: 1 + tensor.size // max(most, 1)].tobytes())
     if not _is_usual(tensor) or tensor.is_meta or not tensor.numel():
         return b""
     flat = tensor.detach().reshape(-1)
@@ -161,7 +182,7 @@ class Versions:
 def version(tensor: Any) -> int:
     """Another one if a tensor was written to; of an array, if one of some of its numbers is another one."""
     if _is_array(tensor):
-        return zlib.crc32(_some(tensor, LOOKED_AT)) if tensor.flags.forc else 0
+        return zlib.crc32(_some(tensor, LOOKED_AT))
     return 0 if tensor.is_inference() else int(tensor._version)
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import enum
 import sys
+import weakref
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +44,9 @@ _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that each module has."""
 
 
+_Parts = tuple[bool, "list[tuple[str, weakref.ref[torch.nn.Module]]]"]
+
+
 @dataclass(frozen=True)
 class _Summed:
     """A checksum, of which tensors, and in how many records one after the other it was another one each time."""
@@ -62,8 +67,8 @@ class Variables:
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
         self._shared = {id(tensor) for model in trained for tensor in (*model.parameters(), *model.buffers())}
         """Tensors of the models that are trained."""
-        self._parts: dict[int, tuple[bool, list[tuple[str, torch.nn.Module]]]] = {}
-        """By identity of a model, whether all attributes of its modules count, and those modules, each with its path."""
+        self._parts: weakref.WeakKeyDictionary[torch.nn.Module, _Parts] = weakref.WeakKeyDictionary()
+        """Of models, whether all attributes of their modules count, and those modules, each with its path."""
         self._first: Found | None = None
         """Copies of plain values when the script first asked for data."""
         self._held: dict[str, dict[str, Any]] = {}
@@ -268,7 +273,8 @@ class Variables:
                 way, _, last = path.rpartition(".")
                 holder = _attributes(_at(names, way)) if way else local
                 if holder is not None:
-                    holder[last] = values.copied(value) if path in anew else renewed(_at(names, path), values.copied(value))
+                    now = _at(names, path)
+                    holder[last] = _like(now, value) if path in anew else renewed(now, values.copied(value))
             if local:
                 _assign(frame, names, local)
 
@@ -309,9 +315,9 @@ class Variables:
     def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[tuple[str, Any]]:
         """By path, values of variables, and of attributes of objects of the script's own classes."""
         for name, value in list(names.items()):
-            if name.startswith("__"):
+            if not isinstance(name, str) or name.startswith("__") or _is_dead(value):
                 continue
-            if isinstance(value, torch.nn.Module):
+            if issubclass(type(value), torch.nn.Module):
                 yield way + name, value
                 yield from self._walk_model(value, f"{way}{name}.")
             elif not self._is_own(value):
@@ -321,16 +327,15 @@ class Variables:
 
     def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
         """Of its modules that are of the script's own classes, numbers and texts; all, where it has no parameters, as metrics."""
-        if id(model) not in self._parts:
+        if model not in self._parts:
             every = next(model.parameters(), None) is None
             found = [(name, part) for name, part in model.named_modules() if every or _is_of_script(type(part))]
-            self._parts[id(model)] = (
-                every,
-                [("".join(f"_modules.{each}." for each in name.split(".") if each), part) for name, part in found],
-            )
-        every, parts = self._parts[id(model)]
-        for inner, part in parts:
-            own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
+            paths = ["".join(f"_modules.{each}." for each in name.split(".") if each) for name, _ in found]
+            self._parts[model] = every, [(path, weakref.ref(part)) for path, (_, part) in zip(paths, found, strict=True)]
+        every, parts = self._parts[model]
+        for inner, ref in parts:
+            part = ref()
+            own = {} if part is None else {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
             yield from ((f"{way}{inner}{name}", value) for name, value in own.items() if every or values.is_plain(value))
 
     def _plain(self, walked: Collection[tuple[str, str, Any]]) -> Found:
@@ -381,9 +386,13 @@ class Variables:
 
     def _is_own(self, value: object) -> bool:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
-        if isinstance(value, (type, *values.NOT_PLAIN)) or not hasattr(value, "__dict__") or self._is_kept(value):
+        kind = type(value)
+        if issubclass(kind, (type, enum.Enum, *values.NOT_PLAIN)) or not _is_of_script(kind) or self._is_kept(value):
             return False
-        return _is_of_script(type(value))
+        try:
+            return isinstance(vars(value), dict)
+        except Exception:  # it has none, or a property of that name
+            return False
 
 
 def _is_of_script(kind: type) -> bool:
@@ -391,6 +400,21 @@ def _is_of_script(kind: type) -> bool:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and not file.startswith(asking.FOREIGN)
+
+
+def _is_dead(value: Any) -> bool:
+    """Is it a proxy of what is no longer there?"""
+    try:
+        isinstance(value, torch.Tensor)
+    except Exception:
+        return True
+    return False
+
+
+def _like(now: Any, value: Any) -> Any:
+    """A copy of a value, on the device of what is there now."""
+    made = values.copied(value)
+    return made.to(now.device) if isinstance(made, torch.Tensor) and isinstance(now, torch.Tensor) else made
 
 
 def _tell_lost(name: str, thing: Any, when: str) -> None:

@@ -32,6 +32,13 @@ class Built:
         self.forms: Forms = forms(model)
         self._unsaved = unsaved(model)
 
+    def shared(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Buffers that are missing in `held` by their name, since they share the tensor of another one by now."""
+        if not self.forms.keys() - held:
+            return {}
+        every = self._model.named_buffers(remove_duplicate=False)
+        return {name: tensor.detach() for name, tensor in every if name in self.forms and name not in held}
+
     def changed(self, held: Mapping[str, torch.Tensor], only: Collection[str] | None) -> dict[str, Form | None]:
         """Of those that have another form now, have gone or are new, the form of then; `only` of these, or of all."""
         names = {*self.forms, *held} if only is None else {*self.forms, *held}.intersection(only)
@@ -54,31 +61,35 @@ def are_forms(value: Any) -> bool:
 
 def unsaved(model: torch.nn.Module) -> set[str]:
     """Names of the buffers that the model's state_dict leaves out (`persistent=False`)."""
-    return {f"{path}.{name}" if path else name for path, module in model.named_modules() for name in module._non_persistent_buffers_set}
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in getattr(module, "_non_persistent_buffers_set", ())
+    }
 
 
 def put(model: torch.nn.Module, name: str, value: torch.Tensor | None, persistent: bool = True) -> None:
     """Give a buffer this value: in place if it has its form, else as another tensor. None: it was not there.
 
-    Raises Refused if the model has no such module.
+    Names that share a tensor go on sharing one. Raises Refused if the model has no such module.
     """
-    path, _, local = name.rpartition(".")
-    try:
-        owner = model.get_submodule(path)
-    except AttributeError:
-        raise Refused(f"buffer {name!r} is in the resume record, and the model has no module {path!r}; build the same model") from None
-    now = owner._buffers.get(local)
-    if value is None:
-        if now is not None:
-            owner._buffers[local] = None
-        return
+    every = dict(model.named_buffers(remove_duplicate=False))
+    now = every.get(name)
     with torch.no_grad():
-        if now is not None and form(now) == form(value):
+        if now is not None and value is not None and form(now) == form(value):
             now.copy_(value)
             return
-        near = next((tensor for tensor in (now, *owner.parameters(), *model.parameters()) if tensor is not None), value)
-        moved = value.to(near.device, copy=True)
-    if local in owner._buffers:
-        owner._buffers[local] = moved
-    else:
-        owner.register_buffer(local, moved, persistent=persistent)
+        near = next((tensor for tensor in (now, *model.parameters()) if tensor is not None), value)
+        moved = None if value is None or near is None else value.to(near.device, copy=True)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
+        path, _, local = each.rpartition(".")
+        owner = modules.get(path)
+        if owner is None and moved is not None:
+            raise Refused(f"buffer {name!r} is in the resume record, and the model has no module {path!r}; build the same model")
+        if owner is not None and local in owner._buffers:
+            owner._buffers[local] = moved
+        elif owner is not None and moved is not None:
+            if hasattr(owner, local):
+                delattr(owner, local)
+            owner.register_buffer(local, moved, persistent=persistent)

@@ -56,6 +56,8 @@ def capture(
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
     training goes on. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
     held = {name: buffer.detach() for name, buffer in model.named_buffers() if only is None or name in only}
+    if built is not None:
+        held |= {name: buffer for name, buffer in built.shared(held).items() if only is None or name in only}
     return ResumeRecord(
         cursor=None if cursor is None else dict(cursor),
         step=step,
