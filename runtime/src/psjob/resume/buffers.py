@@ -68,28 +68,36 @@ def unsaved(model: torch.nn.Module) -> set[str]:
     }
 
 
-def put(model: torch.nn.Module, name: str, value: torch.Tensor | None, persistent: bool = True) -> None:
-    """Give a buffer this value: in place if it has its form, else as another tensor. None: it was not there.
+def put(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None], left_out: Collection[str] = ()) -> None:
+    """Give buffers these values: in place if one has its form, else as another tensor. None: it was not there.
 
-    Names that share a tensor go on sharing one. Raises Refused if the model has no such module.
+    Names that share a tensor go on sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
+    Raises Refused if the model has no such module.
     """
-    every = dict(model.named_buffers(remove_duplicate=False))
-    now = every.get(name)
-    with torch.no_grad():
-        if now is not None and value is not None and form(now) == form(value):
-            now.copy_(value)
-            return
-        near = next((tensor for tensor in (now, *model.parameters()) if tensor is not None), value)
-        moved = None if value is None or near is None else value.to(near.device, copy=True)
+    every: dict[str, torch.Tensor | None] = dict(model.named_buffers(remove_duplicate=False))
     modules = dict(model.named_modules(remove_duplicate=False))
-    for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
-        path, _, local = each.rpartition(".")
-        owner = modules.get(path)
-        if owner is None and moved is not None:
+    for name, value in values.items():
+        now = every.get(name)
+        with torch.no_grad():
+            if now is not None and value is not None and form(now) == form(value):
+                now.copy_(value)
+                continue
+            near = next((tensor for tensor in (now, *model.parameters()) if tensor is not None), value)
+            moved = None if value is None or near is None else value.to(near.device, copy=True)
+        for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
+            path, _, local = each.rpartition(".")
+            _assign(modules.get(path), local, moved, each, name not in left_out)
+            every[each] = moved
+
+
+def _assign(owner: torch.nn.Module | None, local: str, value: torch.Tensor | None, name: str, persistent: bool) -> None:
+    if owner is None:
+        if value is not None:
+            path = name.rpartition(".")[0]
             raise Refused(f"buffer {name!r} is in the resume record, and the model has no module {path!r}; build the same model")
-        if owner is not None and local in owner._buffers:
-            owner._buffers[local] = moved
-        elif owner is not None and moved is not None:
-            if hasattr(owner, local):
-                delattr(owner, local)
-            owner.register_buffer(local, moved, persistent=persistent)
+    elif local in owner._buffers:
+        owner._buffers[local] = value
+    elif value is not None:
+        if hasattr(owner, local):
+            delattr(owner, local)
+        owner.register_buffer(local, value, persistent=persistent)

@@ -119,9 +119,8 @@ def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collecti
             raise Refused(f"buffer {name!r} is only in {where}; every worker must build the same model")
         told, kept = (f"{tuple(shape)} torch.{dtype}" for shape, dtype in (mine, theirs))
         raise Refused(f"buffer {name!r} is {told}, the job's is {kept}; every worker must build the same model")
-    for name in {*record.buffers, *record.built}:
-        if only is None or name in only:
-            buffers.put(model, name, record.buffers.get(name), name not in record.unsaved)
+    names = sorted(name for name in {*record.buffers, *record.built} if only is None or name in only)
+    buffers.put(model, {name: record.buffers.get(name) for name in names}, record.unsaved)
 
 
 def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
