@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import multiprocessing
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -269,6 +270,7 @@ def _forget() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc] # its pipe is closed
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined] # it is a program of its own
     multiprocessing.set_start_method("fork", force=True)  # as on Linux until Python 3.14
     sys.excepthook = sys.__excepthook__
     # What they were before would close the files of these numbers when it is collected.

@@ -90,7 +90,8 @@ def run(folder: Path, body: str, record: Record | None = None, workers: int = 1,
         signal.signal(signal.SIGVTALRM, _circles)
         signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
         try:
-            names["main"](*loaders, _stepping(model, optimizer, made), model, optimizer, made.notes.append)
+            names["given"] = (*loaders, _stepping(model, optimizer, made), model, optimizer, made.notes.append)
+            exec("main(*given)", names)  # noqa: S102
             job.leave()
         except Refusal as refusal:
             made.ending = f"refused: {refusal}"

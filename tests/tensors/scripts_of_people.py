@@ -569,6 +569,64 @@ for epoch in ps.epochs(4):
 """With a part of the sentence, or `ended` where a restart is refused and not the script itself."""
 
 
+_COUNTING: Final = """
+{beginning}
+for epoch in range(2):
+    for b in loader:
+        step(b, {read})
+        {change}
+"""
+_OWN: Final = "class Own:\n    n = 0\n"
+
+
+def counting(beginning: str, read: str, change: str) -> str:
+    """A script that counts its steps somewhere, and reads that in each."""
+    return _COUNTING.format(beginning=beginning, read=read, change=change)
+
+
+PUT_BACK: Final = {
+    "an attribute of a class": counting(_OWN, "Own.n", "Own.n += 1"),
+    "an attribute of a function": counting("def own(): pass\nown.n = 0", "own.n", "own.n += 1"),
+    "a slot": counting("class Own:\n    __slots__ = 'n'\nown = Own()\nown.n = 0", "own.n", "own.n += 1"),
+    "a variable that a function has taken along": counting(
+        "def counter():\n    own = 0\n    def count():\n        nonlocal own\n        own += 1\n        return own\n    return count\n"
+        "count = counter()",
+        "count()", "pass",
+    ),
+    "objects in a dict and in a list": counting(
+        f"{_OWN}own = {{'a': Own(), 'b': [Own()]}}", "own['a'].n + own['b'][0].n", "own['a'].n += 1; own['b'][0].n += 2"
+    ),
+    "a list that two share": counting("own = []\nothers = {'own': own}", "len(own)", "others['own'].append(1)"),
+    "one of several objects": counting(
+        f"{_OWN}owns = [Own(), Own()]\none = owns[0]", "one.n + 100 * owns[0].n", "one.n += 1; one = owns[epoch]"
+    ),
+    "a value that cannot change": counting(
+        "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Own:\n    n: int\nown = Own(0)", "own.n", "own = Own(own.n + 1)"
+    ),
+    "another function": counting("def one(): return 1\ndef two(): return 2\nown = one", "own()", "own = one if own is two else two"),
+}  # fmt: skip
+"""What a record holds."""
+LOST: Final = {
+    "a named tuple": counting(
+        "from typing import NamedTuple\nclass Own(NamedTuple):\n    n: int\nown = Own(0)", "own.n", "own = Own(own.n + 1)"
+    ),
+    "itertools.count": counting("own = itertools.count()", "next(own)", "pass"),
+    "an iterator": counting("own = iter(list(range(20)))", "next(own)", "pass"),
+    "a generator": counting("own = (n for n in range(20))", "next(own)", "pass"),
+    "a generator function": counting("def rates():\n    for n in range(20): yield n\nown = rates()", "next(own)", "pass"),
+    "a fraction": counting("from fractions import Fraction\nown = Fraction()", "int(own)", "own += 1"),
+    "bytes": counting("own = bytearray(1)", "own[0]", "own[0] += 1"),
+    "functools.partial": counting("from functools import partial\nown = partial(int, 0)", "own()", "own = partial(int, own() + 1)"),
+    "a new object in a dict": counting(f"import collections\n{_OWN}own = collections.defaultdict(Own)", "own[0].n", "own[0].n += 1"),
+    "a new object in a list": counting(f"{_OWN}own = [Own()]", "len(own)", "own.append(Own())"),
+    "a key that is no text": counting(f"{_OWN}own = {{0: Own()}}", "own[0].n", "own[0].n += 1"),
+    "deep within": counting(
+        f"{_OWN}own = Own(); own.a = Own(); own.a.a = Own(); own.a.a.a = Own(); own.a.a.a.a = Own()", "own.a.a.a.a.n", "own.a.a.a.a.n += 1"
+    ),
+    "a model in a dict": counting("own = {'a': torch.nn.Linear(1, 1)}", "8 * own['a'].bias", "own['a'].bias.data += 1"),
+}  # fmt: skip
+"""What no record holds, so that a restart is refused."""
+
 HEADS: Final = (
     ("b", "loader"),
     ("i, b", "enumerate(loader)"),

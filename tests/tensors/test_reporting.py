@@ -54,7 +54,7 @@ def test_what_the_system_refuses_is_an_os_error_and_leaves_nothing(tmp_path: Pat
 
 
 def test_what_has_no_name_or_no_form_is_a_value_error(tmp_path: Path, model: torch.nn.Module) -> None:
-    with pytest.raises(ValueError, match="null byte"):
+    with pytest.raises(ValueError, match=r"null (byte|character)"):
         ps.export(tmp_path / "a\0b", model)
     with pytest.raises(ValueError, match="needs the model"):
         ps.export(tmp_path / "a")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.tensors.restarted_scripts import restarts, run
-from tests.tensors.scripts_of_people import LOOPS, REFUSED, scripts
+from tests.tensors.scripts_of_people import LOOPS, LOST, PUT_BACK, REFUSED, scripts
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,6 +37,22 @@ def test_a_worker_that_is_given_batches_again_makes_the_same_steps(tmp_path: Pat
     found = restarts(tmp_path, LOOPS[name], workers=2, rank=rank)
     assert not found.wrong, found.wrong[0]
     assert found.made > 5 and not found.refused
+
+
+@pytest.mark.parametrize("name", PUT_BACK)
+def test_a_count_that_the_script_keeps_somewhere_goes_on(tmp_path: Path, name: str) -> None:
+    found = restarts(tmp_path, PUT_BACK[name], most=3, depth=2)
+    assert found.undisturbed.ending == "through" and not found.wrong, found.wrong or found.undisturbed.ending
+    assert found.made > 3 and not found.refused
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_count_that_no_record_holds_is_refused(tmp_path: Path, name: str) -> None:
+    """But for the place before the first step, where nothing has changed."""
+    found = restarts(tmp_path, LOST[name], most=3, depth=1)
+    assert found.undisturbed.ending == "through" and not found.wrong, found.wrong or found.undisturbed.ending
+    assert found.refused == 2 and found.made == 3
+    assert "own" in run(tmp_path, LOST[name], found.undisturbed.records[4]).ending
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -138,4 +138,7 @@ def _import(name: str, value: Any, own_module: str) -> str | None:
     own = getattr(value, "__name__", name)
     if not isinstance(own, str) or getattr(importlib.import_module(home), own, None) is not value:
         return None
+    public = home.partition("._")[0]  # pathlib, of the pathlib._local that Python 3.13 has
+    if getattr(sys.modules.get(public), own, None) is value:
+        home = public
     return f"from {home} import {own}" if own == name else f"from {home} import {own} as {name}"

@@ -80,6 +80,11 @@ def is_script(code: CodeType) -> bool:
     return not code.co_filename.startswith(("<frozen", *FOREIGN))
 
 
+def is_begin(frame: FrameType) -> bool:
+    """Is it the script itself? What has started it may be another thing after a restart."""
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+
+
 @dataclass(frozen=True)
 class Way:
     """How the script asks for a batch."""
@@ -113,8 +118,8 @@ def way(frame: FrameType | None) -> Way:
             names = here.around if frame is direct or at.drives else here.targets
             held = frame.f_locals if names else {}
             values.update({(depth, name): _compared(held[name]) for name in names if name in held})
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            break  # what has started the script may be another thing after a restart
+        if is_begin(frame):
+            break
         frame, depth = frame.f_back, depth + 1
     return Way(not at.drives, endless, " < ".join(sites), values)
 
@@ -176,8 +181,9 @@ def holders(iterator: object, frame: FrameType | None) -> list[Holder]:
 
 
 def _over(known: Sequence[Holder], seen: Sequence[object]) -> list[Holder]:
-    mine = set(map(id, seen))
-    above = [each for each in gc.get_referrers(*(each.thing for each in known)) if type(each) in _PASS_ON and id(each) not in mine]
+    things = tuple(each.thing for each in known)
+    mine = {id(things), *map(id, seen)}  # Python 3.13 finds the tuple of arguments too
+    above = [each for each in gc.get_referrers(*things) if type(each) in _PASS_ON and id(each) not in mine]
     joined = {id(each.thing) for each in known if each.joins or type(each.thing) is zip}
     return [Holder(each, any(id(below) in joined for below in gc.get_referents(each))) for each in above]
 

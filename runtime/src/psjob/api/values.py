@@ -31,7 +31,9 @@ LAST: Final = 16
 DEEP: Final = 3
 """Lists within lists."""
 LOOKED_AT: Final = 256
-"""Numbers of an array that are looked at to see whether it was written."""
+"""Numbers of an array or tensor that are looked at to see whether it was written."""
+FEW: Final = 4
+"""Tensors of a model that are looked at to see whether it was written, where all would take too long."""
 _NUMBERS: Final = "biufc"
 """Kinds of numbers of numpy."""
 NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
@@ -56,6 +58,11 @@ def is_plain(value: Any, carried: bool = False) -> bool:
     if isinstance(value, numpy.generic):
         return value.dtype.kind in _NUMBERS
     return carried and _is_array(value) and value.size <= LONGEST
+
+
+def is_wide(value: Any) -> bool:
+    """Is it a tensor or array of several numbers?"""
+    return (isinstance(value, torch.Tensor) and value.numel() > 1) or (_is_array(value) and value.size > 1)
 
 
 def count(several: Any, deep: int = 0) -> int:
@@ -184,6 +191,14 @@ def version(tensor: Any) -> int:
     if _is_array(tensor):
         return zlib.crc32(_some(tensor, LOOKED_AT))
     return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def sample(tensors: Sequence[Any], few: bool) -> int:
+    """A checksum of some numbers of these: what is written to `tensor.data` changes no version. `few`: of some of the tensors only."""
+    total = 0
+    for tensor in tensors[:: 1 + len(tensors) // FEW] if few else tensors:
+        total = zlib.crc32(_some(tensor, LOOKED_AT), total)
+    return total
 
 
 def is_stateful(value: Any) -> bool:

@@ -1,9 +1,9 @@
 """Variables of a script's loop, in its resume records: a loop that does not keep them in `ps.state` finds them again at its place.
 
 Those count that have changed since the script first asked for data, in the functions that are under way, and in objects of the script's own
-classes there. Plain ones are put back: numbers, texts, small tensors, and lists, dicts and the like of these. Of others, such as a second
-model, the record holds the names only, and a script that is started again is refused where they would be others than they were. What the
-script assigns again before it reads it does not count.
+classes there. Plain ones are put back: numbers, texts, small tensors, and lists, dicts and the like of these. So is which object a variable
+stands for, if another path leads to that one too. Of others, such as a second model, the record holds a checksum only, and a script that is
+started again is refused where they would be others than they were. What the script assigns again before it reads it does not count.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import ctypes
 import enum
 import sys
 import weakref
-from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, SimpleNamespace
-from typing import Any, Final
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, asking, liveness, values
+from psjob.api import advice, asking, liveness, objects, values
 from psjob.api.state import renewed, the_state
 from psjob.process.errors import Refused
 
 NAME: Final = "variables"
 """Of them in a resume record."""
-DEEP: Final = 3
+DEEP: Final = 4
 """Objects within objects."""
+ENTERED: Final = 200
+"""Objects and lists that are looked into."""
 LOOKED_AT: Final = 2000
 """Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
 Found = dict[str, dict[str, Any]]
@@ -37,14 +39,32 @@ Found = dict[str, dict[str, Any]]
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
-Of `lost` things it is the class, of `other` tensors than at first the class and a checksum, and of `long` lists the length."""
+Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
+the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
 """Changes from one record to the next, after which a thing is not summed again."""
+_CHANGEABLE: Final = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that each module has."""
 
 
 _Parts = tuple[bool, "list[tuple[str, weakref.ref[torch.nn.Module]]]"]
+
+
+class _Seen(NamedTuple):
+    """A variable or a part of one."""
+
+    function: str
+    path: str
+    thing: Any
+    entered: bool
+    """Its parts are seen by themselves."""
+    copied: bool
+    """A record can hold a copy, as of a number or a list of some."""
+
+
+_Place = tuple[str, str]
+"""A function under way and a path in it."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +95,25 @@ class Variables:
         """By function and name, the objects that held them."""
         self._back: dict[str, set[str]] = {}
         """By function, names of what was put back: they have changed, whatever they were when this process began."""
-        self._things: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._things: dict[_Place, tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
+        self._samples: dict[tuple[str, str, bool], int] = {}
+        """Of these a checksum of some numbers at first; and of fewer."""
         self._objects: Found = {}
         """By function and name, what objects of libraries with a `state_dict`, such as a scheduler, gave at first."""
+        self._alike_at_first: dict[_Place, _Place] = {}
+        """Paths, and the first one that led to the same object at first."""
+        self._marks: dict[_Place, int | None] = {}
+        """Of what neither is plain nor has tensors or a state, the mark at first."""
         self._lost: dict[str, dict[str, str]] = {}
         """What has changed and is not plain, by its class."""
         self._sums: dict[tuple[str, str], _Summed] = {}
         """By function and name, checksums of what is other than at first."""
         self._functions: dict[str, FrameType] = {}
         """Those of the script that are under way, by file and name."""
+        self._reads: dict[str, liveness.Reads] = {}
+        """What they read from here on."""
+        self._left = ENTERED
         self._asks = False
         """The script asks for data now."""
 
@@ -92,17 +121,27 @@ class Variables:
         """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
         if frame is None:
             return
-        self._functions = self._under_way(frame)
+        self._look(frame)
         if self._first is None:
-            self._held = self._plain(list(self._walked()))
-            self._first = {function: {name: values.copied(value) for name, value in held.items()} for function, held in self._held.items()}
-            others = ((function, path, thing) for function, path, thing in self._walked() if self._is_other(thing))
-            self._things = {
-                (function, path): (thing, self._versions(thing)) for function, path, thing in others if not values.is_stateful(thing)
-            }
-            self._objects = self._states(self._walked())
+            self._begin()
         self._compare(every=True)
         self.at(None)
+
+    def _begin(self) -> None:
+        """Keep what there is as the script first asks for data."""
+        walked = self._walked()
+        self._held = self._plain(walked)
+        self._first = {function: {name: values.copied(value) for name, value in held.items()} for function, held in self._held.items()}
+        self._things = {
+            (function, path): (thing, self._versions(thing))
+            for function, path, thing, *_ in walked
+            if self._is_other(thing) and not values.is_stateful(thing)
+        }
+        for place, (thing, _) in self._things.items():
+            self._is_sample(place, thing, few=True), self._is_sample(place, thing, few=False)
+        self._objects = self._states(walked)
+        self._alike_at_first = self._alike(walked)
+        self._marks = self._marked(walked)
 
     def at_step(self, frame: FrameType) -> None:
         """The script makes a step in this frame, and only its steps say where it is."""
@@ -112,7 +151,8 @@ class Variables:
 
     def at(self, frame: FrameType | None) -> None:
         """The script asks for data in this frame; None: it no longer does."""
-        self._asks, self._functions = frame is not None, self._under_way(frame)
+        self._asks = frame is not None
+        self._look(frame)
         if self._asks:
             self._compare(every=False)
 
@@ -120,21 +160,27 @@ class Variables:
         """What has changed since the script first asked; nothing where it does not ask now."""
         if not self._asks or self._first is None:
             return {}
-        walked = list(self._walked())
+        walked = self._walked()
         now = self._plain(walked)
         known = {
             function: {name: value for name, value in first.items() if name not in self._back.get(function, set())}
             for function, first in self._first.items()
         }
         changed = _changed(now, known)
-        other = self._other(walked)
+        wide = [(function, path) for function, found in changed.items() for path, value in found.items() if values.is_wide(value)]
+        for function, path in wide:  # lines that run again after a pass may read numbers that the script no longer reads here
+            if not self._is_read(function, path):
+                del changed[function][path]
+        states = self._states(walked)
+        other = self._other(walked, states)
         long, lost = self._no_longer_plain(now)
         return {
             "plain": {function: {name: values.held(value) for name, value in found.items()} for function, found in changed.items()},
             "assigned": {
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
-            "objects": _changed(self._states(walked), self._objects),
+            "alike": self._changed_alike(walked),
+            "objects": _changed(states, self._objects),
             "lost": lost,
             "long": long,
             "other": other,
@@ -148,23 +194,25 @@ class Variables:
         if not state:
             return
         lost = [f"{name} ({kind})" for names in state.get("lost", {}).values() for name, kind in names.items()]
+        lost += self._stand_for(state.get("alike", {}))
+        walked = self._walked()
+        marks = self._marked(walked)
         for function, names in state.get("other", {}).items():
             at = self._functions.get(function)
-            sums = [(f"{path} ({kind})", path, checksum) for path, (kind, checksum) in names.items() if at is not None]
-            lost += [told for told, path, checksum in sums if at and values.checksum(_at(at.f_locals, path)) != checksum]
-        if lost:
-            raise Refused(
-                f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
-                f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
-                f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
-            )
+            for path, (kind, checksum) in names.items():
+                if at is not None:
+                    mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
+                    lost += [f"{path} ({kind})"] if mark != checksum else []
+        _refuse(lost)
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
-        changed = _changed(self._plain(list(self._walked())), first)
-        self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()})
-        self._put(plain, state.get("assigned", {}))
+        changed = _changed(self._plain(walked), first)
+        self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
+        lost = self._put(plain, state)
+        self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
+        _refuse(lost)
         self._load(state.get("objects", {}))
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
@@ -174,13 +222,13 @@ class Variables:
 
         So a mean over the pass has numbers, and the last loss has a value. The variable of a `for` loop keeps its own.
         """
-        self._functions = self._under_way(frame)
+        self._look(frame)
         plain = state.get("plain", {})
         lent = {}
         for function, at in self._functions.items():
-            own = asking.site(at.f_code, at.f_lasti).targets & at.f_locals.keys()
+            own = asking.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
             lent[function] = _only(plain.get(function, {}), plain.get(function, {}).keys() - own)
-        self._put(lent, state.get("assigned", {}))
+        self._put(lent, state)
         self.at(None)
 
     # -- what has changed ------------------------------------------------------------------------
@@ -189,11 +237,17 @@ class Variables:
         """Find out which things have changed."""
         if not every and sum(len(versions) for _, versions in self._things.values()) > LOOKED_AT:
             return
-        for (function, path), (thing, versions) in list(self._things.items()):
-            if self._is_read(function, path) and self._versions(thing) != versions:
-                del self._things[function, path]
+        for place, (thing, versions) in list(self._things.items()):
+            function, path = place
+            if self._is_read(function, path) and (self._versions(thing) != versions or not self._is_sample(place, thing, few=not every)):
+                del self._things[place]
                 if not self._is_kept(thing):
                     self._lose(function, path, thing, "after a restart the job would be")
+
+    def _is_sample(self, place: _Place, thing: Any, few: bool) -> bool:
+        """Does it hold the numbers that it held at first?"""
+        now = values.sample(self._tensors(thing), few)
+        return self._samples.setdefault((*place, few), now) == now
 
     def _lose(self, function: str, path: str, thing: Any, when: str) -> None:
         self._lost.setdefault(function, {})[path] = type(thing).__name__
@@ -201,10 +255,9 @@ class Variables:
 
     def _is_read(self, function: str, path: str, further: bool = False) -> bool:
         """Does the function read it again before it assigns it anew? `further`: in a further iteration of its loop."""
-        at = self._functions.get(function)
-        if at is None:
+        read = self._reads.get(function)
+        if read is None:
             return True
-        read = liveness.reads(at.f_code, at.f_lasti)
         return path.partition(".")[0] in (read.goes_on if further else read.later)
 
     def _is_assigned(self, function: str, path: str, now: Found) -> bool:
@@ -212,19 +265,54 @@ class Variables:
         held = self._held.get(function, {})
         return path in held and held[path] is not now[function][path]
 
-    def _other(self, walked: Collection[tuple[str, str, Any]]) -> dict[str, dict[str, list[Any]]]:
-        """By function and name, what holds other tensors than at first and is read again: its class, and a checksum."""
+    def _other(self, walked: Collection[_Seen], states: Found) -> dict[str, dict[str, list[Any]]]:
+        """By function and name, what is read again and is other than at first, and is not among the `states`: its class and a checksum."""
         found: dict[str, dict[str, list[Any]]] = {}
         given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
-        for function, path, thing in walked:
-            was, _ = self._things.get((function, path), (None, None))
-            if was is thing or path in self._lost.get(function, {}) or path.partition(".")[0] in given[function]:
+        marks = self._marked(walked)
+        for function, path, thing, *_ in walked:
+            place = function, path
+            was, _ = self._things.get(place, (None, None))
+            as_at_first = was is thing or (place in marks and marks[place] == self._marks.get(place))
+            kept = path in self._lost.get(function, {}) or path in states.get(function, {})
+            if as_at_first or kept or path.partition(".")[0] in given[function]:
                 continue
-            carried = was is not None or path in self._held.get(function, {}) or values.is_stateful(thing)
-            if (carried or "." not in path) and self._is_read(function, path, further=not carried) and self._is_other(thing):
-                checksum = self._summed(function, path, thing)
+            carried = was is not None or path in self._held.get(function, {}) or place in self._marks or values.is_stateful(thing)
+            if (carried or "." not in path) and self._is_read(function, path, further=not carried):
+                checksum = marks[place] if place in marks else self._summed(function, path, thing) if self._is_other(thing) else None
                 if checksum is not None:
                     found.setdefault(function, {})[path] = [type(thing).__name__, checksum]
+        return found
+
+    def _marked(self, walked: Collection[_Seen]) -> dict[_Place, int | None]:
+        """Marks of these, if they neither are plain nor have tensors or a state; None of what is too large for one."""
+        known = {id(each.thing) for each in walked if each.entered}
+        return {
+            (function, path): objects.mark(thing, known)
+            for function, path, thing, _, copied in walked
+            if not (copied or self._is_kept(thing) or isinstance(thing, (ModuleType, torch.nn.Module)) or values.is_plain(thing, True))
+            and not (type(thing) in values.SEVERAL and len(thing) > values.MOST)
+            and not (values.is_stateful(thing) or self._tensors(thing))
+        }
+
+    def _alike(self, walked: Collection[_Seen]) -> dict[_Place, _Place]:
+        """Paths that are read again, and the first of them that leads to the same object."""
+        found: dict[_Place, _Place] = {}
+        first: dict[int, _Place] = {}
+        for function, path, thing, _, copied in walked:
+            if isinstance(thing, torch.Tensor) or not self._is_read(function, path):
+                continue
+            for inner, part in ((path, thing), *((f"{path}.{inner}", part) for inner, part in (objects.within(thing) if copied else ()))):
+                if type(part) in _CHANGEABLE or not (copied or isinstance(part, tuple)):
+                    found[function, inner] = first.setdefault(id(part), (function, inner))
+        return found
+
+    def _changed_alike(self, walked: Collection[_Seen]) -> dict[str, dict[str, list[str]]]:
+        """By function and path, the function and path that lead to the same object, if that was another one at first."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for place, other in self._alike(walked).items():
+            if self._alike_at_first.get(place, place) != other:
+                found.setdefault(place[0], {})[place[1]] = list(other)
         return found
 
     def _summed(self, function: str, path: str, thing: Any) -> int | None:
@@ -251,7 +339,7 @@ class Variables:
         }
         for function, frame in self._functions.items():
             for path in self._held.get(function, {}).keys() - now.get(function, {}):
-                value = _at(frame.f_locals, path)
+                value = objects.at(frame.f_locals, path)
                 if type(value) not in values.SEVERAL or self._tensors(value) or not self._is_read(function, path):
                     continue  # tensors have checksums
                 if len(value) > values.MOST:
@@ -263,73 +351,127 @@ class Variables:
 
     # -- putting back ----------------------------------------------------------------------------
 
-    def _put(self, plain: Mapping[str, Mapping[str, Any]], assigned: Mapping[str, Collection[str]] | None = None) -> None:
-        """Assign these; those that are not `assigned` keep their object and get its content, so that other names of it see that."""
+    def _stand_for(self, alike: Mapping[str, Mapping[str, Collection[str]]]) -> list[str]:
+        """Let each of these paths lead to the object that another one leads to, and all others to those of first. Gives what cannot."""
+        walked = self._walked()
+        now, there = self._alike(walked), {(function, path): thing for function, path, thing, *_ in walked}
+        wanted = {place: other for place, other in self._alike_at_first.items() if place in now}
+        wanted |= {(function, path): _place(other) for function, names in alike.items() for path, other in names.items()}
+        lost = []
+        for place, other in wanted.items():
+            if place == other:
+                shared = now.get(place, place)
+                if shared != place and wanted.get(shared) != place and place in there and not objects.is_copied(there[place]):
+                    lost.append(f"{place[1]} (no longer {shared[1]})")
+            elif place[0] in self._functions and other[0] in self._functions:
+                thing = objects.at(self._functions[other[0]].f_locals, other[1])
+                if thing is not None and objects.at(self._functions[place[0]].f_locals, place[1]) is not thing:
+                    self._assign(place[0], {place[1]: thing})
+        return lost
+
+    def _put(self, plain: Mapping[str, Mapping[str, Any]], record: Kept) -> list[str]:
+        """Assign these. Those that are not assigned in the record keep their object and get its content, so that other names see that.
+
+        What leads to an object that has another path gets its content by that. Gives what is read again and has no holder.
+        """
+        lost = []
         for function, frame in self._functions.items():
             names = frame.f_locals
-            local: dict[str, Any] = {}
-            anew = (assigned or {}).get(function, ())
-            for path, value in plain.get(function, {}).items():
-                way, _, last = path.rpartition(".")
-                holder = _attributes(_at(names, way)) if way else local
-                if holder is not None:
-                    now = _at(names, path)
-                    holder[last] = _like(now, value) if path in anew else renewed(now, values.copied(value))
-            if local:
-                _assign(frame, names, local)
+            anew = record.get("assigned", {}).get(function, ())
+            others = tuple(
+                f"{path}." for path, place in record.get("alike", {}).get(function, {}).items() if _place(place) != (function, path)
+            )
+            own = {path: value for path, value in plain.get(function, {}).items() if not f"{path}.".startswith(others)}
+            there = {path: objects.at(names, path) for path in own}
+            made = {
+                path: _like(there[path], value) if path in anew else renewed(there[path], values.copied(value))
+                for path, value in own.items()
+            }
+            lost += [f"{path} ({type(own[path]).__name__})" for path in self._assign(function, made) if self._is_read(function, path)]
+        return lost
 
-    def _load(self, objects: Mapping[str, Mapping[str, Any]]) -> None:
+    def _assign(self, function: str, made: Mapping[str, Any]) -> list[str]:
+        """Assign these, by path. Gives the paths that have no holder."""
+        frame = self._functions[function]
+        names = frame.f_locals
+        lost = []
+        for path, value in made.items():
+            way, _, last = path.rpartition(".")
+            holder = objects.at(names, way) if way else None
+            if holder is not None:
+                objects.set_part(holder, last, value)
+            elif way:
+                lost.append(path)
+        local = {path: value for path, value in made.items() if "." not in path}
+        if local:
+            _assign(frame, names, local)
+        return lost
+
+    def _load(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Give objects of libraries the states of a record, and those that have changed since but not in the record their first ones."""
         changed = _changed(self._states(self._walked()), self._objects)
         for function, frame in self._functions.items():
             first = self._objects.get(function, {})
-            back = {name: first[name] for name in changed.get(function, {}) if name in first} | dict(objects.get(function, {}))
+            back = {name: first[name] for name in changed.get(function, {}) if name in first} | dict(states.get(function, {}))
             for path, whole in back.items():
-                thing = _at(frame.f_locals, path)
+                thing = objects.at(frame.f_locals, path)
                 if thing is not None and values.is_stateful(thing):
                     values.load_state(thing, copy.deepcopy(whole))
 
     # -- what there is ---------------------------------------------------------------------------
 
-    def _under_way(self, frame: FrameType | None) -> dict[str, FrameType]:
-        """The script's functions from this frame on, the outermost first."""
+    def _look(self, frame: FrameType | None) -> None:
+        """Find the script's functions from this frame on, the outermost first."""
         frames = []
         while frame is not None:
             if asking.is_script(frame.f_code):
                 frames.append(frame)
-            frame = frame.f_back
+            frame = None if asking.is_begin(frame) else frame.f_back
         found: dict[str, FrameType] = {}
         for frame in reversed(frames):
             name = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}"
             while name in found:  # it calls itself
                 name += " again"
             found[name] = frame
-        return found
+        self._functions = found
+        self._reads = {function: liveness.reads(frame.f_code, frame.f_lasti) for function, frame in found.items()}
 
-    def _walked(self) -> Iterator[tuple[str, str, Any]]:
-        """Function, name and value of all that the functions under way have."""
-        for function, frame in self._functions.items():
-            for path, value in self._walk(frame.f_locals):
-                yield function, path, value
+    def _walked(self) -> list[_Seen]:
+        """All that the functions under way have."""
+        self._left = ENTERED
+        return [_Seen(function, *seen) for function, frame in self._functions.items() for seen in self._walk(frame.f_locals)]
 
-    def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[tuple[str, Any]]:
-        """By path, values of variables, and of attributes of objects of the script's own classes."""
+    def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[tuple[str, Any, bool, bool]]:
+        """All of `_Seen` but the function, of variables and of what objects of the script's own classes and mixed lists hold."""
         for name, value in list(names.items()):
-            if not isinstance(name, str) or name.startswith("__") or _is_dead(value):
+            if not isinstance(name, str) or name.startswith("__") or objects.is_dead(value):
                 continue
+            path = way + name
+            copied = objects.is_copied(value)
             if issubclass(type(value), torch.nn.Module):
-                yield way + name, value
-                yield from self._walk_model(value, f"{way}{name}.")
-            elif not self._is_own(value):
-                yield way + name, value
-            elif deep < DEEP:
-                yield from self._walk(vars(value), f"{way}{name}.", deep + 1)
+                yield path, value, False, False
+                yield from ((inner, part, False, objects.is_copied(part)) for inner, part in self._walk_model(value, f"{path}."))
+            elif (
+                not copied
+                and deep < DEEP
+                and self._left > 0
+                and not self._is_kept(value)
+                and (self._is_own(value) or objects.is_mixed(value))
+            ):
+                self._left -= 1
+                yield path, value, True, False
+                parts = objects.parts(value)
+                if type(value) is FunctionType:  # what it has taken along from functions that are under way is theirs
+                    parts = {each: part for each, part in parts.items() if not any(each in at.f_locals for at in self._functions.values())}
+                yield from self._walk(parts, f"{path}.", deep + 1)
+            else:
+                yield path, value, False, copied
 
     def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
         """Of its modules that are of the script's own classes, numbers and texts; all, where it has no parameters, as metrics."""
         if model not in self._parts:
             every = next(model.parameters(), None) is None
-            found = [(name, part) for name, part in model.named_modules() if every or _is_of_script(type(part))]
+            found = [(name, part) for name, part in model.named_modules() if every or objects.is_of_script(type(part))]
             paths = ["".join(f"_modules.{each}." for each in name.split(".") if each) for name, _ in found]
             self._parts[model] = every, [(path, weakref.ref(part)) for path, (_, part) in zip(paths, found, strict=True)]
         every, parts = self._parts[model]
@@ -338,22 +480,19 @@ class Variables:
             own = {} if part is None else {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
             yield from ((f"{way}{inner}{name}", value) for name, value in own.items() if every or values.is_plain(value))
 
-    def _plain(self, walked: Collection[tuple[str, str, Any]]) -> Found:
+    def _plain(self, walked: Collection[_Seen]) -> Found:
         """Of these, what can be copied. A tensor of several numbers can, if it was there at first or is read again."""
         found: Found = {}
-        read: dict[str, frozenset[str]] = {}
-        if self._first is not None:
-            read = {function: liveness.reads(frame.f_code, frame.f_lasti).goes_on for function, frame in self._functions.items()}
-        for function, path, value in walked:
-            carried = self._first is None or path in self._held.get(function, {}) or path in read[function]
-            if values.is_plain(value, carried) or (type(value) in values.SEVERAL and values.count(value) <= values.MOST):
+        for function, path, value, _, copied in walked:
+            carried = self._first is None or path in self._held.get(function, {}) or path in self._reads[function].goes_on
+            if copied or values.is_plain(value, carried):
                 found.setdefault(function, {})[path] = value
         return found
 
-    def _states(self, walked: Iterator[tuple[str, str, Any]] | Collection[tuple[str, str, Any]]) -> Found:
+    def _states(self, walked: Collection[_Seen]) -> Found:
         """Copies of what the objects of libraries among these give."""
         found: Found = {}
-        for function, path, thing in walked:
+        for function, path, thing, *_ in walked:
             if values.is_stateful(thing) and not self._is_kept(thing):
                 whole = values.state_of(thing)
                 if whole is not None:
@@ -384,37 +523,36 @@ class Variables:
     def _is_kept(self, value: object) -> bool:
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
 
-    def _is_own(self, value: object) -> bool:
+    def _is_own(self, value: Any) -> bool:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
         kind = type(value)
-        if issubclass(kind, (type, enum.Enum, *values.NOT_PLAIN)) or not _is_of_script(kind) or self._is_kept(value):
+        if kind is FunctionType:
+            return asking.is_script(value.__code__)
+        if issubclass(kind, type):
+            return objects.is_of_script(value) and not issubclass(value, torch.nn.Module)
+        if issubclass(kind, (enum.Enum, *values.NOT_PLAIN, *values.SEVERAL)) or kind.__module__.partition(".")[0] == "psjob":
             return False
-        try:
-            return isinstance(vars(value), dict)
-        except Exception:  # it has none, or a property of that name
-            return False
-
-
-def _is_of_script(kind: type) -> bool:
-    if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
-        return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not file.startswith(asking.FOREIGN)
-
-
-def _is_dead(value: Any) -> bool:
-    """Is it a proxy of what is no longer there?"""
-    try:
-        isinstance(value, torch.Tensor)
-    except Exception:
-        return True
-    return False
+        return objects.is_of_script(kind) or objects.is_record(value)
 
 
 def _like(now: Any, value: Any) -> Any:
     """A copy of a value, on the device of what is there now."""
     made = values.copied(value)
     return made.to(now.device) if isinstance(made, torch.Tensor) and isinstance(now, torch.Tensor) else made
+
+
+def _place(words: Collection[str]) -> _Place:
+    function, path = words
+    return function, path
+
+
+def _refuse(lost: Sequence[str]) -> None:
+    if lost:
+        raise Refused(
+            f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
+            f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
+            f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
+        )
 
 
 def _tell_lost(name: str, thing: Any, when: str) -> None:
@@ -439,20 +577,6 @@ def _changed(now: Found, first: Found) -> Found:
 
 def _only(those: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in those.items() if name in names}
-
-
-def _at(names: Mapping[str, Any], path: str) -> Any:
-    """The value at a path; None where there is none."""
-    name, *inner = path.split(".")
-    value = names.get(name)
-    for part in inner:
-        value = (_attributes(value) or {}).get(part)
-    return value
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """Of an object; the modules that a module holds are in a dict of it, `_modules`."""
-    return value if isinstance(value, dict) else getattr(value, "__dict__", None)
 
 
 def _assign(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:

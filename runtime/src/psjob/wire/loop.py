@@ -282,6 +282,9 @@ class Loop:
         except Exception as problem:
             supervise.broken(self.name, problem)
             self._end(reader)
+        finally:
+            if error is not None:  # its frames hold the stream and, from Python 3.12 on, this one, which holds the error
+                error.__traceback__ = None
         return False
 
     def _arm(self, reader: _Reader) -> None:

@@ -4,7 +4,8 @@ An atexit handler is not told the exit status. A script that came to its end, th
 what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one
 the process forks: its child ends in its place, and the status is read from it.
 
-A process of multiprocessing ends without its atexit handlers, by finalizers that run while its error, if any, is on its way.
+A process of multiprocessing ends by finalizers, before Python 3.13 while its error is on its way and without atexit handlers. From then on
+they run after it has noted its exit code.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import atexit
 import ctypes
 import dis
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -48,8 +51,10 @@ class ExitWatch:
         self.said: int | None = None
         self.hook, self.leave = sys.excepthook, sys.exit
         sys.excepthook, sys.exit = self._on_error, self._on_exit  # type: ignore[assignment]
-        atexit.register(self._at_exit)
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is None:
+            atexit.register(self._at_exit)
+        else:
+            self.frame = _frame_of(multiprocessing.process.BaseProcess._bootstrap)  # type: ignore[attr-defined]
             multiprocessing.util.Finalize(None, self._at_child_exit, exitpriority=LAST)
 
     def _on_error(self, kind: Any, value: Any, trace: Any) -> None:
@@ -70,7 +75,10 @@ class ExitWatch:
 
     def _at_child_exit(self) -> None:
         error = sys.exc_info()[1]
-        well = error is None or (isinstance(error, SystemExit) and error.code in (0, None))
+        if error is None:
+            well = self.frame is None or self.frame.f_locals.get("exitcode") == 0
+        else:
+            well = isinstance(error, SystemExit) and error.code in (0, None)
         if well and os.getpid() == self.pid and self.concerned():
             self.ended_well()
 
@@ -125,12 +133,22 @@ def _unwrapped(handler: Any) -> Any:
     return getattr(handler, "of_the_script", handler)
 
 
+def _frames() -> Iterator[FrameType]:
+    """Those of the main thread, the innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _outermost() -> FrameType | None:
     """The main thread's first frame: the script itself, or what runs it."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
+    return next(iter(deque(_frames(), 1)), None)
+
+
+def _frame_of(function: Callable[..., Any]) -> FrameType | None:
+    """The main thread's frame of that function."""
+    return next((frame for frame in _frames() if frame.f_code is function.__code__), None)
 
 
 def _returned(frame: FrameType | None) -> bool:

@@ -1,0 +1,262 @@
+"""Objects that variables hold: what is in them by path, and a mark of what cannot be copied.
+
+A path is a variable's name and the parts below it: `stopper.best`, `meters.loss.sum`, `stages.1.lr`. Parts are attributes, keys of dicts,
+items of lists, and variables that a function has taken along from where it was defined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import zlib
+from argparse import Namespace
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from operator import length_hint
+from types import BuiltinFunctionType, CellType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from psjob.api import asking, values
+
+MOST: Final = 100
+"""Items of a list or dict that are looked into one by one."""
+DEEP: Final = 8
+"""Objects within objects, in a mark."""
+BUDGET: Final = 2000
+"""Values in a mark; there is none of what holds more."""
+_WRITTEN: Final = (Fraction, Decimal, bytearray, array, itertools.count, range, slice)
+"""Classes whose `repr` says all of a value."""
+_PASS_ON: Final = (GeneratorType, enumerate, zip, map, filter, itertools.islice, itertools.chain, tuple)
+_ADVANCE: Final[tuple[type, ...]] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter({})),
+    type(iter({}.values())),
+    type(iter({}.items())),
+    type(iter(range(0))),
+)
+"""Iterators that know how much is left."""
+
+
+def is_of_script(kind: type) -> bool:
+    """Is it a class of the script's, and not of an installed package?"""
+    if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not file.startswith(asking.FOREIGN)
+
+
+def is_dead(value: Any) -> bool:
+    """Is it a proxy of what is no longer there?"""
+    try:
+        isinstance(value, torch.Tensor)
+    except Exception:
+        return True
+    return False
+
+
+def is_record(value: Any) -> bool:
+    """Is it an object of a library that holds only plain values, such as a meter of a mean?"""
+    inner = _attributes(value)
+    return type(inner) is dict and bool(inner) and all(is_copied(item) for item in inner.values())
+
+
+def is_copied(value: Any) -> bool:
+    """Can a record hold a copy of it? Tensors of several numbers are another matter."""
+    return values.is_plain(value) or (type(value) in values.SEVERAL and values.count(value) <= values.MOST)
+
+
+def parts(value: Any) -> dict[str, Any]:
+    """What it holds, by name."""
+    if isinstance(value, dict):
+        return {key: item for key, item in value.items() if type(key) is str and "." not in key}
+    if isinstance(value, list | tuple):
+        return {str(number): item for number, item in enumerate(value)}
+    found = {**dict(_slots(value)), **(_attributes(value) or {})}
+    if type(value) is FunctionType:
+        found |= {name: cell.cell_contents for name, cell in _cells(value) if _is_full(cell)}
+    return found
+
+
+def is_mixed(value: Any) -> bool:
+    """Is it a list or dict of which no copy can be made, but perhaps of its parts?"""
+    if not isinstance(value, dict | list | tuple) or len(value) > MOST:
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return not all(isinstance(item, torch.Tensor) for item in items)
+
+
+def within(value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
+    """Lists, dicts and the like in one, by path: those that others may share."""
+    if isinstance(value, list | dict | tuple) and len(value) <= MOST and deep <= values.DEEP:
+        for name, item in parts(value).items():
+            if type(item) in values.SEVERAL:
+                yield name, item
+                yield from ((f"{name}.{path}", inner) for path, inner in within(item, deep + 1))
+
+
+def set_part(holder: Any, name: str, value: Any) -> None:
+    """Assign what `parts` gives under this name. A tuple keeps what it has."""
+    if isinstance(holder, dict):
+        holder[name] = value
+    elif isinstance(holder, list):
+        if int(name) < len(holder):
+            holder[int(name)] = value
+    elif type(holder) is FunctionType and name in holder.__code__.co_freevars:
+        dict(_cells(holder))[name].cell_contents = value
+    elif isinstance(holder, type):
+        setattr(holder, name, value)
+    elif not isinstance(holder, tuple):
+        inner = _attributes(holder)
+        if isinstance(inner, dict) and name not in dict(_slots(holder)):
+            inner[name] = value
+        else:
+            object.__setattr__(holder, name, value)
+
+
+def at(names: Mapping[str, Any], path: str) -> Any:
+    """The value at a path; None where there is none."""
+    name, *inner = path.split(".")
+    value = names.get(name)
+    for part in inner:
+        value = None if value is None else parts(value).get(part)
+    return value
+
+
+def _attributes(value: Any) -> Mapping[str, Any] | None:
+    try:
+        inner = vars(value)
+    except Exception:  # it has none, or a property of that name
+        return None
+    return inner if isinstance(inner, Mapping) else None
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            held = f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and not name.endswith("__") else name
+            member = vars(kind).get(held)
+            if isinstance(member, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned yet
+                    yield held, member.__get__(value)
+
+
+def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def mark(thing: Any, known: Collection[int] = ()) -> int | None:
+    """A checksum of the class of something and of what it holds, for what no record can copy; None if it holds too much.
+
+    Of objects of libraries it is that of the class. So it is of those that are `known` by their identity, since others look at their parts:
+    but of lists and dicts it is that of lengths, keys and parts without a path too.
+    """
+    try:
+        return _sum(_words(thing, _Marking(frozenset(known)), 0))
+    except Exception:  # _TooMuchError, and what odd classes raise
+        return None
+
+
+class _TooMuchError(Exception):
+    """It holds more than is looked at."""
+
+
+@dataclass
+class _Marking:
+    known: frozenset[int]
+    seen: dict[int, int] = field(default_factory=dict)
+    """Objects, by identity, in the order in which they were met."""
+    left: int = BUDGET
+
+
+def _sum(words: Iterable[str]) -> int:
+    return zlib.crc32("\0".join(words).encode())
+
+
+def _words(thing: Any, marking: _Marking, deep: int) -> Iterator[str]:
+    kind, seen = type(thing), marking.seen
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    marking.left -= 1
+    if marking.left < 0:
+        raise _TooMuchError
+    if kind is int:
+        yield hex(thing)
+    elif kind in (*values.SIMPLE, str, bytes) or isinstance(thing, _WRITTEN):
+        yield repr(thing)
+    elif isinstance(thing, torch.Tensor):
+        yield f"{name} {values.checksum(thing)}"
+    elif isinstance(thing, FunctionType | BuiltinFunctionType | MethodType | type):
+        yield f"{name} {thing.__module__}.{thing.__qualname__}"
+    elif id(thing) in seen:
+        yield f"again {seen[id(thing)]}"
+    elif isinstance(thing, ModuleType) or deep > DEEP:
+        yield name
+    elif id(thing) in marking.known:
+        yield name
+        if not deep:
+            for inner in _apart(thing):
+                yield from _words(inner, marking, deep + 1)
+    else:
+        seen[id(thing)] = len(seen)
+        yield name
+        if isinstance(thing, set | frozenset):
+            yield from sorted(str(_sum(_words(item, marking, deep + 1))) for item in thing)
+        else:
+            for inner in _inner(thing):
+                yield from _words(inner, marking, deep + 1)
+
+
+def _apart(thing: Any) -> Iterator[Any]:
+    """What a mark is made of if others look at the parts: what no part says, and all of a tuple, whose parts cannot be assigned."""
+    if isinstance(thing, tuple):
+        yield from thing
+    elif isinstance(thing, list | dict):
+        yield len(thing)
+    if isinstance(thing, dict):
+        named = parts(thing)
+        yield from named
+        yield from itertools.chain.from_iterable((key, item) for key, item in thing.items() if type(key) is not str or key not in named)
+
+
+def _gives_data(generator: Any, deep: int = 0) -> bool:
+    """Does it go over data of psjob, so that its place is found by that?"""
+    within = gc.get_referents(generator)
+    if any(type(each).__module__.partition(".")[0] == "psjob" for each in within):
+        return True
+    return deep < DEEP and any(_gives_data(each, deep + 1) for each in within if isinstance(each, _PASS_ON))
+
+
+def _inner(thing: Any) -> Iterator[Any]:
+    """What a mark is made of besides the class."""
+    if isinstance(thing, dict):
+        yield from itertools.chain.from_iterable(thing.items())
+    elif isinstance(thing, list | tuple | deque):
+        yield from thing
+    elif isinstance(thing, functools.partial):
+        yield from (thing.func, thing.args, thing.keywords)
+    elif type(thing) in _ADVANCE:
+        yield length_hint(thing)
+    elif isinstance(thing, GeneratorType):
+        if thing.gi_frame is not None and asking.is_script(thing.gi_code) and not thing.gi_running and not _gives_data(thing):
+            yield thing.gi_frame.f_lasti
+            yield dict(thing.gi_frame.f_locals)
+    elif is_of_script(type(thing)):
+        yield parts(thing)
