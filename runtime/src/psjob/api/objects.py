@@ -166,8 +166,8 @@ def _is_full(cell: CellType) -> bool:
 def mark(thing: Any, known: Collection[int] = ()) -> int | None:
     """A checksum of the class of something and of what it holds, for what no record can copy; None if it holds too much.
 
-    Of objects of libraries it is that of the class. So it is of those that are `known` by their identity, since others look at their parts:
-    but of lists and dicts it is that of lengths, keys and parts without a path too.
+    Of objects of libraries it is that of the class. So it is of those that are `known` by their identity, since others look at their parts.
+    Of a list or dict among these it is that of the length and of what has no path, too.
     """
     try:
         return _sum(_words(thing, _Marking(frozenset(known)), 0))
