@@ -445,6 +445,16 @@ for epoch in range(3):
         state.hidden = state.hidden * 0.5 + b
         step(b, 8 * state.hidden[0])
 """,
+    "lists are made one batch ahead": """
+for epoch in range(3):
+    batches = iter(loader)
+    read = next(batches, None)
+    following = None if read is None else [torch.ones(3) * read, torch.ones(2)]
+    while following is not None:
+        read = next(batches, None)
+        made, following = following, None if read is None else [torch.ones(3) * read, torch.ones(2)]
+        step(made[0][0])
+""",
     "an order of each epoch": """
 for epoch in range(3):
     order = torch.arange(9000).roll(epoch)

@@ -19,6 +19,7 @@ from psjob_client.local.failures import Failures
 from psjob_client.local.folder import Folder, message_of, tail_of
 from psjob_client.local.runkeys import ONE_HOST, RunKeys, encryption
 from psjob_client.local.sites import Sites
+from psjob_client.local.spares import Spare
 from psjob_client.local.watch import Watch
 from psjob_operator import contract
 from psjob_operator.api.job import PSTrainingJob
@@ -107,6 +108,7 @@ class Backend:
             decided = plan(snapshot, now)
             acted = self.act(decided)
             if not acted and not decided.intent:
+                self._spare.keep(self.phase == "Running", now)
                 return decided.wake_at
         raise RuntimeError(f"the job still changes after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
 
@@ -163,6 +165,17 @@ class Backend:
         """The running process of a seat."""
         there = [child for child in self.children if child.running and (child.role, child.index) == (role, index)]
         return max(there, key=lambda child: child.number, default=None)
+
+    def close(self) -> None:
+        """No process is left, and no address."""
+        for child in self.children:
+            child.stop(time.time(), 0)
+        self._spare.close()
+        self.sites.close()
+
+    @cached_property
+    def _spare(self) -> Spare:
+        return Spare({**base_environment(), **self.commands[0].env})
 
     @cached_property
     def _spec(self) -> JobSpec:
@@ -244,7 +257,8 @@ class Backend:
             child = ChildProcess(*seat, None, time.time(), problem=f"its key file cannot be written: {error}")
         else:
             env = self._environment(action) | {contract.ENV_KEYS: str(keys)}
-            child = children.start(*seat, argv, env, command.folder, self.folder.log(action.name))
+            spare = self._spare.take if action.number > 1 else None
+            child = children.start(*seat, argv, env, command.folder, self.folder.log(action.name), spare)
         child.waited = action.waited
         self.children.append(child)
         self._granted -= {action.name}

@@ -107,11 +107,21 @@ class ChildProcess:
         return True
 
 
+Take = Callable[[Sequence[str], Mapping[str, str], Path, Path], "subprocess.Popen[bytes] | None"]
+"""Of a command, its environment, folder and log: a process that is that one from now on."""
+
+
 def start(
-    name: str, role: Role, index: int, number: int, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path
-) -> ChildProcess:
-    """Start one process, its output in `log`. One that cannot be started is a child that has a `problem`."""
+    name: str, role: Role, index: int, number: int, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path,
+    spare: Take | None = None,
+) -> ChildProcess:  # fmt: skip
+    """Start one process, its output in `log`. One that cannot be started is a child that has a `problem`.
+
+    `spare` may have one that becomes it.
+    """
     now = time.time()
+    if spare is not None and (there := spare(argv, env, folder, log)) is not None:
+        return ChildProcess(name, role, index, number, there, now)
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(

@@ -52,9 +52,7 @@ def run_job(request: Request, sites: Sites | None = None) -> int:
     try:
         result = asyncio.run(_train(request, backend, faults, story))
     finally:
-        for child in backend.children:
-            child.stop(time.time(), grace=0)
-        backend.sites.close()
+        backend.close()
         story.display.close()
     return _conclude(request, backend, story, result, time.time() - began)
 

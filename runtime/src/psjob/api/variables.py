@@ -42,7 +42,7 @@ Kept = Mapping[str, Mapping[str, Any]]
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
-"""Changes from one record to the next, after which a thing is not summed again."""
+"""Changes from one record to the next, after which the script is told."""
 _CHANGEABLE: Final = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that each module has."""
@@ -315,8 +315,8 @@ class Variables:
                 found.setdefault(place[0], {})[place[1]] = list(other)
         return found
 
-    def _summed(self, function: str, path: str, thing: Any) -> int | None:
-        """Its checksum; None if it has changed so often that it is lost, which costs less."""
+    def _summed(self, function: str, path: str, thing: Any) -> int:
+        """Its checksum."""
         tensors = values.tensors_of(thing)
         before = self._sums.get((function, path))
         if before is not None and before.versions.are(tensors):
@@ -326,8 +326,7 @@ class Variables:
         changes = 0 if before is None or before.checksum == checksum else before.changes + 1
         self._sums[function, path] = _Summed(values.Versions(tensors), checksum, changes)
         if changes > OFTEN:
-            self._lose(function, path, thing, "after a restart the job would be")
-            return None
+            _tell_lost(path, thing, "a restart that does not make it again is")
         return checksum
 
     def _no_longer_plain(self, now: Found) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, str]]]:

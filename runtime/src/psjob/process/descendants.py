@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 
-def end_children() -> None:
-    """Kill and reap every descendant: loader processes would survive the exec and keep files and memory."""
+def end_children(but: int = 0) -> None:
+    """Kill and reap every descendant `but` one: loader processes would survive the exec and keep files and memory."""
     for _round in range(3):
-        children = _children(os.getpid())
+        children = [pid for pid in _children(os.getpid()) if pid != but]
         for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -21,6 +21,8 @@ def end_children() -> None:
         while time.monotonic() < deadline:
             try:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    if but and set(_children(os.getpid())) <= {but}:
+                        return
                     time.sleep(0.005)
             except ChildProcessError:
                 return

@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -142,8 +141,10 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _outermost() -> FrameType | None:
-    """The main thread's first frame: the script itself, or what runs it."""
-    return next(iter(deque(_frames(), 1)), None)
+    """The main thread's first frame that is the script itself; what runs it, if there is none."""
+    frames = list(_frames())
+    own = [frame for frame in frames if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"]
+    return next(reversed(own or frames), None)
 
 
 def _frame_of(function: Callable[..., Any]) -> FrameType | None:

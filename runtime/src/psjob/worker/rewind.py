@@ -1,16 +1,33 @@
-"""A rewind: this process becomes a fresh copy of itself, in place, and joins the job again at the restored clock."""
+"""A rewind: this process becomes a fresh copy of itself, in place, and joins the job again at the restored clock.
+
+It execs its command again, which imports torch again. Once it has trained for some seconds, a fork server has done so beside it, if there
+is room for one. Then it becomes the one that waits for a fork of that (see psjob.process.forkserver).
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from psjob import contract
-from psjob.process import began
+from psjob.process import began, forkserver, forkwaiter, memory
 from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
+
+SERVE_AFTER = "PS_FORK_SERVER"
+"""Seconds of training after which a fork server is started; `never`: none is."""
+SERVE_AFTER_SECONDS = 5.0
+ROOM = 2 << 30
+"""Bytes of memory that must be free: a fork server takes about 300 MB, and the script may still grow."""
+_server: tuple[int, socket.socket] | None = None
+"""Its process and the socket to it."""
+_looked = False
 
 
 def check_possible() -> None:
@@ -24,22 +41,88 @@ def check_possible() -> None:
         )
 
 
+def prepare(trained: float) -> None:
+    """Start the fork server, once this process has trained for long enough. `trained`: seconds since it has joined."""
+    global _looked
+    if _looked or trained < _serve_after():
+        return
+    _looked = True
+    room = memory.free()
+    if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= ROOM and not _differs():
+        _start()
+
+
+def _serve_after() -> float:
+    raw = began.ENVIRONMENT.get(SERVE_AFTER, "")
+    try:
+        return float(raw or SERVE_AFTER_SECONDS)
+    except ValueError:
+        return float("inf")
+
+
+def _differs() -> bool:
+    """Has the script set what libraries read when they are imported, or does Python run it in a way that a fork cannot?"""
+    now, then = dict(os.environ), began.ENVIRONMENT
+    names = {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
+    return any(name.startswith(forkserver.READ_AT_IMPORT) for name in names) or forkserver.split(sys.orig_argv[1:]) is None
+
+
+def _start() -> None:
+    global _server
+    found = forkserver.split(sys.orig_argv[1:])
+    assert found is not None
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, *found[0], str(Path(forkserver.__file__)), str(theirs.fileno())]
+    try:
+        with theirs:
+            child = subprocess.Popen(
+                words, env=began.ENVIRONMENT, cwd=began.FOLDER, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+    except OSError:
+        ours.close()
+        return
+    child.returncode = 0  # nobody here waits for it
+    _server = child.pid, ours
+
+
+def _ready() -> bool:
+    """Has the fork server imported all, and is it there?"""
+    if _server is None:
+        return False
+    _, sock = _server
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    try:
+        return bool(poll.poll(0)) and sock.recv(len(forkserver.READY)) == forkserver.READY
+    except OSError:
+        return False
+
+
 def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
-    """End child processes and exec the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
+    """End child processes and start the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
 
     The folder and the environment are those that the process began with, and `more`. What the script and its libraries set since may
     be meant for this process alone, such as the address of a child.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         signal.signal(number, signal.SIG_DFL)
-    end_children()
+    forks = _ready()
+    end_children(but=_server[0] if forks and _server is not None else 0)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             pass
-    os.chdir(began.FOLDER)
     environment = {**began.ENVIRONMENT, **(more or {}), contract.ENV_REWINDS: str(rewinds + 1)}
     if mode:
         environment[contract.ENV_MODE] = mode
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    if forkserver.talk is not None:
+        forkserver.say_again(environment)
+    os.chdir(began.FOLDER)
+    words = [sys.executable, *sys.orig_argv[1:]]
+    if forks and _server is not None:
+        fd = _server[1].fileno()
+        os.set_inheritable(fd, True)
+        words = [sys.executable, "-I", "-S", str(Path(forkwaiter.__file__)), str(fd), *words]
+    os.execve(sys.executable, words, environment)

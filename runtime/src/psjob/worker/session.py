@@ -8,6 +8,7 @@ there, and raised by the script's next call.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -73,6 +74,7 @@ class WorkerSession:
         self.records = HandIn(self)
         self._parameters: Sequence[torch.Tensor] = ()
         self._stirred = 0.0
+        self._joined = math.inf
         self._over = threading.Event()
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
@@ -99,6 +101,7 @@ class WorkerSession:
             self.wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
         self.wait(lambda: machine.welcomed, "all shards")
         self.exchange.pull(parameters, hyperparameters)
+        self._joined = time.monotonic()
 
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
@@ -119,6 +122,7 @@ class WorkerSession:
         self.check()
         machine, residuals = self.machine, self.exchange.compression
         self._measure()
+        rewind.prepare(time.monotonic() - self._joined)
         if residuals.feeds:
             self.exchange.finish()  # the residual of a push is known when it has been sent
         record = make_record() if residuals.small and not large else None

@@ -1,0 +1,292 @@
+"""A process that has imported torch and nothing of the script's, from which a script that begins again is forked.
+
+A worker starts it by its path, with the number of a socket, once it has trained for a while. To begin again the worker execs `forkwaiter`,
+which gives back all memory and devices. That asks for a fork, and ends as the script ends. A script that was forked asks in its turn, by
+a pipe, and ends.
+
+A fork has the environment, folder, words and open files that the exec would have had. The process holds one thread and no device: if
+an import has left more, it ends, and the worker execs its command.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder; before anything is imported by a name that lies here too
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1
+READY: Final = b"ready\n"
+TAKEN: Final = b"taken\n"
+SHARD: Final = ["-m", "psjob.shard"]
+READ_AT_IMPORT: Final = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_", "LD_",
+    "PYTHON",
+)  # fmt: skip
+"""Beginnings of the variables that Python, torch and its libraries read as they start."""
+MOST_WORDS: Final = 1 << 20
+"""Bytes of what a script says that is to be forked again."""
+_WITH_VALUE: Final = ("-X", "-W")
+_FLAGS: Final = frozenset("bBdEOPqsSuvI")
+"""Options of Python's that have no value and change no meaning of what follows."""
+
+_SCORE: Final = Path("/proc/self/oom_score_adj")
+
+talk: int | None = None
+"""Of a script that was forked: where it says that it begins again."""
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
+    """Options of Python's in a command, and what it runs; None: what that is, a fork could not run in the same way.
+
+    `words` are those of `sys.orig_argv` behind Python itself.
+    """
+    options: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        word = rest.pop(0)
+        if word in _WITH_VALUE and rest:
+            options += [word, rest.pop(0)]
+        elif word[:2] in _WITH_VALUE or (len(word) > 1 and _FLAGS.issuperset(word[1:])):
+            options.append(word)
+        else:
+            return None
+    runs = len(rest) > 1 if rest[:1] in (["-m"], ["-c"]) else bool(rest) and Path(rest[0]).is_file() and _is_text(rest[0])
+    return (options, rest) if runs else None
+
+
+def _is_text(path: str) -> bool:
+    """Is it no archive and no compiled file?"""
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(4096)
+
+
+def say_again(environment: Mapping[str, str]) -> NoReturn:
+    """Have this forked script forked again with that environment, and end."""
+    assert talk is not None
+    os.set_blocking(talk, True)
+    with open(talk, "wb", closefd=False) as file:
+        file.write(json.dumps(dict(environment)).encode())
+    os._exit(0)
+
+
+def main(number: int) -> None:
+    """Import, serve, and come back in the fork that is the script, once that has ended."""
+    server = socket.socket(fileno=number)
+    usual = _score()
+    _set_score("1000")  # where memory is short, this process is the one to go
+    import torch  # noqa: F401
+
+    import psjob.api.attach  # noqa: F401
+
+    if len(os.listdir("/proc/self/task")) != 1:
+        os._exit(1)
+    gc.collect()
+    gc.freeze()
+    asked, files = _asked(server)
+    _serve(server, {**asked, "score": usual}, files)
+
+
+def become(number: int) -> None:
+    """Import what a shard and a worker need, and be the one that is asked for. Comes back once that has ended."""
+    server = socket.socket(fileno=number)
+    usual = _score()
+    _set_score("1000")
+    began = dict(os.environ)
+    import torch  # noqa: F401
+
+    import psjob.api.attach
+    import psjob.shard.server  # noqa: F401
+
+    asked, files = _asked(server)
+    if not _is_same(asked["words"], asked["folder"], began, asked["environment"]):
+        os._exit(0)
+    for target, source in enumerate(files):
+        os.dup2(source, target)
+        os.close(source)
+    _set_score(usual)
+    server.sendall(TAKEN)
+    server.close()
+    _become(asked["words"], asked["folder"], asked["environment"])
+
+
+def _is_same(words: Sequence[str], folder: str, began: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Can this process, which began with an environment, be what the command would be?"""
+    python = shutil.which(words[0], path=environment.get("PATH"))
+    try:
+        os.chdir(folder)
+        if python is None or not os.path.samefile(python, sys.executable):
+            return False
+    except OSError:
+        return False
+    found = split(words[1:])
+    names = {name for name in began.keys() | environment.keys() if began.get(name) != environment.get(name)}
+    if found is not None and found[1][:2] == SHARD:  # its threads are one, whatever this says
+        names = {name for name in names if not name.endswith("_NUM_THREADS")}
+    return found is not None and not found[0] and not any(name.startswith(READ_AT_IMPORT) for name in names)
+
+
+def _asked(server: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Say that all is imported; what is asked then, and the open files that go with it. Ends where nobody will ask."""
+    server.sendall(READY)
+    raw, files, _, _ = socket.recv_fds(server, 1 << 16, 3)
+    while raw and not raw.endswith(b"\n"):
+        more = server.recv(1 << 16)
+        raw = raw + more if more else b""
+    if not raw:
+        os._exit(0)
+    return json.loads(raw), files
+
+
+def _score() -> str:
+    try:
+        return _SCORE.read_text().strip()
+    except OSError:
+        return "0"
+
+
+def _set_score(score: str) -> None:
+    try:
+        _SCORE.write_text(score)
+    except OSError:  # some sandboxes let nobody write it
+        pass
+
+
+def _serve(server: socket.socket, asked: dict[str, Any], files: Sequence[int]) -> None:
+    """Fork what is asked, again and again; comes back in a fork only."""
+    global talk
+    for target, source in enumerate(files):
+        os.dup2(source, target)
+        os.close(source)
+    me = os.getpid()
+    while True:
+        heard, talk = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(heard)
+            server.close()
+            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != me:
+                os._exit(1)
+            _set_score(asked["score"])
+            _become(asked["words"], asked["folder"], asked["environment"])
+            return
+        os.close(talk)
+        server.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        status = _wait(pid, server)
+        os.set_blocking(heard, False)
+        said = _heard(heard)
+        os.close(heard)
+        if status != 0 or not said:
+            server.sendall(json.dumps({"status": status}).encode() + b"\n")
+            os._exit(0)
+        asked["environment"] = json.loads(said)
+
+
+def _wait(pid: int, server: socket.socket) -> int:
+    """The status of the fork, which ends if who waits for it has gone."""
+    poll = select.poll()
+    ended = os.pidfd_open(pid)
+    poll.register(ended, select.POLLIN)
+    poll.register(server, select.POLLIN)
+    while all(fd != ended for fd, _ in poll.poll()):
+        if not server.recv(4096):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os._exit(1)
+    os.close(ended)
+    return os.waitpid(pid, 0)[1]
+
+
+def _heard(heard: int) -> bytes:
+    """All that the script has said. A process that it has left behind may still hold the other end."""
+    said = b""
+    try:
+        while len(said) < MOST_WORDS and (more := os.read(heard, 1 << 16)):
+            said += more
+    except BlockingIOError:
+        pass
+    return said
+
+
+def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
+    """Be the script of this command, until it has ended. Raises SystemExit."""
+    from psjob.process import began, forkserver
+
+    split_words = split(words[1:])
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    vars(began).update(FOLDER=folder, ENVIRONMENT=dict(environment))
+    vars(forkserver)["talk"] = talk  # this file is __main__, and not the module that others import
+    sys.orig_argv = list(words)
+    if "numpy" in sys.modules:  # random and torch look after themselves
+        sys.modules["numpy"].random.seed()
+    assert split_words is not None
+    _, rest = split_words
+    globals()["__name__"] = "psjob.process.forkserver"  # the script is the only __main__ among the frames
+    try:
+        if rest[0] == "-m":
+            sys.argv = ["-m", *rest[2:]]
+            _first_path(folder)
+            runpy._run_module_as_main(rest[1])  # type: ignore[attr-defined]
+        elif rest[0] == "-c":
+            sys.argv = ["-c", *rest[2:]]
+            _first_path("")
+            exec(rest[1], _new_main("<string>", False).__dict__)  # noqa: S102
+        else:
+            sys.argv = list(rest)
+            _first_path(str(Path(rest[0]).resolve().parent))
+            path = rest[0] if os.path.isabs(rest[0]) else f"{folder}/{rest[0]}"
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec")
+            exec(code, _new_main(path, True).__dict__)  # noqa: S102
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _say(error)
+        raise SystemExit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _first_path(place: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, place)
+
+
+def _new_main(path: str, is_file: bool) -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=__builtins__, **({"__file__": path, "__cached__": None} if is_file else {}))
+    sys.modules["__main__"] = main
+    return main
+
+
+def _say(error: BaseException) -> None:
+    """The error as Python says it, without the frames of this module."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException:
+        traceback.print_exc()
+
+
+_LIBC = ctypes.CDLL(None)
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,205 @@
+"""A script that begins again as a fork: it is in all that it can see the script that an exec would have started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob.process import forkserver
+from psjob.process.descendants import _children
+from psjob.worker import rewind
+from tests.live.live_shards import eventually
+
+SECONDS = 60.0
+HEAD = """
+import atexit, json, os, select, signal, sys, threading, time
+from psjob.worker import rewind
+
+run = int(os.environ.get("PSJOB_REWINDS", "0"))
+
+def again():
+    rewind.prepare(1e9)
+    assert run or select.select([rewind._server[1]], [], [], 60)[0]
+    rewind.again(run, more={"MORE": f"after {run}"})
+
+def seen():
+    return dict(
+        run=run, pid=os.getpid(), parent=os.getppid(), words=sys.argv, all=sys.orig_argv[1:], path=sys.path[0], folder=os.getcwd(),
+        name=__name__, file=globals().get("__file__"), package=__package__, code=seen.__code__.co_filename,
+        main=sys.modules["__main__"].seen is seen, score=open("/proc/self/oom_score_adj").read(), torch="torch" in sys.modules,
+        more=os.environ.get("MORE"), left=os.environ.get("LEFT"),
+        term=signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, stdin=sys.stdin.read(5), threads=threading.active_count(),
+        open=sorted(map(int, os.listdir("/proc/self/fd")))[:3], flags=str(sys.flags),
+    )
+"""
+
+
+def run(tmp_path: Path, body: str, *words: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    (tmp_path / "train.py").write_text(HEAD + body)
+    how = {"-m": ("-m", "train"), "-c": ("-c", HEAD + body)}.get(words[0] if words else "", ("train.py",))
+    return subprocess.Popen(
+        [sys.executable, *options, *how, *words], cwd=tmp_path, env={**os.environ, "PSJOB_REWINDS": "0"}, start_new_session=True, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+ALL = """
+print(json.dumps(seen()), flush=True)
+atexit.register(lambda: print(json.dumps({"atexit": run}), flush=True))
+os.environ["LEFT"] = "by the first"
+if run < 2:
+    again()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("train.py", "--lr", "1"), pytest.param(("-m",), marks=pytest.mark.rotating), pytest.param(("-c",), marks=pytest.mark.rotating)],
+)
+def test_a_fork_sees_what_the_exec_would_have_shown(tmp_path: Path, words: tuple[str, ...]) -> None:
+    process = run(tmp_path, ALL, *words, options=("-u", "-X", "utf8"))
+    out, err = process.communicate("abcdefghijklmno", SECONDS)
+    assert process.returncode == 0, err
+    first, second, third, left = map(json.loads, out.splitlines())
+    assert left == {"atexit": 2}, "handlers of the processes before are theirs"
+    assert [first["run"], second["run"], third["run"]] == [0, 1, 2]
+    assert [first["more"], second["more"], third["more"]] == [None, "after 0", "after 1"]
+    assert not first["torch"] and second["torch"] and third["torch"]
+    assert first["pid"] == process.pid and len({first["pid"], second["pid"], third["pid"]}) == 3
+    for one in (second, third):
+        for name in first.keys() - {"run", "more", "torch", "pid", "parent", "stdin"}:
+            assert one[name] == first[name], name
+    assert second["parent"] == third["parent"], "the server"
+    assert first["stdin"] == "abcde"
+
+
+ENDINGS = """
+if run == 0:
+    again()
+print("here", os.getpid(), flush=True)
+if sys.argv[1] == "raises":
+    def inner(): raise ValueError("no data")
+    inner()
+if sys.argv[1] == "exits": raise SystemExit(3)
+if sys.argv[1] == "says": sys.exit("a sentence")
+if sys.argv[1] == "hard": os._exit(5)
+if sys.argv[1] == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "faults": os.kill(os.getpid(), signal.SIGSEGV)
+if sys.argv[1] == "ends": threading.Timer(0.1, lambda: print("a thread ended", flush=True)).start()
+if sys.argv[1] == "waits": signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); print("waits", flush=True); time.sleep(60)
+"""
+CODES = {"raises": 1, "exits": 3, "says": 1, "hard": 5, "killed": -9, "faults": -11, "ends": 0}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how in ("raises", "killed") else pytest.mark.rotating) for how in CODES])
+def test_the_worker_ends_as_the_fork_does(tmp_path: Path, how: str) -> None:
+    process = run(tmp_path, ENDINGS, how)
+    out, err = process.communicate("", SECONDS)
+    assert process.returncode == CODES[how], err
+    assert ("a thread ended" in out) == (how == "ends")
+    if how == "raises":
+        assert err.startswith("Traceback (most recent call last):\n  File ") and "forkserver" not in err and "runpy" not in err
+        assert "in inner" in err and err.endswith("ValueError: no data\n")
+    assert ("a sentence\n" in err) == (how == "says")
+
+
+def test_a_signal_reaches_the_fork_and_its_end_is_the_workers(tmp_path: Path) -> None:
+    process = run(tmp_path, ENDINGS, "waits")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("here") and process.stdout.readline() == "waits\n"
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(SECONDS) == 9
+    process.communicate()
+
+
+@pytest.mark.parametrize("which", [pytest.param("worker", marks=pytest.mark.rotating), "server"])
+def test_no_fork_outlives_the_worker_or_its_server(tmp_path: Path, which: str) -> None:
+    process = run(tmp_path, ENDINGS, "waits")
+    assert process.stdout is not None
+    script = int(process.stdout.readline().split()[1])
+    (server,) = [pid for pid in _children(process.pid) if pid != script]
+    os.kill(process.pid if which == "worker" else server, signal.SIGKILL)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == (-9 if which == "worker" else 75)
+    assert ("the process that forks this worker has ended" in err) == (which == "server")
+    assert eventually(lambda: not Path(f"/proc/{script}").exists() and not Path(f"/proc/{server}").exists())
+
+
+@pytest.mark.parametrize(
+    ("free", "variable", "python", "trained", "starts"),
+    [
+        (4 << 30, "ELSE", "", 6.0, 1),
+        (4 << 30, "ELSE", "", 4.0, 0),
+        (1 << 30, "ELSE", "", 6.0, 0),
+        (None, "ELSE", "", 6.0, 0),
+        (4 << 30, "MKL_NUM_THREADS", "", 6.0, 0),
+        (4 << 30, "ELSE", "-i", 6.0, 0),
+    ],
+)
+def test_a_server_is_started_once_if_it_can_fork_the_same(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, variable: str, python: str, trained: float, starts: int
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(rewind, "_looked", False)
+    monkeypatch.setattr(rewind, "_start", lambda: started.append(1))
+    monkeypatch.setattr(rewind.memory, "free", lambda: free)
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
+    monkeypatch.delenv("PS_FORK_SERVER", raising=False)
+    monkeypatch.setattr(rewind.began, "ENVIRONMENT", dict(os.environ))
+    monkeypatch.setenv(variable, "of the script")
+    rewind.prepare(trained)
+    rewind.prepare(trained)
+    assert len(started) == starts
+
+
+@pytest.mark.rotating
+def test_without_a_server_the_command_is_executed(tmp_path: Path) -> None:
+    """It was killed, or the script had set what libraries read when they are imported."""
+    killed = """
+import signal
+rewind.prepare(1e9)
+os.kill(rewind._server[0], 9)
+time.sleep(0.2)
+print(run, "torch" in sys.modules)
+if not run: rewind.again(0)
+"""
+    assert run(tmp_path, killed).communicate("", SECONDS)[0] == "0 False\n1 False\n"
+    differs = """
+os.environ["OMP_NUM_THREADS"] = "3"
+rewind.prepare(1e9)
+print(run, rewind._server)
+if not run: rewind.again(0)
+"""
+    assert run(tmp_path, differs).communicate("", SECONDS)[0] == "0 None\n1 None\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["{script}", "--a"], ([], ["{script}", "--a"])),
+        (["-u", "-X", "utf8", "-Wignore", "-BO", "{script}"], (["-u", "-X", "utf8", "-Wignore", "-BO"], ["{script}"])),
+        (["-m", "train", "-u"], ([], ["-m", "train", "-u"])),
+        (["-c", "print()"], ([], ["-c", "print()"])),
+        (["-i", "{script}"], None),
+        (["-x", "{script}"], None),
+        (["-"], None),
+        (["-m"], None),
+        ([], None),
+        (["{folder}"], None),
+        (["{archive}"], None),
+        (["nothing.py"], None),
+    ],
+)
+def test_commands_are_split(tmp_path: Path, words: list[str], found: Any) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    (tmp_path / "app.pyz").write_bytes(b"PK\0\0")
+    places = {"script": f"{tmp_path}/train.py", "folder": str(tmp_path), "archive": f"{tmp_path}/app.pyz"}
+    wanted = None if found is None else tuple([word.format(**places) for word in part] for part in found)
+    assert forkserver.split([word.format(**places) for word in words]) == wanted
