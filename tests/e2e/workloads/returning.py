@@ -15,7 +15,7 @@ from psjob.worker import rewind
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
 model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=0.01))
-data = torch.utils.data.TensorDataset(torch.randn(240, 8), torch.randn(240, 1))
+data = torch.utils.data.TensorDataset(torch.randn(600, 8), torch.randn(600, 1))
 state = ps.state(steps=0)
 for _ in ps.epochs(2):
     for x, y in ps.shard(torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)):

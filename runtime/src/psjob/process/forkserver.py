@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -32,6 +33,8 @@ from typing import Any, Final, NoReturn
 
 PR_SET_PDEATHSIG: Final = 1
 READY: Final = b"ready\n"
+WORKERS, SHARDS = ("torch", "psjob.api.attach"), ("psjob.shard.server",)
+"""What they import, by name: this room is below theirs."""
 TAKEN: Final = b"taken\n"
 SHARD: Final = ["-m", "psjob.shard"]
 READ_AT_IMPORT: Final = (
@@ -58,7 +61,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """
     options: list[str] = []
     rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
         word = rest.pop(0)
         if word in _WITH_VALUE and rest:
             options += [word, rest.pop(0)]
@@ -66,7 +69,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
             options.append(word)
         else:
             return None
-    runs = len(rest) > 1 if rest[:1] in (["-m"], ["-c"]) else bool(rest) and Path(rest[0]).is_file() and _is_text(rest[0])
+    runs = len(rest) > 1 if rest[:1] == ["-m"] else bool(rest) and Path(rest[0]).is_file() and _is_text(rest[0])
     return (options, rest) if runs else None
 
 
@@ -90,10 +93,7 @@ def main(number: int) -> None:
     server = socket.socket(fileno=number)
     usual = _score()
     _set_score("1000")  # where memory is short, this process is the one to go
-    import torch  # noqa: F401
-
-    import psjob.api.attach  # noqa: F401
-
+    _import(WORKERS)
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)
     gc.collect()
@@ -108,11 +108,7 @@ def become(number: int) -> None:
     usual = _score()
     _set_score("1000")
     began = dict(os.environ)
-    import torch  # noqa: F401
-
-    import psjob.api.attach
-    import psjob.shard.server  # noqa: F401
-
+    _import((*WORKERS, *SHARDS))
     asked, files = _asked(server)
     if not _is_same(asked["words"], asked["folder"], began, asked["environment"]):
         os._exit(0)
@@ -151,6 +147,11 @@ def _asked(server: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if not raw:
         os._exit(0)
     return json.loads(raw), files
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
 
 
 def _score() -> str:
@@ -245,17 +246,12 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
             sys.argv = ["-m", *rest[2:]]
             _first_path(folder)
             runpy._run_module_as_main(rest[1])  # type: ignore[attr-defined]
-        elif rest[0] == "-c":
-            sys.argv = ["-c", *rest[2:]]
-            _first_path("")
-            exec(rest[1], _new_main("<string>", False).__dict__)  # noqa: S102
         else:
             sys.argv = list(rest)
             _first_path(str(Path(rest[0]).resolve().parent))
             path = rest[0] if os.path.isabs(rest[0]) else f"{folder}/{rest[0]}"
-            with open(path, "rb") as file:
-                code = compile(file.read(), path, "exec")
-            exec(code, _new_main(path, True).__dict__)  # noqa: S102
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            runpy._run_code(compile(Path(path).read_bytes(), path, "exec"), vars(main), None, "__main__", None, None, path)  # type: ignore[attr-defined]
     except SystemExit:
         raise
     except BaseException as error:
@@ -266,13 +262,6 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
 def _first_path(place: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, place)
-
-
-def _new_main(path: str, is_file: bool) -> types.ModuleType:
-    main = types.ModuleType("__main__")
-    vars(main).update(__builtins__=__builtins__, **({"__file__": path, "__cached__": None} if is_file else {}))
-    sys.modules["__main__"] = main
-    return main
 
 
 def _say(error: BaseException) -> None:
