@@ -20,6 +20,7 @@ from tests.live.live_shards import eventually
 SECONDS = 60.0
 HEAD = """
 import atexit, json, os, select, signal, sys, threading, time
+warm = "torch" in sys.modules
 from psjob.worker import rewind
 
 run = int(os.environ.get("PSJOB_REWINDS", "0"))
@@ -33,19 +34,20 @@ def seen():
     return dict(
         run=run, pid=os.getpid(), parent=os.getppid(), words=sys.argv, all=sys.orig_argv[1:], path=sys.path[0], folder=os.getcwd(),
         name=__name__, file=globals().get("__file__"), package=__package__, code=seen.__code__.co_filename,
-        main=sys.modules["__main__"].seen is seen, score=open("/proc/self/oom_score_adj").read(), torch="torch" in sys.modules,
-        more=os.environ.get("MORE"), left=os.environ.get("LEFT"),
+        main=sys.modules["__main__"].seen is seen, score=open("/proc/self/oom_score_adj").read(), torch=warm,
+        more=os.environ.get("MORE"), left=os.environ.get("LEFT"), tracked=os.environ.get("WANDB_RUN_ID"),
         term=signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, stdin=sys.stdin.read(5), threads=threading.active_count(),
         open=sorted(map(int, os.listdir("/proc/self/fd")))[:3], flags=str(sys.flags),
     )
 """
 
 
-def run(tmp_path: Path, body: str, *words: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def run(tmp_path: Path, body: str, *words: str, options: tuple[str, ...] = (), worker: bool = False) -> subprocess.Popen[str]:
     (tmp_path / "train.py").write_text(HEAD + body)
     how = ("-m", "train") if words[:1] == ("-m",) else ("train.py",)
+    known = {"PSJOB_REWINDS": "0", **({"PSJOB_ROLE": "worker", "PSJOB_INDEX": "0", "PSJOB_RUN": "r"} if worker else {})}
     return subprocess.Popen(
-        [sys.executable, *options, *how, *words], cwd=tmp_path, env={**os.environ, "PSJOB_REWINDS": "0"}, start_new_session=True, text=True,
+        [sys.executable, *options, *how, *words], cwd=tmp_path, env={**os.environ, **known}, start_new_session=True, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -64,7 +66,7 @@ if run < 2:
     [("train.py", "--lr", "1"), pytest.param(("-m",), marks=pytest.mark.rotating)],
 )
 def test_a_fork_sees_what_the_exec_would_have_shown(tmp_path: Path, words: tuple[str, ...]) -> None:
-    process = run(tmp_path, ALL, *words, options=("-u", "-X", "utf8"))
+    process = run(tmp_path, ALL, *words, options=("-u", "-X", "utf8"), worker=True)
     out, err = process.communicate("abcdefghijklmno", SECONDS)
     assert process.returncode == 0, err
     first, second, third, left = map(json.loads, out.splitlines())
@@ -77,7 +79,7 @@ def test_a_fork_sees_what_the_exec_would_have_shown(tmp_path: Path, words: tuple
         for name in first.keys() - {"run", "more", "torch", "pid", "parent", "stdin"}:
             assert one[name] == first[name], name
     assert second["parent"] == third["parent"], "the server"
-    assert first["stdin"] == "abcde"
+    assert first["stdin"] == "abcde" and third["tracked"] == "r"
 
 
 ENDINGS = """
@@ -167,7 +169,7 @@ import signal
 rewind.prepare(1e9)
 os.kill(rewind._server[0], 9)
 time.sleep(0.2)
-print(run, "torch" in sys.modules)
+print(run, warm)
 if not run: rewind.again(0)
 """
     assert run(tmp_path, killed).communicate("", SECONDS)[0] == "0 False\n1 False\n"

@@ -79,6 +79,7 @@ def test_one_is_started_if_there_is_room(monkeypatch: pytest.MonkeyPatch, after:
         (["python", "train.py"], {"OMP_NUM_THREADS": "7"}, False),
         (["python", "train.py"], {"PYTHONPATH": "/elsewhere"}, False),
         (["python", "-u", "train.py"], {}, False),
+        (["python", "-m", "psjob.agent", "python", "train.py"], {}, False),
         (["python", "nothing.py"], {}, False),
         (["bash", "train.py"], {}, False),
         (["nowhere", "train.py"], {}, False),

@@ -87,10 +87,13 @@ class _Face(ModuleType):
 
 sys.modules[__name__].__class__ = _Face
 
-_agent = ENV_PROCESSES in os.environ and ENV_LOCAL not in os.environ
-"""This process starts those that train, and imports no torch."""
-if os.environ.get(ENV_ROLE) == "worker" and not _agent:
-    from psjob.process import began as _began  # noqa: F401 - before anything changes the environment
+
+def _begin() -> None:
+    """What a process does before the first line of its script, if its environment says that it is a worker's and trains."""
+    agent = ENV_PROCESSES in os.environ and ENV_LOCAL not in os.environ  # it starts those that train, and imports no torch
+    if os.environ.get(ENV_ROLE) != "worker" or agent:
+        return
+    from psjob.process import began  # noqa: F401 - before anything changes the environment
 
     if os.environ.get(ENV_INDEX) == "0" and os.environ.get(ENV_LOCAL, "0") == "0":
         from psjob.api.trackers import one_run
@@ -99,3 +102,6 @@ if os.environ.get(ENV_ROLE) == "worker" and not _agent:
     from psjob.process.startup import spare_the_compiler
 
     spare_the_compiler()
+
+
+_begin()

@@ -37,6 +37,7 @@ WORKERS, SHARDS = ("torch", "psjob.api.attach"), ("psjob.shard.server",)
 """What they import, by name: this room is below theirs."""
 TAKEN: Final = b"taken\n"
 SHARD: Final = ["-m", "psjob.shard"]
+AGENT: Final = ["-m", "psjob.agent"]
 READ_AT_IMPORT: Final = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_", "LD_",
     "PYTHON",
@@ -131,6 +132,8 @@ def _is_same(words: Sequence[str], folder: str, began: Mapping[str, str], enviro
     except OSError:
         return False
     found = split(words[1:])
+    if found is not None and found[1][:2] == AGENT:
+        return False  # it imports no torch
     names = {name for name in began.keys() | environment.keys() if began.get(name) != environment.get(name)}
     if found is not None and found[1][:2] == SHARD:  # its threads are one, whatever this says
         names = {name for name in names if not name.endswith("_NUM_THREADS")}
@@ -227,6 +230,7 @@ def _heard(heard: int) -> bytes:
 
 def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
     """Be the script of this command, until it has ended. Raises SystemExit."""
+    import psjob
     from psjob.process import began, forkserver
 
     split_words = split(words[1:])
@@ -236,6 +240,7 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
     vars(began).update(FOLDER=folder, ENVIRONMENT=dict(environment))
     vars(forkserver)["talk"] = talk  # this file is __main__, and not the module that others import
     sys.orig_argv = list(words)
+    psjob._begin()  # as it did when it was imported, with another environment
     if "numpy" in sys.modules:  # random and torch look after themselves
         sys.modules["numpy"].random.seed()
     assert split_words is not None
