@@ -11,7 +11,8 @@ import pytest
 WANDB = """
 import os, sys
 from psjob.api import trackers
-trackers.one_run("digits-1", os.environ)
+from psjob.process import startup
+startup.one_run("digits-1", os.environ)
 import wandb
 run = wandb.init(project="digits", mode="offline", dir=sys.argv[1], settings=wandb.Settings(console="off", silent=True))
 for step in range(3):

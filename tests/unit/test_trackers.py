@@ -8,6 +8,7 @@ import types
 import pytest
 
 from psjob.api import trackers
+from psjob.process import startup
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +33,10 @@ def test_a_tracker_that_fails_does_not_end_training(monkeypatch: pytest.MonkeyPa
 
 def test_a_worker_that_starts_again_names_the_same_run() -> None:
     environ: dict[str, str] = {}
-    trackers.one_run("digits-1", environ)
+    startup.one_run("digits-1", environ)
     assert environ == {"WANDB_RUN_ID": "digits-1", "WANDB_RESUME": "allow"}
     own = {"WANDB_RUN_ID": "mine"}
-    trackers.one_run("digits-1", own)
+    startup.one_run("digits-1", own)
     assert own == {"WANDB_RUN_ID": "mine"}
 
 

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from psjob.contract import ENV_INDEX, ENV_LOCAL, ENV_PROCESSES, ENV_ROLE, ENV_RUN
+from psjob.contract import ENV_ROLE
 from psjob.process.version import __version__
 
 if TYPE_CHECKING:
@@ -87,21 +87,7 @@ class _Face(ModuleType):
 
 sys.modules[__name__].__class__ = _Face
 
+if os.environ.get(ENV_ROLE) == "worker":
+    from psjob.process import startup as _startup
 
-def _begin() -> None:
-    """What a process does before the first line of its script, if its environment says that it is a worker's and trains."""
-    agent = ENV_PROCESSES in os.environ and ENV_LOCAL not in os.environ  # it starts those that train, and imports no torch
-    if os.environ.get(ENV_ROLE) != "worker" or agent:
-        return
-    from psjob.process import began  # noqa: F401 - before anything changes the environment
-
-    if os.environ.get(ENV_INDEX) == "0" and os.environ.get(ENV_LOCAL, "0") == "0":
-        from psjob.api.trackers import one_run
-
-        one_run(os.environ.get(ENV_RUN, ""), os.environ)
-    from psjob.process.startup import spare_the_compiler
-
-    spare_the_compiler()
-
-
-_begin()
+    _startup.begin(os.environ)

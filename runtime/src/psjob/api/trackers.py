@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from psjob.api.behind import Behind
+from psjob.process import startup
 
 log = logging.getLogger(__name__)
 PREFIX: Final = "psjob/"
@@ -40,13 +41,6 @@ def tell(numbers: Mapping[str, float], step: int) -> None:
 def _leave(module: str, error: Exception) -> None:
     _broken.add(module)
     log.warning("%s takes no more numbers of the job: %s: %s", module, type(error).__name__, str(error)[:200])
-
-
-def one_run(run: str, environ: MutableMapping[str, str]) -> None:
-    """Let a worker that starts again go on in its W&B run. One that the script names itself is left."""
-    if "WANDB_RUN_ID" not in environ:
-        environ["WANDB_RUN_ID"] = run
-        environ.setdefault("WANDB_RESUME", "allow")
 
 
 def hand_over() -> dict[str, str]:
@@ -132,7 +126,7 @@ def _keep_wandb(module: Any, environ: dict[str, str]) -> Callable[[], object]:
     run = getattr(module, "run", None)
     if run is None:
         return lambda: None
-    one_run(run.id, environ)
+    startup.one_run(run.id, environ)
     return lambda: run.finish()
 
 

@@ -230,8 +230,7 @@ def _heard(heard: int) -> bytes:
 
 def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
     """Be the script of this command, until it has ended. Raises SystemExit."""
-    import psjob
-    from psjob.process import began, forkserver
+    from psjob.process import began, forkserver, startup
 
     split_words = split(words[1:])
     os.chdir(folder)
@@ -240,7 +239,7 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
     vars(began).update(FOLDER=folder, ENVIRONMENT=dict(environment))
     vars(forkserver)["talk"] = talk  # this file is __main__, and not the module that others import
     sys.orig_argv = list(words)
-    psjob._begin()  # as it did when it was imported, with another environment
+    startup.begin(os.environ)  # as when psjob was imported, with another environment
     if "numpy" in sys.modules:  # random and torch look after themselves
         sys.modules["numpy"].random.seed()
     assert split_words is not None

@@ -1,4 +1,4 @@
-"""Making a script's start cheaper: what a restart costs is mostly imports.
+"""What a worker does before the first line of its script. It makes the start cheaper: what a restart costs is mostly imports.
 
 torch wraps methods of its optimizers so that its compiler leaves them alone. The first call of one imports the whole
 compiler, which takes about as long as importing torch. Where the compiler is not loaded there is nothing to leave alone.
@@ -7,10 +7,31 @@ compiler, which takes about as long as importing torch. Where the compiler is no
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from psjob import contract
+
 COMPILER = "torch._dynamo"
+
+
+def begin(environ: MutableMapping[str, str]) -> None:
+    """If that environment says that this process is a worker's and trains."""
+    agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
+    if environ.get(contract.ENV_ROLE) != "worker" or agent:
+        return
+    from psjob.process import began  # noqa: F401 - before anything changes the environment
+
+    if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
+        one_run(environ.get(contract.ENV_RUN, ""), environ)
+    spare_the_compiler()
+
+
+def one_run(run: str, environ: MutableMapping[str, str]) -> None:
+    """Let a worker that starts again go on in its W&B run. One that the script names itself is left."""
+    if "WANDB_RUN_ID" not in environ:
+        environ["WANDB_RUN_ID"] = run
+        environ.setdefault("WANDB_RESUME", "allow")
 
 
 def spare_the_compiler() -> None:
