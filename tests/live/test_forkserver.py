@@ -121,17 +121,107 @@ def test_a_signal_reaches_the_fork_and_its_end_is_the_workers(tmp_path: Path) ->
     process.communicate()
 
 
-@pytest.mark.parametrize("which", [pytest.param("worker", marks=pytest.mark.rotating), "server"])
-def test_no_fork_outlives_the_worker_or_its_server(tmp_path: Path, which: str) -> None:
+@pytest.mark.rotating
+def test_no_fork_outlives_the_worker(tmp_path: Path) -> None:
     process = run(tmp_path, ENDINGS, "waits")
     assert process.stdout is not None
     script = int(process.stdout.readline().split()[1])
     (server,) = [pid for pid in _children(process.pid) if pid != script]
-    os.kill(process.pid if which == "worker" else server, signal.SIGKILL)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == (-9 if which == "worker" else 75)
-    assert ("the process that forks this worker has ended" in err) == (which == "server")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=SECONDS)
     assert eventually(lambda: not Path(f"/proc/{script}").exists() and not Path(f"/proc/{server}").exists())
+
+
+LOST = """
+print(run, os.environ["PSJOB_REWINDS"], warm, os.getpid(), flush=True)
+if run == 0:
+    again()
+if run == 1:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+def test_a_worker_whose_server_is_lost_begins_again_by_itself(tmp_path: Path) -> None:
+    process = run(tmp_path, LOST)
+    out, err = process.communicate("", SECONDS)
+    assert process.returncode == 0 and "the process that forks this worker has ended" in err
+    first, second, third = (line.split() for line in out.splitlines())
+    assert [first[:3], second[:3], third[:3]] == [["0", "0", "False"], ["1", "1", "True"], ["2", "2", "False"]]
+    assert first[3] == third[3] == str(process.pid) and second[3] != first[3]
+
+
+LARGE = """
+import dataclasses
+
+@dataclasses.dataclass
+class Options:
+    rate: float = 0.1
+
+print(run, len(os.environ.get("LARGE", "")), dataclasses.fields(Options)[0].type, flush=True)
+if run < 2:
+    rewind.prepare(1e9)
+    assert run or select.select([rewind._server[1]], [], [], 60)[0]
+    rewind.again(run, more={"LARGE": "x" * 100_000})
+"""
+
+
+def test_a_large_environment_comes_along_and_types_stay_types(tmp_path: Path) -> None:
+    """The variables of a namespace with many Services are more than a pipe holds."""
+    out, err = run(tmp_path, LARGE).communicate("", SECONDS)
+    assert out.splitlines() == ["0 0 <class 'float'>", "1 100000 <class 'float'>", "2 100000 <class 'float'>"], err
+
+
+@pytest.mark.rotating
+def test_a_signal_to_the_group_comes_once(tmp_path: Path) -> None:
+    body = """
+if run == 0:
+    again()
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+print("waits", flush=True)
+while not seen: time.sleep(0.01)
+time.sleep(0.5)
+sys.exit(10 + len(seen))
+"""
+    process = run(tmp_path, body)
+    assert process.stdout is not None and process.stdout.readline() == "waits\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(SECONDS) == 11
+    process.communicate()
+
+
+@pytest.mark.rotating
+def test_a_fork_that_comes_after_sigterm_is_asked_too(tmp_path: Path) -> None:
+    body = """
+def stop(*_):
+    print("asked", run, flush=True)
+    if run == 2: sys.exit(9)
+signal.signal(signal.SIGTERM, stop)
+if run == 0:
+    again()
+if run == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("waits", flush=True)
+    while not os.path.exists("go"): time.sleep(0.01)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    again()
+time.sleep(30)
+"""
+    process = run(tmp_path, body)
+    assert process.stdout is not None and process.stdout.readline() == "waits\n"
+    os.kill(process.pid, signal.SIGTERM)
+    (tmp_path / "go").write_text("")
+    process.communicate(timeout=SECONDS)
+    assert process.returncode in (9, -15), "asked before or after its handler stood"
+
+
+@pytest.mark.rotating
+def test_threads_of_linear_algebra_are_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody limits them, as in a pod of one process."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    out, err = run(tmp_path, "print(run, warm)\nif run == 0: again()\n").communicate("", SECONDS)
+    assert out.splitlines() == ["0 False", "1 True"], err
 
 
 @pytest.mark.parametrize(

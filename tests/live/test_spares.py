@@ -24,9 +24,9 @@ sys.exit(7)
 
 
 @pytest.fixture
-def spare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
+def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
     monkeypatch.setattr(spares, "ROOM", 0)
-    made = Spare({**os.environ, "PS_FORK_SERVER": "5"})
+    made = Spare({**os.environ, "PS_FORK_SERVER": "5"}, tmp_path)
     yield made
     made.close()
 
@@ -63,7 +63,7 @@ def test_one_is_started_if_there_is_room(monkeypatch: pytest.MonkeyPatch, after:
     begun: list[int] = []
     monkeypatch.setattr(spares, "_free", lambda: free)
     monkeypatch.setattr(Spare, "_start", lambda self: begun.append(1))
-    made = Spare({"PS_FORK_SERVER": after})
+    made = Spare({"PS_FORK_SERVER": after}, Path())
     now = time.time()
     made.keep(True, now)
     made.keep(True, now + 2.0)
@@ -91,4 +91,4 @@ def test_it_is_that_command_only_if_a_new_start_would_be_the_same(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("pass")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    assert forkserver._is_same(words, str(tmp_path), {"A": "1"}, {"A": "1", "PATH": path, **more}) == same
+    assert forkserver._is_same(words, str(tmp_path), {"A": "1"}, {"A": "1", "PATH": path, **more}, "/") == same

@@ -510,6 +510,16 @@ for epoch in range(4):
 """,
         "ended",
     ),
+    "loaders in turn by a count of passes": (
+        """
+which = 0
+for epoch in range(4):
+    for b in (loader, other)[which]:
+        step(b)
+    which = 1 - which
+""",
+        "ended",
+    ),
     "what decides is counted in passes": (
         """
 n = 0
@@ -613,6 +623,9 @@ PUT_BACK: Final = {
     "a value that cannot change": counting(
         "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Own:\n    n: int\nown = Own(0)", "own.n", "own = Own(own.n + 1)"
     ),
+    "a dict with a default of the script's own": counting(
+        "import collections\nown = collections.defaultdict(lambda: 0)", "own['a']", "own['a'] += 1; own[epoch] += 1"
+    ),
     "another function": counting("def one(): return 1\ndef two(): return 2\nown = one", "own()", "own = one if own is two else two"),
 }  # fmt: skip
 """What a record holds."""
@@ -632,6 +645,14 @@ LOST: Final = {
     "a key that is no text": counting(f"{_OWN}own = {{0: Own()}}", "own[0].n", "own[0].n += 1"),
     "deep within": counting(
         f"{_OWN}own = Own(); own.a = Own(); own.a.a = Own(); own.a.a.a = Own(); own.a.a.a.a = Own()", "own.a.a.a.a.n", "own.a.a.a.a.n += 1"
+    ),
+    "an optimizer that nobody attached": counting(
+        "w = torch.zeros(1, requires_grad=True)\nown = torch.optim.SGD([w], lr=0.1)",
+        "10 * own.param_groups[0]['lr']", "own.param_groups[0]['lr'] *= 2",
+    ),
+    "a weight that is trained beside": counting(
+        "own = torch.zeros(1, requires_grad=True)", "8 * own.sum()",
+        "(own.sum() * 1.0).backward(); own.data -= own.grad",
     ),
     "a model in a dict": counting("own = {'a': torch.nn.Linear(1, 1)}", "8 * own['a'].bias", "own['a'].bias.data += 1"),
 }  # fmt: skip

@@ -419,6 +419,32 @@ class Bare:
         raise RuntimeError("not now")
 
 
+class Odd:
+    """Its class cannot be asked for."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of its context")
+
+    @__class__.setter
+    def __class__(self, _kind: Any) -> None: ...
+
+
+class Empty(list):  # type: ignore[type-arg]
+    """Nobody may go over it."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("not now")
+
+
+class Strict(torch.Tensor):
+    """It knows no function of torch."""
+
+    @classmethod
+    def __torch_function__(cls, *_given: Any) -> Any:
+        raise TypeError("no function is known")
+
+
 def odd_values() -> dict[str, Any]:
     keyed = SimpleNamespace()
     keyed.__dict__[1] = 2  # type: ignore[index]
@@ -428,7 +454,8 @@ def odd_values() -> dict[str, Any]:
         "complex": torch.tensor(1j, dtype=torch.complex128), "eight": torch.zeros(1, dtype=torch.float8_e4m3fn),
         "meta": torch.zeros((), device="meta"), "metas": [torch.zeros(1, device="meta")], "lazy": torch.nn.LazyLinear(2),
         "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "sparse": torch.eye(3).to_sparse(),
-        "counts": collections.defaultdict(float), "proxy": weakref.proxy(torch.nn.Linear(1, 1)),
+        "counts": collections.defaultdict(float), "proxies": [weakref.proxy(torch.nn.Linear(1, 1))], "odd": [Odd()], "empty": Empty([1]),
+        "strict": torch.ones(2).as_subclass(Strict), "proxy": weakref.proxy(torch.nn.Linear(1, 1)),
     }  # fmt: skip
 
 

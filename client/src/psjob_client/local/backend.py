@@ -175,7 +175,7 @@ class Backend:
 
     @cached_property
     def _spare(self) -> Spare:
-        return Spare({**base_environment(), **self.commands[0].env})
+        return Spare({**base_environment(), **self.commands[0].env}, self.commands[0].folder)
 
     @cached_property
     def _spec(self) -> JobSpec:

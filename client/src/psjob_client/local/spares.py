@@ -25,23 +25,30 @@ ROOM: Final = 4 << 30
 """Bytes of memory that must be free: it takes about 300 MB."""
 ANSWER_SECONDS: Final = 2.0
 READY, TAKEN = b"ready\n", b"taken\n"
-PROGRAM: Final = "import sys; sys.path.pop(0); from psjob.process import forkserver; forkserver.become(int(sys.argv[1]))"
+PROGRAM: Final = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); from psjob.process import forkserver; forkserver.become(int(sys.argv[1]))"
+)
 
 
 class Spare:
-    """At most one, of a job. `environment` is that of its workers, which its libraries read as they are imported."""
+    """At most one, of a job. `environment` and `folder` are those of its workers, which its libraries read as they are imported."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._environment, self._folder = dict(environment), folder
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._since: float | None = None
         """When all processes were running last, without one that is started."""
-        self._ready = False
+        self._ready = self._failed = False
 
     def keep(self, running: bool, now: float) -> None:
         """Have one if the job has been running for long enough, and there is room."""
         self._since = (self._since if self._since is not None else now) if running else None
+        if self._process is not None and self._process.poll() is not None:  # it could not import, or memory was short
+            self.close()
+            self._failed = True
+        if self._failed:
+            return
         if self._process is None and self._since is not None and now - self._since >= _after(self._environment) and _free() >= ROOM:
             self._start()
 
@@ -49,7 +56,7 @@ class Spare:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno())], cwd="/", env=self._environment, pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno())], cwd=self._folder, env=self._environment, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 preexec_fn=die_with(os.getpid()),
             )  # fmt: skip

@@ -70,6 +70,16 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         raise
 
 
+def _described(loader: Any) -> str:
+    """What of a loader stays the same from start to start, and may tell it from others of the script."""
+    data: Any = getattr(loader, "dataset", None)
+    try:
+        size = len(data)
+    except Exception:  # a stream, or a class that raises what it likes
+        size = -1
+    return f"{type(data).__name__} {size} {getattr(loader, 'batch_size', None)}"
+
+
 _begun = 0
 """Passes begun outside a job."""
 
@@ -104,6 +114,7 @@ class ShardedLoader(Generic[B]):
     ) -> None:
         self.loader = loader
         self._source, self._world, self._prefetch, self._hand = source, world, prefetch, hand
+        self._over = _described(loader)
         self.stand_in: Any = None
         """For loops that count batches by themselves: given for each batch of the pass under way that was trained before a restart, and
         once for each pass that was finished."""
@@ -147,7 +158,8 @@ class ShardedLoader(Generic[B]):
             return  # the pass beside it was over
         job.zipped = None
         way = None if self.led else asking.way(sys._getframe(1))
-        number, begin = job.carry_out(lambda: places.begin() if way is None else places.begin(way.site, origin.outside or way.endless))
+        known = () if way is None else (way.site, origin.outside or way.endless, self._over)
+        number, begin = job.carry_out(lambda: places.begin(*known))
         if not self.led:
             job.advise(self.loader.dataset)
         for _ in range(0 if self.stand_in is None else 1 if begin is None else int(begin["round"])):

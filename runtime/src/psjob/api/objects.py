@@ -92,7 +92,7 @@ def is_mixed(value: Any) -> bool:
     if not isinstance(value, dict | list | tuple) or len(value) > MOST:
         return False
     items = value.values() if isinstance(value, dict) else value
-    return not all(isinstance(item, torch.Tensor) for item in items)
+    return not all(issubclass(type(item), torch.Tensor) for item in items)
 
 
 def within(value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
@@ -250,6 +250,10 @@ def _inner(thing: Any) -> Iterator[Any]:
         yield from itertools.chain.from_iterable(thing.items())
     elif isinstance(thing, list | tuple | deque):
         yield from thing
+    elif isinstance(thing, torch.optim.Optimizer):
+        for group in thing.param_groups:
+            yield {name: value for name, value in group.items() if name != "params"}
+        yield [list(state.values()) for state in thing.state.values()]
     elif isinstance(thing, functools.partial):
         yield from (thing.func, thing.args, thing.keywords)
     elif type(thing) in _ADVANCE:

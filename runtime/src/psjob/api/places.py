@@ -120,10 +120,11 @@ class Places:
 
     # -- passes --------------------------------------------------------------------------------
 
-    def begin(self, site: str = "", goes_on: bool = False) -> tuple[int, Place | None]:
+    def begin(self, site: str = "", goes_on: bool = False, over: str = "") -> tuple[int, Place | None]:
         """Number of the pass that begins now, and where it begins: None where it was over.
 
-        `goes_on`: it may be one that was open at the beginning of the epoch. Raises Refused if it is not known which one.
+        `goes_on`: it may be one that was open at the beginning of the epoch. `over`: what tells its data from others. Raises Refused if it
+        is not known which one.
         """
         around = self._around()
         before = None
@@ -137,7 +138,7 @@ class Places:
             self._open(Pass(before, place=kept.place, after=kept.place, site=site, goes_on=goes_on, trained=kept.trained), around)
             return before, kept.place
         if around is None:
-            self._trail = zlib.crc32(site.encode(), self._trail)
+            self._trail = zlib.crc32(f"{site}{over}".encode(), self._trail)
         number = self.begun
         begin = self._begins(number)
         self.begun = number + 1 if begin is not None else max(number + 1, self._behind.get(number, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -137,7 +137,10 @@ def renewed(now: Any, value: Any) -> Any:
         with torch.no_grad():
             now.copy_(value)
         return now
-    if type(now) is not type(value):
+    if _is_array(now) and _is_array(value) and now.flags.writeable and (now.shape, now.dtype) == (value.shape, value.dtype):
+        now[...] = value
+        return now
+    if type(now) is not type(value) and not (type(now) is defaultdict and type(value) is dict):
         return value
     if isinstance(value, list):
         now[:] = value
@@ -150,3 +153,7 @@ def renewed(now: Any, value: Any) -> Any:
     else:
         return value
     return now
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from psjob.api.state import State
 from psjob.checkpoint.safetensors import CODES
 from psjob.layout import memory
+from psjob.resume import tagged
 
 SIMPLE: Final = (bool, int, float, complex, type(None))
 SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter, defaultdict)
@@ -51,11 +52,13 @@ def is_plain(value: Any, carried: bool = False) -> bool:
     if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
         if not _is_usual(value) or value.is_meta or str(value.dtype).removeprefix("torch.") not in CODES:
             return False
+        if value.requires_grad and value.is_leaf and value.grad is not None:
+            return False  # it is trained, by a gradient that no record holds
         return value.numel() == 1 or (carried and value.numel() <= LONGEST and value.device.type == "cpu")
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
-    if isinstance(value, numpy.generic):
+    if issubclass(kind, numpy.generic):
         return value.dtype.kind in _NUMBERS
     return carried and _is_array(value) and value.size <= LONGEST
 
@@ -70,6 +73,8 @@ def count(several: Any, deep: int = 0) -> int:
     if len(several) > MOST or deep > DEEP:
         return MOST + 1
     total = 0
+    if deep and type(several) is defaultdict and several.default_factory not in tagged.FACTORIES.values():
+        return MOST + 1
     for item in (*several, *several.values()) if isinstance(several, dict) else several:
         if is_plain(item):
             total += 1
@@ -102,7 +107,9 @@ def copied(value: Any) -> Any:
 
 
 def held(value: Any) -> Any:
-    """For a record that is packed at once."""
+    """For a record that is packed at once. A dict whose default comes of a function of the script is one without."""
+    if type(value) is defaultdict and value.default_factory not in tagged.FACTORIES.values():
+        return dict(value)
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
@@ -131,7 +138,7 @@ def tensors_of(thing: Any) -> list[Any]:
 
 def _tensors(thing: Any, deep: int = 0) -> list[Any]:
     """Those in a list or the like, and in lists in it."""
-    if isinstance(thing, torch.Tensor) or _is_array(thing):
+    if issubclass(type(thing), torch.Tensor) or _is_array(thing):
         return [] if is_lazy(thing) else [thing]
     if type(thing) not in SEVERAL or deep > DEEP:
         return []
@@ -190,7 +197,8 @@ def version(tensor: Any) -> int:
     """Another one if a tensor was written to; of an array, if one of some of its numbers is another one."""
     if _is_array(tensor):
         return zlib.crc32(_some(tensor, LOOKED_AT))
-    return 0 if tensor.is_inference() else int(tensor._version)
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def sample(tensors: Sequence[Any], few: bool) -> int:

@@ -286,7 +286,7 @@ class Variables:
 
     def _marked(self, walked: Collection[_Seen]) -> dict[_Place, int | None]:
         """Marks of these, if they neither are plain nor have tensors or a state; None of what is too large for one."""
-        known = {id(each.thing) for each in walked if each.entered}
+        known = self._kept | {id(each.thing) for each in walked if each.entered}
         return {
             (function, path): objects.mark(thing, known)
             for function, path, thing, _, copied in walked
@@ -445,26 +445,28 @@ class Variables:
         for name, value in list(names.items()):
             if not isinstance(name, str) or name.startswith("__") or objects.is_dead(value):
                 continue
-            path = way + name
-            copied = objects.is_copied(value)
-            if issubclass(type(value), torch.nn.Module):
-                yield path, value, False, False
-                yield from ((inner, part, False, objects.is_copied(part)) for inner, part in self._walk_model(value, f"{path}."))
-            elif (
-                not copied
-                and deep < DEEP
-                and self._left > 0
-                and not self._is_kept(value)
-                and (self._is_own(value) or objects.is_mixed(value))
-            ):
-                self._left -= 1
-                yield path, value, True, False
-                parts = objects.parts(value)
-                if type(value) is FunctionType:  # what it has taken along from functions that are under way is theirs
-                    parts = {each: part for each, part in parts.items() if not any(each in at.f_locals for at in self._functions.values())}
-                yield from self._walk(parts, f"{path}.", deep + 1)
-            else:
-                yield path, value, False, copied
+            try:
+                yield from self._walk_value(value, way + name, deep)
+            except Exception as error:  # a class may answer its own way to what is asked of each object
+                told = f"{way}{name} ({type(value).__name__}) cannot be looked at: {type(error).__name__}: {str(error)[:100]}"
+                advice.tell("odd", f"{told}. If it changes as the script trains, declare it in ps.state")
+
+    def _walk_value(self, value: Any, path: str, deep: int) -> Iterator[tuple[str, Any, bool, bool]]:
+        copied = objects.is_copied(value)
+        if issubclass(type(value), torch.nn.Module):
+            yield path, value, False, False
+            yield from ((inner, part, False, objects.is_copied(part)) for inner, part in self._walk_model(value, f"{path}."))
+        elif (
+            not copied and deep < DEEP and self._left > 0 and not self._is_kept(value) and (self._is_own(value) or objects.is_mixed(value))
+        ):
+            self._left -= 1
+            parts = objects.parts(value)
+            yield path, value, True, False
+            if type(value) is FunctionType:  # what it has taken along from functions that are under way is theirs
+                parts = {each: part for each, part in parts.items() if not any(each in at.f_locals for at in self._functions.values())}
+            yield from self._walk(parts, f"{path}.", deep + 1)
+        else:
+            yield path, value, False, copied
 
     def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
         """Of its modules that are of the script's own classes, numbers and texts; all, where it has no parameters, as metrics."""
@@ -517,7 +519,8 @@ class Variables:
     def _tensors(self, thing: Any) -> list[Any]:
         """Those in it that are not trained; a tensor made in `inference_mode` has no versions."""
         found = [tensor for tensor in values.tensors_of(thing) if id(tensor) not in self._shared]
-        return [tensor for tensor in found if not (isinstance(tensor, torch.Tensor) and tensor.is_inference())]
+        with torch._C.DisableTorchFunctionSubclass():
+            return [tensor for tensor in found if not (isinstance(tensor, torch.Tensor) and tensor.is_inference())]
 
     def _is_kept(self, value: object) -> bool:
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
@@ -545,7 +548,8 @@ def _place(words: Collection[str]) -> _Place:
     return function, path
 
 
-def _refuse(lost: Sequence[str]) -> None:
+def _refuse(found: Sequence[str]) -> None:
+    lost = list(dict.fromkeys(found))
     if lost:
         raise Refused(
             f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # this folder; before anything is imported by a name that lies here too
 
 import ctypes
 import gc
 import importlib
 import json
+import mmap
 import os
 import runpy
 import select
@@ -29,7 +30,7 @@ import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 PR_SET_PDEATHSIG: Final = 1
 READY: Final = b"ready\n"
@@ -39,8 +40,8 @@ TAKEN: Final = b"taken\n"
 SHARD: Final = ["-m", "psjob.shard"]
 AGENT: Final = ["-m", "psjob.agent"]
 READ_AT_IMPORT: Final = (
-    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_", "LD_",
-    "PYTHON",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_", "NUMPY_", "ATEN_", "DNNL_", "ONEDNN_",
+    "TORCH", "PYTORCH_", "LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ",
 )  # fmt: skip
 """Beginnings of the variables that Python, torch and its libraries read as they start."""
 MOST_WORDS: Final = 1 << 20
@@ -51,8 +52,8 @@ _FLAGS: Final = frozenset("bBdEOPqsSuvI")
 
 _SCORE: Final = Path("/proc/self/oom_score_adj")
 
-talk: int | None = None
-"""Of a script that was forked: where it says that it begins again."""
+talk: mmap.mmap | None = None
+"""Of a script that was forked: memory in which it says that it begins again."""
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
@@ -80,21 +81,27 @@ def _is_text(path: str) -> bool:
         return b"\0" not in file.read(4096)
 
 
-def say_again(environment: Mapping[str, str]) -> NoReturn:
-    """Have this forked script forked again with that environment, and end."""
-    assert talk is not None
-    os.set_blocking(talk, True)
-    with open(talk, "wb", closefd=False) as file:
-        file.write(json.dumps(dict(environment)).encode())
+def say_again(environment: Mapping[str, str]) -> None:
+    """Have this forked script forked again with that environment, and end. Comes back if that is too large."""
+    said = json.dumps(dict(environment)).encode()
+    if talk is None or len(said) >= len(talk):
+        return
+    talk[: len(said)] = said
     os._exit(0)
 
 
 def main(number: int) -> None:
     """Import, serve, and come back in the fork that is the script, once that has ended."""
     server = socket.socket(fileno=number)
+    os.setpgid(0, 0)  # a signal to the worker's group is passed on by the worker
+    for one, usually in ((signal.SIGCHLD, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        signal.signal(one, usually)  # as for an exec, whatever the script has set
     usual = _score()
     _set_score("1000")  # where memory is short, this process is the one to go
     _import(WORKERS)
+    if not (probe := os.fork()):  # libraries of linear algebra end their threads before a fork
+        os._exit(0)
+    os.waitpid(probe, 0)
     if len(os.listdir("/proc/self/task")) != 1:
         os._exit(1)
     gc.collect()
@@ -108,10 +115,10 @@ def become(number: int) -> None:
     server = socket.socket(fileno=number)
     usual = _score()
     _set_score("1000")
-    began = dict(os.environ)
+    began, place = dict(os.environ), os.getcwd()
     _import((*WORKERS, *SHARDS))
     asked, files = _asked(server)
-    if not _is_same(asked["words"], asked["folder"], began, asked["environment"]):
+    if not _is_same(asked["words"], asked["folder"], began, asked["environment"], place):
         os._exit(0)
     for target, source in enumerate(files):
         os.dup2(source, target)
@@ -119,15 +126,22 @@ def become(number: int) -> None:
     _set_score(usual)
     server.sendall(TAKEN)
     server.close()
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     _become(asked["words"], asked["folder"], asked["environment"])
 
 
-def _is_same(words: Sequence[str], folder: str, began: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Can this process, which began with an environment, be what the command would be?"""
+def _is_same(words: Sequence[str], folder: str, began: Mapping[str, str], environment: Mapping[str, str], place: str) -> bool:
+    """Can this process, which began in a place with an environment, be what the command would be?"""
     python = shutil.which(words[0], path=environment.get("PATH"))
+    relative = any(not os.path.isabs(entry) for entry in environment.get("PYTHONPATH", "/").split(os.pathsep))
     try:
         os.chdir(folder)
-        if python is None or not os.path.samefile(python, sys.executable):
+        # Environments link to one Python, and differ by the folder of the link.
+        if python is None or not all(
+            map(os.path.samefile, (python, os.path.dirname(python)), (sys.executable, os.path.dirname(sys.executable)))
+        ):
+            return False
+        if relative and not os.path.samefile(folder, place):
             return False
     except OSError:
         return False
@@ -177,63 +191,67 @@ def _serve(server: socket.socket, asked: dict[str, Any], files: Sequence[int]) -
     for target, source in enumerate(files):
         os.dup2(source, target)
         os.close(source)
+    _set_score(asked["score"])
+    ended, woken = socket.socketpair()
+    woken.setblocking(False)
     me = os.getpid()
     while True:
-        heard, talk = os.pipe()
-        pid = os.fork()
+        talk = mmap.mmap(-1, MOST_WORDS)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, or too many processes
+            _say_to(server, {"exec": asked["environment"]})
+            os._exit(1)
         if pid == 0:
-            os.close(heard)
-            server.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (server, ended, woken):
+                one.close()
             _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != me:
                 os._exit(1)
-            _set_score(asked["score"])
+            sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
             _become(asked["words"], asked["folder"], asked["environment"])
             return
-        os.close(talk)
-        server.sendall(json.dumps({"pid": pid}).encode() + b"\n")
-        status = _wait(pid, server)
-        os.set_blocking(heard, False)
-        said = _heard(heard)
-        os.close(heard)
+        _say_to(server, {"pid": pid, "environment": asked["environment"]})
+        status = _wait(pid, server, ended)
+        said = bytes(talk).rstrip(b"\0")
+        talk.close()
         if status != 0 or not said:
-            server.sendall(json.dumps({"status": status}).encode() + b"\n")
-            os._exit(0)
+            _say_to(server, {"status": status})
+            os.killpg(0, signal.SIGKILL)  # with what the script has left behind
         asked["environment"] = json.loads(said)
 
 
-def _wait(pid: int, server: socket.socket) -> int:
+def _say_to(server: socket.socket, what: Mapping[str, Any]) -> None:
+    server.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _wait(pid: int, server: socket.socket, ended: socket.socket) -> int:
     """The status of the fork, which ends if who waits for it has gone."""
     poll = select.poll()
-    ended = os.pidfd_open(pid)
     poll.register(ended, select.POLLIN)
     poll.register(server, select.POLLIN)
-    while all(fd != ended for fd, _ in poll.poll()):
-        if not server.recv(4096):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os._exit(1)
-    os.close(ended)
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        for fd, _ in poll.poll():
+            if fd == ended.fileno():
+                ended.recv(4096)
+            elif not server.recv(4096):
+                os.killpg(0, signal.SIGKILL)
+    _say_to(server, {"ended": pid})  # while nobody else can have its number
     return os.waitpid(pid, 0)[1]
-
-
-def _heard(heard: int) -> bytes:
-    """All that the script has said. A process that it has left behind may still hold the other end."""
-    said = b""
-    try:
-        while len(said) < MOST_WORDS and (more := os.read(heard, 1 << 16)):
-            said += more
-    except BlockingIOError:
-        pass
-    return said
 
 
 def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
     """Be the script of this command, until it has ended. Raises SystemExit."""
     from psjob.process import began, forkserver, startup
 
-    split_words = split(words[1:])
     os.chdir(folder)
+    found = split(words[1:])
+    if found is None:  # it has gone meanwhile, which Python says in its own words
+        os.execve(sys.executable, list(words), dict(environment))
     os.environ.clear()
     os.environ.update(environment)
     vars(began).update(FOLDER=folder, ENVIRONMENT=dict(environment))
@@ -242,8 +260,8 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
     startup.begin(os.environ)  # as when psjob was imported, with another environment
     if "numpy" in sys.modules:  # random and torch look after themselves
         sys.modules["numpy"].random.seed()
-    assert split_words is not None
-    _, rest = split_words
+    _, rest = found
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     globals()["__name__"] = "psjob.process.forkserver"  # the script is the only __main__ among the frames
     try:
         if rest[0] == "-m":
@@ -254,8 +272,8 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
             sys.argv = list(rest)
             _first_path(str(Path(rest[0]).resolve().parent))
             path = rest[0] if os.path.isabs(rest[0]) else f"{folder}/{rest[0]}"
-            main = sys.modules["__main__"] = types.ModuleType("__main__")
-            runpy._run_code(compile(Path(path).read_bytes(), path, "exec"), vars(main), None, "__main__", None, None, path)  # type: ignore[attr-defined]
+            code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            runpy._run_code(code, vars(main), None, "__main__", None, None, path)  # type: ignore[attr-defined]
     except SystemExit:
         raise
     except BaseException as error:

@@ -18,7 +18,7 @@ import torch
 from psjob.layout import memory
 
 DEPTH: Final = 64
-_FACTORIES: Final[dict[str, Callable[[], Any]]] = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
+FACTORIES: Final[dict[str, Callable[[], Any]]] = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
 _ARRAYS: Final = "biufc"
 
 
@@ -95,7 +95,7 @@ def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> A
     if kind in (OrderedDict, Counter):
         return {"~ordered" if kind is OrderedDict else "~counter": pairs(value)}
     if kind is defaultdict:
-        factory = next((name for name, made in _FACTORIES.items() if made is value.default_factory), None)
+        factory = next((name for name, made in FACTORIES.items() if made is value.default_factory), None)
         if factory is not None:
             return {"~default": [factory, pairs(value)]}
     if kind is deque:
@@ -180,7 +180,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~size": torch.Size,
     "~ordered": OrderedDict,
     "~counter": lambda body: Counter(dict(body)),
-    "~default": lambda body: defaultdict(_FACTORIES[body[0]], dict(body[1])),
+    "~default": lambda body: defaultdict(FACTORIES[body[0]], dict(body[1])),
     "~deque": lambda body: deque(body[1], maxlen=body[0]),
     "~bytes": lambda body: base64.b64decode(body, validate=True),
     "~bytearray": lambda body: bytearray(base64.b64decode(body, validate=True)),

@@ -23,6 +23,8 @@ from psjob.process.errors import Refused
 SERVE_AFTER = "PS_FORK_SERVER"
 """Seconds of training after which a fork server is started; `never`: none is."""
 SERVE_AFTER_SECONDS = 5.0
+APART = 0.5
+"""Seconds between workers, which may share a machine: each sees what those before it have taken."""
 ROOM = 2 << 30
 """Bytes of memory that must be free: a fork server takes about 300 MB, and the script may still grow."""
 _server: tuple[int, socket.socket] | None = None
@@ -44,7 +46,7 @@ def check_possible() -> None:
 def prepare(trained: float) -> None:
     """Start the fork server, once this process has trained for long enough. `trained`: seconds since it has joined."""
     global _looked
-    if _looked or trained < _serve_after():
+    if _looked or trained < _serve_after() + APART * (int(began.ENVIRONMENT.get(contract.ENV_INDEX) or 0) % 16):
         return
     _looked = True
     room = memory.free()
@@ -64,7 +66,28 @@ def _differs() -> bool:
     """Has the script set what libraries read when they are imported, or does Python run it in a way that a fork cannot?"""
     now, then = dict(os.environ), began.ENVIRONMENT
     names = {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
-    return any(name.startswith(forkserver.READ_AT_IMPORT) for name in names) or forkserver.split(sys.orig_argv[1:]) is None
+    return (
+        any(name.startswith(forkserver.READ_AT_IMPORT) for name in names)
+        or forkserver.split(sys.orig_argv[1:]) is None
+        or _hides_a_module()
+    )
+
+
+def _hides_a_module() -> bool:
+    """Has the script's folder a module of a name of the standard library? The server would have that one."""
+    folder = f"{sys.path[0]}/" if sys.path and sys.path[0] and not sys.flags.safe_path else None
+    known = [getattr(sys.modules.get(name), "__file__", None) for name in sys.stdlib_module_names]
+    return folder is not None and any(file is not None and file.startswith(folder) for file in known)
+
+
+def _hands_down() -> bool:
+    """Has the script open files that a new start would inherit, but for the usual three?"""
+    try:
+        return any(
+            os.get_inheritable(int(fd)) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}")
+        )
+    except OSError:  # one was closed meanwhile
+        return True
 
 
 def _start() -> None:
@@ -72,6 +95,8 @@ def _start() -> None:
     found = forkserver.split(sys.orig_argv[1:])
     assert found is not None
     ours, theirs = socket.socketpair()
+    ours.setblocking(True)  # whatever the script's default is
+    theirs.setblocking(True)
     words = [sys.executable, *found[0], str(Path(forkserver.__file__)), str(theirs.fileno())]
     try:
         with theirs:
@@ -107,7 +132,7 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         signal.signal(number, signal.SIG_DFL)
-    forks = _ready()
+    forks = _ready() and not _hands_down()
     end_children(but=_server[0] if forks and _server is not None else 0)
     for stream in (sys.stdout, sys.stderr):
         try:
