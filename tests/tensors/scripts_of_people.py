@@ -480,6 +480,44 @@ for epoch in ps.epochs(4):
         step(b, state.stage)
     state.stage += 1
 """,
+    "what decides is between the passes": """
+n = best = 0
+for epoch in range(4):
+    for b in loader:
+        step(b, n)
+        n += 1
+        best = max(best, n)
+    if n >= 12:
+        break
+""",
+    "means of each pass, by functions": """
+def trained():
+    total, n = 0.0, 0
+    for b in loader:
+        step(b, n)
+        total += float(b)
+        n += 1
+    return total / n
+def evaluated():
+    values = [float(v) for v in val]
+    return sum(values) / len(values)
+best = bad = 0
+for epoch in range(4):
+    mean = trained()
+    best, bad = max(best, mean - epoch), bad + (best > mean - epoch)
+    if bad > 2:
+        break
+note((round(best, 3), bad))
+""",
+    "lists of each pass": """
+for epoch in range(3):
+    losses, read = [], {"all": []}
+    for b in loader:
+        step(b, len(losses))
+        losses.append(torch.tensor(float(b)))
+        read["all"].append(int(b))
+    note((float(torch.stack(losses).mean()), max(read["all"])))
+""",
     "a tail that counts": """
 state = ps.state(passes=0)
 for epoch in range(4):
@@ -497,19 +535,6 @@ for epoch in ps.epochs(3):
 """,
 }
 REFUSED: Final = {
-    "what decides is between the passes": (
-        """
-n = best = 0
-for epoch in range(4):
-    for b in loader:
-        step(b, n)
-        n += 1
-        best = max(best, n)
-    if n >= 12:
-        break
-""",
-        "ended",
-    ),
     "loaders in turn by a count of passes": (
         """
 which = 0

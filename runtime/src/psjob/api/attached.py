@@ -232,10 +232,10 @@ class AttachedJob:
         if known < self.session.clock and not self.loops.begun and not self.places.gone_on and self._fresh:
             advice.tell("again", advice.AGAIN)
 
-    def passed_again(self, frame: FrameType) -> None:
-        """A pass that was finished before a restart begins again in this frame, and is given nothing."""
+    def passed_again(self, frame: FrameType, site: str) -> None:
+        """A pass that was finished before a restart begins again in this frame, at that place of the script, and is given nothing."""
         if self.restored is not None:
-            self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}))
+            self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}), site)
 
     def begin_epoch(self, loop: int, epoch: int, frame: FrameType) -> None:
         """The script is given an epoch of a loop of `ps.epochs` in this frame, or AFTER: the loop is over."""

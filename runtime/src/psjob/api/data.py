@@ -158,7 +158,8 @@ class ShardedLoader(Generic[B]):
             return  # the pass beside it was over
         job.zipped = None
         way = None if self.led else asking.way(sys._getframe(1))
-        known = () if way is None else (way.site, origin.outside or way.endless, self._over)
+        began_at = "" if way is None else way.site
+        known = () if way is None else (began_at, origin.outside or way.endless, self._over)
         number, begin = job.carry_out(lambda: places.begin(*known))
         if not self.led:
             job.advise(self.loader.dataset)
@@ -166,7 +167,7 @@ class ShardedLoader(Generic[B]):
             places.skip()
             yield self.stand_in
         if begin is None:
-            job.passed_again(sys._getframe(1))
+            job.passed_again(sys._getframe(1), began_at)
             if places.begun > number + 1:  # others had begun within it
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
@@ -200,6 +201,8 @@ class ShardedLoader(Generic[B]):
                     job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
+                    if steps and began_at:
+                        job.variables.ended(sys._getframe(1), began_at)
                     if places.has_beside:
                         job.zipped = self._zip(origin, sys._getframe(1))
                     return

@@ -95,6 +95,8 @@ class Variables:
         """By function and name, the objects that held them."""
         self._back: dict[str, set[str]] = {}
         """By function, names of what was put back: they have changed, whatever they were when this process began."""
+        self._ended: dict[str, Found] = {}
+        """By place in the script, the plain values as its last pass over data was over."""
         self._things: dict[_Place, tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
         self._samples: dict[tuple[str, str, bool], int] = {}
@@ -134,8 +136,8 @@ class Variables:
         self._first = {function: {name: values.copied(value) for name, value in held.items()} for function, held in self._held.items()}
         self._things = {
             (function, path): (thing, self._versions(thing))
-            for function, path, thing, *_ in walked
-            if self._is_other(thing) and not values.is_stateful(thing)
+            for function, path, thing, _, copied in walked
+            if not copied and self._is_other(thing) and not values.is_stateful(thing)
         }
         for place, (thing, _) in self._things.items():
             self._is_sample(place, thing, few=True), self._is_sample(place, thing, few=False)
@@ -162,11 +164,7 @@ class Variables:
             return {}
         walked = self._walked()
         now = self._plain(walked)
-        known = {
-            function: {name: value for name, value in first.items() if name not in self._back.get(function, set())}
-            for function, first in self._first.items()
-        }
-        changed = _changed(now, known)
+        changed = _changed(now, self._known())
         wide = [(function, path) for function, found in changed.items() for path, value in found.items() if values.is_wide(value)]
         for function, path in wide:  # lines that run again after a pass may read numbers that the script no longer reads here
             if not self._is_read(function, path):
@@ -175,7 +173,7 @@ class Variables:
         other = self._other(walked, states)
         long, lost = self._no_longer_plain(now)
         return {
-            "plain": {function: {name: values.held(value) for name, value in found.items()} for function, found in changed.items()},
+            "plain": _held(changed),
             "assigned": {
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
@@ -184,7 +182,13 @@ class Variables:
             "lost": lost,
             "long": long,
             "other": other,
+            "ended": {site: _held(_changed(ended, changed)) for site, ended in self._ended.items()},
         }
+
+    def _known(self) -> Found:
+        """What was there at first, but for what was put back."""
+        first = self._first or {}
+        return {function: _only(those, those.keys() - self._back.get(function, set())) for function, those in first.items()}
 
     def load_state_dict(self, state: Kept) -> None:
         """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
@@ -217,17 +221,29 @@ class Variables:
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
 
-    def lend(self, frame: FrameType, state: Kept) -> None:
-        """A pass that was finished before a restart is given nothing: what follows it reads values as they are at the script's place.
+    def ended(self, frame: FrameType, site: str) -> None:
+        """A pass over data that began at this place in the script is over. In that frame the lines follow that are made of it."""
+        if self._first is None:
+            return
+        self._look(frame)
+        changed = _changed(self._plain(self._walked()), self._known())
+        self._ended[site] = {function: {name: values.copied(value) for name, value in found.items()} for function, found in changed.items()}
+        self.at(None)
+
+    def lend(self, frame: FrameType, state: Kept, site: str) -> None:
+        """A pass that was finished before a restart is given nothing. What follows reads values as the last pass at this place left them,
+        or else as they are at the script's place.
 
         So a mean over the pass has numbers, and the last loss has a value. The variable of a `for` loop keeps its own.
         """
         self._look(frame)
-        plain = state.get("plain", {})
+        plain, ended = state.get("plain", {}), state.get("ended", {}).get(site, {})
+        there = {function: {**plain.get(function, {}), **ended.get(function, {})} for function in {*plain, *ended}}
+        self._ended.setdefault(site, there)
         lent = {}
         for function, at in self._functions.items():
             own = asking.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
-            lent[function] = _only(plain.get(function, {}), plain.get(function, {}).keys() - own)
+            lent[function] = _only(there.get(function, {}), there.get(function, {}).keys() - own)
         self._put(lent, state)
         self.at(None)
 
@@ -270,12 +286,12 @@ class Variables:
         found: dict[str, dict[str, list[Any]]] = {}
         given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
         marks = self._marked(walked)
-        for function, path, thing, *_ in walked:
+        for function, path, thing, _, copied in walked:
             place = function, path
             was, _ = self._things.get(place, (None, None))
             as_at_first = was is thing or (place in marks and marks[place] == self._marks.get(place))
             kept = path in self._lost.get(function, {}) or path in states.get(function, {})
-            if as_at_first or kept or path.partition(".")[0] in given[function]:
+            if copied or as_at_first or kept or path.partition(".")[0] in given[function]:
                 continue
             carried = was is not None or path in self._held.get(function, {}) or place in self._marks or values.is_stateful(thing)
             if (carried or "." not in path) and self._is_read(function, path, further=not carried):
@@ -576,6 +592,11 @@ def _changed(now: Found, first: Found) -> Found:
         if changed:
             found[function] = changed
     return found
+
+
+def _held(found: Found) -> Found:
+    """For a record that is packed at once."""
+    return {function: {name: values.held(value) for name, value in those.items()} for function, those in found.items()}
 
 
 def _only(those: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
