@@ -127,7 +127,7 @@ def oom(place: Place, role: str) -> Mend:
     It is stopped meanwhile: a process that runs reads its libraries' pages back as fast as the kernel gives them up, for minutes.
     """
     name = role.partition("-")[0]
-    victim = processes(place.pod(role), PROGRAMS[name])[0]
+    victim = max(processes(place.pod(role), PROGRAMS[name]))  # the one that serves, which its keeper has started
     (line,) = [it for it in Path(f"/proc/{victim}/cgroup").read_text().splitlines() if ":memory:" in it]
     group = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].lstrip("/")
     filler = Path(f"/dev/shm/psjob-grid-{victim}")

@@ -25,3 +25,23 @@ def test_workers_return_as_forks_with_the_same_bits(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PS_FORK_SERVER", "never")
     undisturbed = run(tmp_path / "undisturbed")
     assert hit.sha == undisturbed.sha and undisturbed.summary["restarts"] == {}
+
+
+def crashes(step: int, every: int, count: int) -> list[str]:
+    """Of shard 1 and shard 0 in turn."""
+    return [f"crash:ps-{(number + 1) % 2}@step={step + every * number}" for number in range(count)]
+
+
+def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty times: no worker begins again, no number rises, no block is read, and the bits are those of an undisturbed run."""
+    monkeypatch.setenv("PS_FORK_SERVER", "0")
+    hit = run(tmp_path / "hit", *crashes(21, 3, 40))
+    assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["view"] == 1, hit.err
+    assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
+    log = hit.log("job-ps-")
+    assert log.count("goes on from its memory") == 40 and log.count("no worker begins again") == 20
+    assert hit.summary["steps"] == 150 and hit.summary["applied"] == 600
+    monkeypatch.setenv("PS_FORK_SERVER", "never")
+    undisturbed = run(tmp_path / "undisturbed", "crash:ps-1@step=100")
+    assert undisturbed.summary["attempts"] == [1, 2], "without a keeper the shard itself is hit"
+    assert hit.sha == undisturbed.sha

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.protocol.cli import Total, main, outcomes
+from tests.simulation.protocol.faults import Fault
 from tests.simulation.protocol.mutants import FOUND, ISSUED, OWN, found_at, replayed, table, with_mutant
-from tests.simulation.protocol.plan import MODES, draw
+from tests.simulation.protocol.plan import CRASHING, MODES, draw
 from tests.simulation.protocol.run import Outcome, run
 from tests.simulation.protocol.shrink import shrink
 
@@ -23,10 +25,23 @@ MOST_SEEDS = 4_000
 DESIGN = Path(__file__).parents[2] / "docs/design/0001-protocol-machine.md"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, CRASHING])
 def test_promises_hold_in_every_mode(mode: str) -> None:
     broken = {o.plan.seed: f"{o.broken}: {o.detail[:500]}" for o in outcomes(range(EACH), mode, jobs=1) if o.broken}
     assert not broken, f"replay with: python -m tests.simulation --mode {mode} --replay SEED"
+
+
+def test_a_crash_alone_sends_nobody_back() -> None:
+    """Of shard 0 and of another, one after the other, once training has begun."""
+    for seed in range(6):
+        crashes = (crash(0, 0.3), crash(1, 0.8), crash(0, 1.2))
+        made = run(replace(draw(seed, CRASHING), steps=(20, 20), workers=2, step_seconds=0.1, faults=crashes))
+        assert made.broken is None, f"seed {seed}: {made.detail}"
+        assert made.counts["taken up"] == 3 and made.counts["restores"] == 0
+
+
+def crash(shard: int, at: float) -> Fault:
+    return Fault("crash", at, 1.0, ("shard", shard), ("shard", shard), 0.0, "training")
 
 
 def test_a_seed_is_one_history() -> None:
@@ -61,15 +76,16 @@ def test_the_last_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_ten_thousand_seeds() -> None:
+@pytest.mark.parametrize("mode", [None, CRASHING])
+def test_ten_thousand_seeds(mode: str | None) -> None:
     began, total = time.perf_counter(), Total()
-    for outcome in outcomes(range(10_000), None, jobs=min(2, os.cpu_count() or 1)):
+    for outcome in outcomes(range(10_000), mode, jobs=min(2, os.cpu_count() or 1)):
         total.add(outcome)
         assert outcome.broken is None, f"seed {outcome.plan.seed}: {outcome.broken}: {outcome.detail[:2000]}"
     seconds = time.perf_counter() - began
     print(total.words(seconds))
     assert seconds <= 600.0
-    assert len(total.pairs) >= 150
+    assert len(total.pairs) >= (150 if mode is None else 100)
 
 
 def test_every_mutant_has_a_seed_and_its_row_in_the_design() -> None:

@@ -13,9 +13,9 @@ import psjob as ps
 from psjob.worker import rewind
 
 torch.manual_seed(0)
-model = torch.nn.Linear(8, 1)
+model = torch.nn.Linear(64, 64)
 model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=0.01))
-data = torch.utils.data.TensorDataset(torch.randn(600, 8), torch.randn(600, 1))
+data = torch.utils.data.TensorDataset(torch.randn(600, 64), torch.randn(600, 64))
 state = ps.state(steps=0)
 for _ in ps.epochs(2):
     for x, y in ps.shard(torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)):

@@ -50,6 +50,10 @@ class SimCoordinator:
         self._handling = False
         self._facts: dict[int, e.CutWritten] = {}
 
+    def take_up(self, event: e.TookUp) -> None:
+        """This process goes on from the memory of another."""
+        self.machine.handle(event, self.shard.clock())
+
     def begin(self) -> None:
         """The process has come through its imports."""
         self.post(e.Started())

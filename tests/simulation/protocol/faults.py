@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def strike(world: World, fault: Fault) -> None:
         return
     world.met(fault.kind)
     world.kernel.trace("FAULT", str(fault))
-    KINDS[fault.kind](world, fault)
+    (_crash if fault.kind == "crash" else KINDS[fault.kind])(world, fault)
 
 
 def _target(world: World, fault: Fault) -> Any:
@@ -196,6 +196,13 @@ def _switch(world: World, fault: Fault) -> None:
         world.planner.mode = others[int(fault.pick * 1000) % len(others)]
 
 
+def _crash(world: World, fault: Fault) -> None:
+    """Once, or again and again."""
+    _target(world, fault).crash()
+    for again in range(int(fault.pick * 10_000) % 3):
+        world.until(0.4 * fault.pick * (again + 1), lambda: world.seat(fault.who).crash())
+
+
 KINDS: dict[str, Callable[[World, Fault], None]] = {
     "kill": _kill,
     "kill-all-shards": _kill_all_shards,
@@ -234,3 +241,9 @@ def draw(random: Random, shards: int, workers: int, until: float, phases: tuple[
     at = random.uniform(0.0, until) if phase is None else random.choice((0.0, random.uniform(0.0, 0.05), random.uniform(0.0, 2.0)))
     seconds = random.choice((random.uniform(0.05, 1.5), random.uniform(1.0, 8.0), random.uniform(8.0, 30.0)))
     return Fault(kind, at, seconds, who, seat(0.5), random.random(), phase, random.choice((1, 1, 1, 2, 3)))
+
+
+def draw_crash(random: Random, shards: int, until: float, phases: tuple[str, ...]) -> Fault:
+    """A crash of a shard's process by chance, shard 0's in half of them."""
+    drawn = draw(random, shards, 1, until, phases)
+    return replace(drawn, kind="crash", who=("shard", 0 if random.random() < 0.5 else random.randrange(shards)))

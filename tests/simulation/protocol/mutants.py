@@ -23,7 +23,7 @@ from psjob.protocol.worker import requests
 from psjob.shard import admission, decided, norms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
-from tests.simulation.protocol.plan import Plan, draw
+from tests.simulation.protocol.plan import CRASHING, Plan, draw
 from tests.simulation.protocol.run import run
 
 Mutant = Callable[[], None]
@@ -195,6 +195,13 @@ ISSUED: dict[str, Mutant] = {
         lambda was: lambda self, event, now: (was(self, event, now), setattr(self, "residual", True))[0],
     ),
 }
+
+
+def _versions(make: Callable[[int], int]) -> Callable[[Any], Any]:
+    """The same of blocks at other versions."""
+    return lambda was: lambda versions, ranks: was([make(version) for version in versions], ranks)
+
+
 OWN: dict[str, Mutant] = {
     "a commit does not wait for one shard": _wrap(cutting.Cutting, "try_commit", _early),
     "a worker resumes a clock too far (sync)": _wrap(joining, "resume_sync", _later),
@@ -244,6 +251,15 @@ OWN: dict[str, Mutant] = {
         _wrap(admission.Admission, "meet", _unfenced_row),
         _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),
         _wrap(machine.Coordinator, "_hello", lambda was: _let_in),
+    ),
+    "what a crash lost counts as taken": _wrap(admission, "taken_by", _versions(lambda version: version + 1)),
+    "what outlived a crash is taken again": _wrap(admission, "taken_by", _versions(lambda version: max(0, version - 1))),
+    "a cut's number is given again after a crash": _wrap(
+        recovery.Recovery, "take_up", lambda was: lambda self, event: was(self, dataclasses.replace(event, cut=0))
+    ),
+    "a crash is gone on from though another shard is behind": _wrap(recovery.Recovery, "_serve_all", lambda was: lambda self, *args: True),
+    "a crash forgets who has left": _wrap(
+        members.Members, "took_up", lambda was: lambda self, workers: was(self, [dataclasses.replace(w, left=None) for w in workers])
     ),
 }
 """Mutants of our own choice."""
@@ -323,6 +339,11 @@ FOUND: dict[str, Found] = {
     "a void cut releases nobody": Found(184, HANGS),
     "a decided cut is held when the one before has let go": Found(2, "not one cut"),
     "an older process of a rank may join": Found(273, "an older process counts"),
+    "what a crash lost counts as taken": Found(7, HANGS, CRASHING),
+    "what outlived a crash is taken again": Found(11, HANGS, CRASHING),
+    "a cut's number is given again after a crash": Found(41, "a durable push is lost", CRASHING),
+    "a crash is gone on from though another shard is behind": Found(752, HANGS, CRASHING),
+    "a crash forgets who has left": Found(11, HANGS, CRASHING),
 }
 """Cheap seeds, not the lowest ones."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.protocol import faults
 from tests.simulation.protocol.faults import MEGABIT, Fault
 
 MODES = ("sync", "async", "bounded", "backup", "softsync", "threshold", "local", "local-quorum", "local-async")
+CRASHING = "crashing"
+"""Stands for a mode: see `draw`."""
 PHASES = ("gathering", "restoring", "initialising", "training", "cutting", "writing", "committing", "ending", "finished")
 """Where a job can stand when a fault comes."""
 
@@ -65,7 +67,9 @@ class Plan:
 
 
 def draw(seed: int, mode: str | None = None) -> Plan:
-    """The plan of a seed."""
+    """The plan of a seed, in a mode (None: its own). CRASHING: in sync, and shards' processes crash while their memory stays."""
+    if mode == CRASHING:
+        return _crashing(seed)
     random = Random(f"plan {seed}")
     chosen = random.choice(MODES)
     mode = mode or chosen
@@ -96,3 +100,16 @@ def draw(seed: int, mode: str | None = None) -> Plan:
         starts=random.choice((0.2, 1.0, 3.0)),
         faults=tuple(faults.draw(random, shards, workers, until, PHASES) for _ in range(count)),
     )  # fmt: skip
+
+
+def _crashing(seed: int) -> Plan:
+    """In half of them nothing else happens; in some, shard 0 crashes when workers have left."""
+    plan, random = draw(seed, "sync"), Random(f"crashes {seed}")
+    until = 1.0 + max(plan.steps) * plan.step_seconds * 2
+    crashes = [faults.draw_crash(random, plan.shards, until, PHASES) for _ in range(random.choice((1, 2, 4)))]
+    steps = plan.steps
+    if random.random() < 0.25:
+        steps = tuple(random.randint(4, max(plan.steps)) for _ in plan.steps)
+        crashes.append(Fault("crash", random.uniform(0.3, 3.0), 1.0, ("shard", 0), ("shard", 0), random.random(), "ending"))
+    others = plan.faults if random.random() < 0.5 else ()
+    return replace(plan, tables=0, clips=False, steps=steps, faults=(*others, *crashes))

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from psjob import contract, modes
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
+from psjob.protocol.coordinator.events import TookUp
+from psjob.protocol.coordinator.job import WorkerFacts
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard import orders
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
+from psjob.shard import admission
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordsHere
 from psjob.tables import TableSpec
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from tests.simulation.protocol.coordinator import SimCoordinator
     from tests.simulation.protocol.world import World
 
+FORKS = 0.05
+"""Seconds until a process is there that is forked in place of one that crashed."""
 TICK = 0.25
 THREAD = 0.001
 """Within so many seconds a thread hears what another one has posted."""
@@ -44,8 +49,10 @@ DIAL = 3.0
 class SimShard(Process):
     """One start of a shard. Shard 0 has a `coordinator` too."""
 
-    def __init__(self, world: World, index: int, attempt: int, view: int) -> None:
+    def __init__(self, world: World, index: int, attempt: int, view: int, before: SimShard | None = None) -> None:
         super().__init__(world.kernel, f"ps-{index}-a{attempt}")
+        self._before = before
+        """The process of this attempt that crashed, from whose memory this one goes on."""
         self.world, self.index, self.attempt, self.first_view = world, index, attempt, view
         self.disk = DiskThread(self)
         self.up = False
@@ -67,8 +74,9 @@ class SimShard(Process):
         self._streams: dict[int, End] = {}
         self._numbers = 0
         self._missing: set[int] = set()
-        self.after(world.plan.starts * (0.5 + world.kernel.random.random()), self._begin)
-        if index and attempt > 1:
+        starts = world.plan.starts if before is None else FORKS
+        self.after(starts * (0.5 + world.kernel.random.random()), self._begin)
+        if index and attempt > 1 and before is None:
             self.after(0.05, self._announce)
 
     # -- beginning ---------------------------------------------------------------------------------
@@ -93,9 +101,13 @@ class SimShard(Process):
             from tests.simulation.protocol.coordinator import SimCoordinator
 
             self.coordinator = SimCoordinator(self)
+            if self._before is not None:
+                self._take_up(self._before)
             self.coordinator.begin()
             self.store.on_step = self.coordinator.step_passed
-        elif self.attempt > 1:
+        elif self.attempt > 1 or self._before is not None:
+            if self._before is not None:
+                self._take_up(self._before)
             self.disk.ask(records.newest(world.volume, self.pod), self._over)
         self.post(e.Begin())
         self.after(TICK, self._tick)
@@ -103,6 +115,34 @@ class SimShard(Process):
         for end, frame in early:
             if not end.closed:
                 end.heard(frame)
+
+    def outlived(self) -> bool:
+        """Has all that this process serves been in memory that outlives it?"""
+        if not self.up or not self.alive:
+            return False
+        store = self.store
+        plain = store.mode.name == "sync" and not store.mode.decided and not store.row_cells and not self.world.plan.clips
+        return plain and store.phase is Phase.SERVING
+
+    def _take_up(self, before: SimShard) -> None:
+        """What `Store.take_up` does, with ledgers."""
+        store, held = self.store, before.store
+        store.mode, store.generation = held.mode, held.generation
+        store._lay_out(self.world.layout, "sgd", ())
+        for index, cell in store.cells.items():
+            cell.put(held.cells[index].held, held.cells[index].n)  # type: ignore[attr-defined]
+        ranks = {rank: (row.incarnation, row.left_at) for rank, row in held.admission.rows.items()}
+        store.admission.load(admission.taken_by([cell.n for cell in store.cells.values()], ranks), {})
+        store.begin(cell.n for cell in store.all_cells())
+        left = frozenset(rank for rank, (_, at) in ranks.items() if at is not None)
+        if self.coordinator is not None and before.coordinator is not None:
+            workers = tuple(
+                WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
+            )
+            cut = before.coordinator.machine.cutting.cuts.number
+            self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut))
+        self.post(e.TookUp(held.view, held.recovery, held.generation, written(held.mode), left))
+        self.world.promises.counts["taken up"] += 1
 
     def _over(self, found: Any) -> None:
         if not isinstance(found, Exception) and found[0] is not None and found[0].final:
@@ -409,6 +449,13 @@ class SimShard(Process):
         if self.alive:
             self.end(137)
             self.world.network.killed(self, silently=False)
+
+    def crash(self) -> None:
+        """SIGKILL to the process that serves: the keeper forks another, where that can go on from memory; else it ends with it."""
+        goes_on = self.outlived()
+        self.kill()
+        if goes_on:
+            self.world.fork_shard(self)
 
     def power_cut(self) -> None:
         """Its host loses power."""

@@ -73,6 +73,14 @@ class World:
 
         self.shards[index] = self._name(("shard", index), SimShard(self, index, attempt, view))
 
+    def fork_shard(self, before: SimShard) -> None:
+        """A process in place of one that crashed, if its pod is still the newest."""
+        from tests.simulation.protocol.shard import SimShard
+
+        made = self._name(("shard", before.index), SimShard(self, before.index, before.attempt, before.first_view, before))
+        if self.shards[before.index] is before:
+            self.shards[before.index] = made
+
     def start_worker(self, rank: int, start: int) -> None:
         """A new process of a worker."""
         from tests.simulation.protocol.worker import SimWorker

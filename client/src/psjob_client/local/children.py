@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -73,6 +74,15 @@ class ChildProcess:
         except ProcessLookupError:
             pass
 
+    def crash(self) -> None:
+        """SIGKILL to the process that serves in a shard, not to its keeper; to the shard itself where it has no keeper."""
+        servers = _children(self.process.pid) if self.process is not None and self.ended is None else []
+        if not servers:
+            self.send(signal.SIGKILL)
+        for pid in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def stop(self, now: float, grace: float) -> None:
         """SIGTERM now and SIGKILL after `grace` seconds; at once where grace is 0. Asked again, the earlier SIGKILL holds."""
         self.deleting = self.deleting or now
@@ -138,6 +148,14 @@ def start(
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return ChildProcess(name, role, index, number, None, now, problem=f"cannot start {argv[0]}: {error}")
     return ChildProcess(name, role, index, number, process, now)
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that it has started; empty where the system does not tell."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

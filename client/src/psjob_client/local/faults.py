@@ -13,8 +13,8 @@ from psjob_client.local.probe import numbers, part
 from psjob_operator import contract
 from psjob_operator.plan.snapshot import Role
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-EXAMPLES = "such as kill:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL}
+EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     """
     faults, problems = [], []
     for text in texts:
-        found = re.fullmatch(r"(kill|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
+        found = re.fullmatch(r"(kill|crash|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
         if found is None:
-            problems.append(f"--fault {text}: must be kill or stop, a process, and a step or a cut, {EXAMPLES}")
+            problems.append(f"--fault {text}: must be kill, crash or stop, a process, and a step or a cut, {EXAMPLES}")
             continue
         what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
         count = shards if kind == "ps" else workers
@@ -65,6 +65,8 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
             problems.append(
                 f"--fault {text}: a stopped worker is not replaced, nobody asks workers for a heartbeat; use kill, or stop a shard"
             )
+        elif what == "crash" and kind == "worker":
+            problems.append(f"--fault {text}: only the process in a shard's pod is started again from its memory; kill a worker")
         elif when == "cut" and kind == "worker":
             problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
         elif number < 1:
@@ -117,7 +119,9 @@ class Recovery:
         """Take what the status port of shard `index` said."""
         if self.first_push is None:
             self._see_return(index, told, now)
-        if self.passed is None and self.first_push is not None:
+        if self.fault.what == "crash":
+            self._see_on(told)
+        elif self.passed is None and self.first_push is not None:
             # Not before the return: a clock that was acknowledged just before the kill may be told just after it.
             after = self.at + (self.first_push if self.fault.role == "shard" else 0)
             self.passed = _first_after(part(told, "coordinator").get("passed"), self.step, self.at, after)
@@ -138,11 +142,20 @@ class Recovery:
         }
 
     def __str__(self) -> str:
+        if self.fault.what == "crash":
+            on = "no step was complete after it" if self.passed is None else f"training went on after {self.passed:.2f} s"
+            return f"{self.fault.text}: {on}"
         first = "no push was applied again" if self.first_push is None else f"first push applied again after {self.first_push:.2f} s"
         if self.fault.role == "worker":
             first = "it did not join again" if self.first_push is None else f"joined again after {self.first_push:.2f} s"
         passed = f"step {self.step} was not passed" if self.passed is None else f"step {self.step} passed after {self.passed:.2f} s"
         return f"{self.fault.text}: {first}, {passed}"
+
+    def _see_on(self, told: Mapping[str, Any]) -> None:
+        """The shard's attempt stays. One step may be complete without it, which it had answered before; the second needs it."""
+        second = _first_after(part(told, "coordinator").get("passed"), self.step, self.at, self.at, skip=1)
+        if self.passed is None and second is not None:
+            self.first_push = self.passed = second
 
     def _see_return(self, index: int, told: Mapping[str, Any], now: float) -> None:
         if self.fault.role == "shard":
@@ -155,12 +168,12 @@ class Recovery:
                 self.first_push = now - self.at
 
 
-def _first_after(passed: Any, step: int, at: float, after: float) -> float | None:
-    """Seconds from `at` to the first completion of a step above `step` later than `after`."""
-    later = [
+def _first_after(passed: Any, step: int, at: float, after: float, skip: int = 0) -> float | None:
+    """Seconds from `at` to the first completion of a step above `step` later than `after`, but for so many."""
+    later = sorted(
         entry[1]
         for entry in (passed if isinstance(passed, list) else ())
         if isinstance(entry, list) and len(entry) == 2 and all(isinstance(n, int | float) for n in entry)
         if entry[0] > step and entry[1] >= after
-    ]
-    return min(later) - at if later else None
+    )
+    return later[skip] - at if len(later) > skip else None

@@ -72,7 +72,7 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
     if fault.when == "cut" and torn is None:
         return False
-    child.send(fault.signal)
+    child.crash() if fault.what == "crash" else child.send(fault.signal)
     at = time.time()
     checkpoint = part(backend.watch.coordinator, "checkpoint")
     recovery = Recovery(
@@ -89,8 +89,12 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     backend.watch.recoveries.append(recovery)
     kept = "no checkpoint yet" if recovery.checkpoint_step is None else f"last checkpoint at step {recovery.checkpoint_step}"
     where = "" if torn is None else f", while it wrote {torn}"
-    story.display.say(f"fault {fault.text}: {fault.signal.name} to {child.name} at step {recovery.step}, {kept}{where}", "yellow")
+    story.display.say(f"fault {fault.text}: {fault.signal.name} to {_hit(fault, child)} at step {recovery.step}, {kept}{where}", "yellow")
     return True
+
+
+def _hit(fault: Fault, child: ChildProcess) -> str:
+    return f"the process that serves in {child.name}" if fault.what == "crash" else child.name
 
 
 async def _stopped_in_cut(backend: Backend, child: ChildProcess) -> str | None:

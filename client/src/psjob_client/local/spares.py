@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from psjob_client.local.children import die_with
+from psjob_operator import contract
 
-AFTER: Final = "PS_FORK_SERVER"
-"""Seconds of training after which one is started; `never`: none is. As of the runtime."""
-AFTER_SECONDS: Final = 5.0
 ROOM: Final = 4 << 30
 """Bytes of memory that must be free: it takes about 300 MB."""
 ANSWER_SECONDS: Final = 2.0
@@ -49,7 +47,12 @@ class Spare:
             self._failed = True
         if self._failed:
             return
-        if self._process is None and self._since is not None and now - self._since >= _after(self._environment) and _free() >= ROOM:
+        if (
+            self._process is None
+            and self._since is not None
+            and now - self._since >= contract.fork_server_after(self._environment)
+            and _free() >= ROOM
+        ):
             self._start()
 
     def _start(self) -> None:
@@ -105,13 +108,6 @@ class Spare:
             self._socket.close()
         self._process = self._socket = None
         self._ready = False
-
-
-def _after(environment: Mapping[str, str]) -> float:
-    try:
-        return float(environment.get(AFTER) or AFTER_SECONDS)
-    except ValueError:
-        return float("inf")
 
 
 def _free() -> int:

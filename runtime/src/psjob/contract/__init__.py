@@ -5,6 +5,7 @@ This file imports nothing, so that the operator's copy (made by `make generate`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 GROUP: Final = "psjob.dev"
@@ -43,6 +44,9 @@ ENV_LOCAL: Final = "PSJOB_LOCAL"
 ENV_SOCKETS: Final = "PSJOB_SOCKETS"
 """Workers of several processes: numbers of the descriptors that lead to the others, separated by commas; set by the agent.
 Process 0 has the agent's first and then one for each other process, any other has that to process 0 alone."""
+ENV_FORK_SERVER: Final = "PS_FORK_SERVER"
+"""Seconds of training after which processes are prepared from which others are forked; `never`: none are. Users set it."""
+FORK_SERVER_SECONDS: Final = 5.0
 MOST_NUMBER: Final = (1 << 31) - 1
 """The largest view, attempt and start."""
 MOST_RISE: Final = 1000
@@ -295,3 +299,11 @@ TEMP: Final = ".tmp"
 """What the name of a checkpoint's file ends in until the file is whole."""
 SHARD_PART: Final = "-shard{shard:03d}-a{attempt}"
 """What the names of a shard's files of a checkpoint hold; all others are the coordinator's."""
+
+
+def fork_server_after(environ: Mapping[str, str]) -> float:
+    """Seconds by ENV_FORK_SERVER; infinite for a word."""
+    try:
+        return float(environ.get(ENV_FORK_SERVER) or FORK_SERVER_SECONDS)
+    except ValueError:
+        return float("inf")

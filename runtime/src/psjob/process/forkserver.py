@@ -99,15 +99,20 @@ def main(number: int) -> None:
     usual = _score()
     _set_score("1000")  # where memory is short, this process is the one to go
     _import(WORKERS)
+    if not can_fork():
+        os._exit(1)
+    asked, files = _asked(server)
+    _serve(server, {**asked, "score": usual}, files)
+
+
+def can_fork() -> bool:
+    """Has this process one thread? What it holds is then shared with its forks as far as it can be."""
     if not (probe := os.fork()):  # libraries of linear algebra end their threads before a fork
         os._exit(0)
     os.waitpid(probe, 0)
-    if len(os.listdir("/proc/self/task")) != 1:
-        os._exit(1)
     gc.collect()
     gc.freeze()
-    asked, files = _asked(server)
-    _serve(server, {**asked, "score": usual}, files)
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def become(number: int) -> None:

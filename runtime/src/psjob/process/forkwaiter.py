@@ -64,7 +64,7 @@ class Waiter:
             if "ended" in said:
                 said = self._line()
         if "status" in said:
-            return _end(int(said["status"]))
+            return end_as(int(said["status"]))
         if "exec" in said:
             self._environment, self._began = said["exec"], False
         elif self._began:  # the server was killed, and the script with it, which had joined by this number
@@ -118,8 +118,8 @@ class Waiter:
         os.execve(self._words[0], self._words, self._environment)
 
 
-def _end(status: int) -> int:
-    """By the signal that has ended the script, or with its exit code."""
+def end_as(status: int) -> int:
+    """End by the signal that has ended another process, or return its exit code. `status` is what `waitpid` gave."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code

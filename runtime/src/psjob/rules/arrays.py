@@ -97,6 +97,12 @@ def full_like(x: Array, fill: float) -> Array:
     return full
 
 
+def filled(x: Array, fill: float) -> Array:
+    """`x` itself, every element `fill`."""
+    x[:] = fill
+    return x
+
+
 def sqrt(x: Array) -> Array:
     """Square roots, a new array."""
     return x.sqrt() if isinstance(x, torch.Tensor) else _library(x).sqrt(x)

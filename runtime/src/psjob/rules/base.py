@@ -32,6 +32,8 @@ class BlockState:
     slots: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
     segments: list[Segment] = field(default_factory=list)
+    room: Callable[[str], Array] | None = field(default=None, repr=False, compare=False)
+    """Where a state tensor of that name lies that is made; None: in memory of its own."""
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -69,7 +71,10 @@ class BlockState:
     def slot(self, name: str, fill: float = 0.0) -> Array:
         """State tensor `name`, made full of `fill` at its first use."""
         if name not in self.slots:
-            self.slots[name] = arrays.full_like(self.weights, fill)
+            if self.room is None:
+                self.slots[name] = arrays.full_like(self.weights, fill)
+            else:
+                self.slots[name] = arrays.filled(self.room(name), fill)
         return self.slots[name]
 
     def advance(self, ranges: Sequence[Range] | None) -> Iterator[tuple[slice, int]]:

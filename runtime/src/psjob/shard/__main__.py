@@ -15,6 +15,7 @@ from psjob import contract
 from psjob.process import limits, supervise
 from psjob.process.config import Place, place
 from psjob.process.errors import Refused, exit_refused, refused_after
+from psjob.shard import keeper
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
@@ -31,6 +32,13 @@ COLLECT_EVERY = 20_000
 
 
 def main() -> int:
+    """Serve, in a process that a keeper replaces if it is killed, where one can. Returns the exit status."""
+    if keeper.possible_here():
+        return keeper.Keeper().run(serve)
+    return serve(None, None)
+
+
+def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     """Tell the others that we come, then import torch, then serve. Returns the exit status."""
     logging.basicConfig(level=os.environ.get("PSJOB_LOG", "INFO"), format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     _few_arenas()
@@ -53,7 +61,8 @@ def main() -> int:
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
     StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES), GREETING_BYTES)
-    announce(here)
+    if held is None:
+        announce(here)
 
     import torch
 
@@ -66,7 +75,9 @@ def main() -> int:
     stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
     try:
         with refused_after(TRIAL_SECONDS, stuck):
-            server = Server(here, here.checkpoints / here.run)
+            server = Server(here, here.checkpoints / here.run, keeping)
+            if held is not None:
+                server.take_up(held)
     except ReductionProblem as problem:
         exit_refused(str(problem))
         raise

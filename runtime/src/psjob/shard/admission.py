@@ -231,3 +231,19 @@ class Admission:
             for position, tally in self._tallies.items():
                 tally.add(row.complete + (position in row.open))
         self.changes += 1
+
+
+def taken_by(versions: Sequence[int], ranks: Mapping[int, tuple[tuple[int, int], int | None]]) -> dict[str, dict[str, Any]]:
+    """The table, as `load` has it, of blocks at these versions by position, where a version is a clock that all live workers have pushed.
+
+    `ranks`: incarnation, and the clock from which on a rank is absent. Pushes that no version holds are not in it: they come again.
+    """
+    lowest = min(versions, default=0)
+    ahead = [position for position, version in enumerate(versions) if version > lowest]
+    return {
+        str(rank): {
+            "complete": lowest if left is None else min(lowest, left), "open": ahead if left is None or left > lowest else [],
+            "leftAt": left, "incarnation": list(incarnation),
+        }
+        for rank, (incarnation, left) in ranks.items()
+    }  # fmt: skip

@@ -25,6 +25,7 @@ from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
 from psjob.shard.pushnorms import PushNorms
 from psjob.shard.shares import shares_of
+from psjob.shard.statememory import BlockMemory
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import WireError
 
@@ -81,6 +82,8 @@ class Cell:
         self.state: BlockState | None = None
         self.home: torch.Tensor | None = None
         """Where that which workers are answered with lives: this block's place in memory that the shard lends them."""
+        self.kept: BlockMemory | None = None
+        """Where this block outlives its process; None: it does not."""
         self.update: torch.Tensor | None = None
         self.none: frozenset[int] = frozenset()
         """Tensors of this block for which no worker had a gradient at the last update; said only where the workers step."""
@@ -127,15 +130,26 @@ class Cell:
             weights = self.home.copy_(weights)
         elif borrowed:
             weights = weights.clone()
-        if borrowed:
+        if self.kept is not None:
+            slots = {name: self.kept.room(name).copy_(slot) for name, slot in slots.items()}
+        elif borrowed:
             slots = {name: old[name].copy_(slot) if name in old else slot.clone() for name, slot in slots.items()}
-        self.state = BlockState(weights, slots, state.steps, state.segments)
+        self.state = BlockState(weights, slots, state.steps, state.segments, None if self.kept is None else self.kept.room)
+        if self.kept is not None:
+            self.kept.commit(self.state, n, False)
         if self.rule.name == "reduce":
             self.update = torch.empty_like(weights) if self.home is None else self.home
         self.none = frozenset()
         self._clips = None
         self.pending.clear()
         self.waiters.clear()
+
+    def take_up(self) -> None:
+        """Go on with the block as another process has left it. Raises ValueError where it cannot be."""
+        assert self.kept is not None
+        self.state, self.n, self.skipped = self.kept.found()
+        self.state.room = self.kept.room
+        self.stored = self.n
 
     def advance(self, expected: Callable[[Cell], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
@@ -151,7 +165,7 @@ class Cell:
             base = batch[0].push.base
             self._apply(batch, None if base is None else self.n - base)
             free(batch)
-            self.n += 1
+            self._moved_on()
             made += 1
             self._pin_if_due()
         if not made:  # a worker has left, or come back further on
@@ -168,7 +182,7 @@ class Cell:
             if factor != 1.0:
                 reduced.mul_(factor)
             self._update(batch, reduced, None if batch[0].push.base is None else self.n - batch[0].push.base)
-        self.n += 1
+        self._moved_on()
         self._pin_if_due()
         self.answer()
 
@@ -177,7 +191,7 @@ class Cell:
         batch, dropped = take(self.pending, decision)
         if batch:
             self._apply(batch, decision.lag, decision.weights)
-            self.n += 1
+            self._moved_on()
         free([*batch, *dropped])
 
     def tensors(self) -> list[torch.Tensor]:
@@ -277,6 +291,12 @@ class Cell:
             return self._lasting().copy_(reduced)
         return reduced
 
+    def _moved_on(self) -> None:
+        """An update was made. Only after this may anybody be answered."""
+        if self.kept is not None and self.state is not None:
+            self.kept.commit(self.state, self.n + 1, self.skipped)
+        self.n += 1
+
     def _bounded(self, push: Push, grad: Gradient) -> torch.Tensor:
         if self.push_norms is None:
             return grad.flat
@@ -302,6 +322,8 @@ class Cell:
             self.lost.add(push.worker)
             return
         self._changing()
+        if self.kept is not None:
+            self.kept.begin(self.state)
         worker = push.worker if len(batch) == 1 else None
         self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, lag=lag, worker=worker)
 

@@ -189,6 +189,7 @@ class Control:
         if store.phase is not act.phase:
             self.restoring.forget()
             store.phase = act.phase
+        store.stand_down()
         store.view, store.generation = act.view, act.generation
 
     def _adopt(self, act: a.AdoptMode) -> None:

@@ -27,7 +27,7 @@ from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, border, events, signs
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event
-from psjob.protocol.coordinator.job import JobFacts
+from psjob.protocol.coordinator.job import JobFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.progress import MAX_METRICS
 from psjob.protocol.coordinator.stream import Stream
@@ -75,6 +75,14 @@ class Coordination:
         """The one that came last: workers of one job share it."""
         self._lock = threading.Lock()
         self._staleness_told = 0.0
+
+    def take_up(self, said: Mapping[str, Any]) -> None:
+        """Before `start`: this process goes on from memory, which says that of the whole."""
+        store = self.server.store
+        assert store.layout is not None and store.kept is not None
+        rows = [row for _, row in sorted(store.admission.rows.items())]
+        workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
+        self.feed(events.TookUp(said["view"], said["recovery"], said["mode"], store.layout, workers, store.kept.highest_cut))
 
     def start(self) -> None:
         """Begin, in threads of its own."""
@@ -259,6 +267,8 @@ class Coordination:
             case actions.Order(link, body, most_from_here):
                 if most_from_here:
                     body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.server.store.clocks().items()}}
+                if body["do"] == "cut":
+                    self.server.store.note_cut(int(body["cut"]))
                 if (order := self._orders.get(link)) is not None:
                     order(body)
             case actions.Leave(code, why):

@@ -59,6 +59,7 @@ class Restoring:
             for rank, fence in () if self._foreign else action.fences.items():
                 row = store.admission.rows[rank]
                 row.incarnation = max(row.incarnation, fence)
+                store.note_rank(rank)
         store.most = dict(action.most)
 
     def _read(self, action: Read, transfer: Transfer) -> None:

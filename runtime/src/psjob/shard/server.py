@@ -25,9 +25,11 @@ from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
+from psjob.shard.keeper import Held, Keeping
 from psjob.shard.keptcuts import KeptCuts
 from psjob.shard.letin import WAITING_SECONDS
 from psjob.shard.notices import Notices
+from psjob.shard.outliving import Outliving
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.pushnorms import PushNorms
@@ -51,9 +53,12 @@ log = logging.getLogger("psjob.shard")
 
 
 class Server:
-    """Everything one shard owns. Shard 0 has a `coordinator` too. Raises ReductionProblem where the job's reduction is none."""
+    """Everything one shard owns. Shard 0 has a `coordinator` too. Raises ReductionProblem where the job's reduction is none.
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    By `keeping` it has its memory held for a process after this one.
+    """
+
+    def __init__(self, place: Place, folder: Path, keeping: Keeping | None = None) -> None:
         config = place.config
         self.place, self.folder = place, folder
         self.run = run_digest(place.run)
@@ -64,6 +69,7 @@ class Server:
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
             reduction.named(config.reduction), config.stages,
         )  # fmt: skip
+        self.store.outliving = Outliving(keeping)
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
         self.store.budget = config.gradients
@@ -95,8 +101,24 @@ class Server:
         self._notices = Notices()
         self._exit: list[int] = []
         self._gone = threading.Event()
-        self.closed = False
+        self.closed = self._took_up = False
         self._told_waiting = 0.0
+
+    def take_up(self, held: Held) -> None:
+        """Go on in place of a process of this attempt that was killed. Before `run_until_gone`; raises ValueError where that cannot be."""
+        said = self.store.take_up(held)
+        live = self.store.admission.live()
+        left = frozenset(self.store.admission.rows) - live
+        self._took_up = True
+        if self.coordinator is not None:
+            self.coordinator.take_up(said)
+        self.control.post(e.TookUp(said["view"], said["recovery"], said["generation"], said["mode"], left))
+        log.warning(
+            "%s ended the process of shard %d; another goes on from its memory, at step %d",
+            held.died,
+            self.place.index,
+            self.store.span()[0],
+        )
 
     def run_until_gone(self) -> int:
         """Serve until someone says how to exit; returns the exit status."""
@@ -134,17 +156,18 @@ class Server:
         self.problem = None
         try:
             disk.remove(self.folder, self._orphans())
-            if self.place.index and self.place.number > 1 and manifest.is_over(self.folder, self.place.run):
+            if self.place.index and (self.place.number > 1 or self._took_up) and manifest.is_over(self.folder, self.place.run):
                 self.control.post(e.RunIsOver())
         except CheckpointProblem as problem:
             log.warning("%s", problem)
 
     def _orphans(self) -> list[str]:
-        """Temp files of earlier attempts of this very shard."""
+        """Temp files of earlier attempts of this very shard, and of an earlier process of this one."""
+        before = self.place.number + self._took_up
         part = contract.SHARD_PART.format(shard=self.place.index, attempt="@").replace("@", r"(\d+)")
         orphan = re.compile(rf"v\d+-c\d+{part}[.-].*{re.escape(contract.TEMP)}")
         found = ((name, orphan.fullmatch(name)) for name in disk.names_in(self.folder))
-        return [name for name, match in found if match is not None and int(match[1]) < self.place.number]
+        return [name for name, match in found if match is not None and int(match[1]) < before]
 
     # -- streams -------------------------------------------------------------------------------
 
@@ -234,6 +257,7 @@ class Server:
     def tick(self, now: float) -> None:
         """Every 2 s tell held pulls who is missing; note it for the status."""
         self.awaited.tell(now)
+        self.store.keep_counts()
         if now - self._told_waiting < WAITING_SECONDS:
             return
         self._told_waiting = now

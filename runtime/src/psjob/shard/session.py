@@ -237,6 +237,7 @@ class Session:
             self.generation = self.store.generation
             if not self.store.admission.meet(self.rank, self.incarnation):
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
+            self.store.note_rank(self.rank)
             if self.store.phase is not Phase.SERVING:
                 return
             if not (self.hello.get("fresh") or 0 < attempt < self.store.attempt):

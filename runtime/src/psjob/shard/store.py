@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 
-from psjob import rules
+from psjob import modes, rules
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.lentspan import LentSpan
@@ -24,8 +25,10 @@ from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
 from psjob.shard.differing import DifferingPushes
 from psjob.shard.infos import Infos
+from psjob.shard.keeper import Held
 from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.norms import ClipNorms
+from psjob.shard.outliving import Outliving
 from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.progress import ShardProgress
@@ -34,6 +37,7 @@ from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
 from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
+from psjob.shard.statememory import StateMemory, told
 from psjob.shard.waiting import Replies, Waiter
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
@@ -93,6 +97,9 @@ class Store(ShardProgress):
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
+        self.outliving = Outliving(None)
+        self.kept: StateMemory | None = None
+        """What outlives this process; None: nothing does."""
         self._without_lag: set[int] = set()
         """Workers of whose open clock the rule could not apply a block."""
 
@@ -100,11 +107,13 @@ class Store(ShardProgress):
 
     def adopt(self, mode: ServedMode) -> None:
         """Another mode than before: blocks are laid out anew, for the restore that follows."""
+        self.stand_down()
         if mode != self.mode:
             self.mode, self.layout, self.region, self.staleness = mode, None, None, None
 
     def set_up(self, table: tuple[TensorSpec, ...], rule: str, tables: tuple[TableSpec, ...] = ()) -> None:
         """Lay out empty blocks and tables; every block is then expected as INIT, and first rows of every table as ROW_INIT."""
+        self.stand_down()
         self._lay_out(Layout.of(table), rule, tables)
         self._missing = {cell.index for cell in self.all_cells()}
         self.phase = Phase.INIT
@@ -141,6 +150,7 @@ class Store(ShardProgress):
 
         Of the blocks in `borrowed` the state is copied, one after the other, each once the one before it is gone from memory.
         """
+        self.stand_down()
         specs = tuple(table.spec for table, _ in tables)
         known = tuple(cell.spec for cell in self.row_cells.values())
         if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule or known != specs:
@@ -167,7 +177,73 @@ class Store(ShardProgress):
             self.decided.begin(self.clocks())
         self.norms.begin()
         self.view, self.recovery, self.phase = view, recovery, Phase.SERVING
+        self._stand_up()
         self.tell_step()
+
+    # -- for a process after this one ----------------------------------------------------------
+
+    def take_up(self, held: Held) -> dict[str, Any]:
+        """Go on with what a process before this one has left in memory; what it said of itself. Raises ValueError where that cannot be."""
+        said = told(held.state)
+        self.mode, self.generation = modes.read(said["mode"]), int(said["generation"])
+        self.outliving.found = held
+        self._lay_out(Layout.from_json(said["layout"]), str(said["rule"]), ())
+        if self.kept is None or self.kept.region is not held.state:
+            raise ValueError("the memory that was left is of another model than it says")
+        for cell in self.cells.values():
+            cell.take_up()
+        self.admission.load(self.kept.rows(), {})
+        self.counters = self.kept.counted(sum(self.clocks().values()))
+        self.begin(cell.n for cell in self.all_cells())
+        return said
+
+    def _stand_up(self) -> None:
+        """From now on another process could go on in place of this one."""
+        if self.kept is not None and not self._clipped:
+            for rank in self.admission.rows:
+                self.note_rank(rank)
+            self.kept.tell(self._said())
+            self.kept.serve(True)
+
+    def stand_down(self) -> None:
+        """No process could: blocks are put in place, or are not all what they are to be."""
+        if self.kept is not None:
+            self.kept.serve(False)
+
+    def keep_counts(self) -> None:
+        """A process after this one is to count on from here."""
+        if self.kept is not None:
+            with self.lock:
+                self.kept.count(self.counters, sum(row.complete for row in self.admission.rows.values()))
+
+    def note_cut(self, number: int) -> None:
+        """A cut is about to be ordered: no other process gives its number again."""
+        if self.kept is not None:
+            self.kept.note_cut(number)
+
+    def note_rank(self, rank: int) -> None:
+        """Who of a rank may speak, or whether it is there, has changed."""
+        if self.kept is not None:
+            row = self.admission.rows[rank]
+            self.kept.note_rank(rank, row.incarnation, row.left_at)
+
+    def _said(self) -> dict[str, Any]:
+        assert self.layout is not None
+        return {
+            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "view": self.view,
+            "recovery": self.recovery, "generation": self.generation,
+        }  # fmt: skip
+
+    def _keep(self) -> None:
+        """Put the blocks in memory that outlives this process, where the mode and the rule let it."""
+        assert self.places is not None
+        rule = rules.named(self.rule_name)
+        # What a version does not say is lost with a process: rows, state by worker, what workers step by themselves, orders.
+        plain = rule.name != "reduce" and not rule.per_worker and not self.row_cells and not self.stages
+        if plain and self.mode.name == "sync" and not self.mode.decided:
+            self.kept = self.outliving.memory(self._said(), self.places, [cell.block for cell in self.cells.values()], self.workers, rule)
+        else:
+            self.outliving.drop()
 
     def _lay_out(self, layout: Layout, rule: str, tables: tuple[TableSpec, ...]) -> None:
         made = rules.named(rule)
@@ -212,19 +288,27 @@ class Store(ShardProgress):
     def _measured(self, cell: Cell, squares: float, limit: float) -> None:
         if not self._clipped:
             self._clipped = True
+            self.stand_down()  # shards wait for each other's norms in the middle of an update, which no version says
             self._check_room(True)
         self.norms.note(self, cell.index, cell.n, squares, limit)
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
-        if not self.lends or self.layout is None:
+        self.kept = None
+        if not (self.lends or self.outliving.possible) or self.layout is None:
             return
         self.places = LentSpan.of(self.layout, shared.PAGE)
         if not self.mode.steady:
+            self.outliving.drop()
             return
-        self.region = shared.Region.lend(self.places.size)
+        self._keep()
+        self.region = shared.Region.lend(self.places.size) if self.kept is None else self.kept.weights
         for index, cell in self.cells.items():
-            cell.home = memory.lent(self.region, self.places.offsets[index], cell.block.length, cell.block.dtype)
+            cell.kept = None if self.kept is None else self.kept.blocks[index]
+            if cell.kept is None:
+                cell.home = memory.lent(self.region, self.places.offsets[index], cell.block.length, cell.block.dtype)
+            else:
+                cell.home = cell.kept.weights
 
     def _look(self) -> None:
         """Begin to look at the pushes, where some can be late."""
@@ -364,6 +448,7 @@ class Store(ShardProgress):
                 # All that it pushed was answered before it left: what is not here was lost by a restore, and nobody can make it again.
                 self.counters.lost += self.admission.jump(rank, clock)
             self.admission.leave(rank, clock)
+            self.note_rank(rank)
         self.ask_again()
 
     def ask_again(self) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from psjob.wire.frame import WireError
@@ -36,12 +36,17 @@ class Region:
         weakref.finalize(self._raw, _forget, address, size, fd).atexit = False  # at exit buffers may still be in use
 
     @classmethod
-    def lend(cls, size: int) -> Region:
-        """New memory full of zeros, of at least one byte, for this process to write. Raises OSError where the kernel has none."""
+    def lend(cls, size: int, unsealed: Callable[[int], None] | None = None) -> Region:
+        """New memory full of zeros, of at least one byte, for this process to write. Raises OSError where the kernel has none.
+
+        `unsealed` gets the descriptor while others can still map it for writing.
+        """
         fd = os.memfd_create("psjob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
             address = _map(None, size, _READ | _WRITE, _SHARED, fd, 0)
+            if unsealed is not None:
+                unsealed(fd)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | _FUTURE_WRITE)
@@ -51,6 +56,15 @@ class Region:
             os.close(fd)
             raise
         return cls(fd, size, address)
+
+    @classmethod
+    def hold(cls, fd: int, size: int) -> Region:
+        """Memory of another process behind `fd`, which is taken over, for forks of this one to write. Raises OSError once it is sealed."""
+        try:
+            return cls(fd, size, _map(None, size, _READ | _WRITE, _SHARED, fd, 0))
+        except BaseException:
+            os.close(fd)
+            raise
 
     @classmethod
     def borrow(cls, fd: int, size: int) -> Region:
@@ -65,6 +79,10 @@ class Region:
     def buffer(self, offset: int, length: int) -> Any:
         """A ctypes array over these bytes, which keeps the region mapped. Raises WireError outside of it."""
         return _part(self._raw, self.size, offset, length)
+
+    def words(self, offset: int, count: int) -> memoryview[int]:
+        """So many numbers of 8 bytes, each written by one store. Raises WireError outside of the region."""
+        return memoryview(self.buffer(offset, 8 * count)).cast("B").cast("q")
 
     def withdraw(self) -> None:
         """What this process writes from now on no longer reaches those who borrowed the region; they keep what it holds.

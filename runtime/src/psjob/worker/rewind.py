@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from psjob import contract
@@ -20,9 +21,6 @@ from psjob.process import began, forkserver, forkwaiter, memory
 from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
 
-SERVE_AFTER = "PS_FORK_SERVER"
-"""Seconds of training after which a fork server is started; `never`: none is."""
-SERVE_AFTER_SECONDS = 5.0
 APART = 0.5
 """Seconds between workers, which may share a machine: each sees what those before it have taken."""
 ROOM = 2 << 30
@@ -46,7 +44,7 @@ def check_possible() -> None:
 def prepare(trained: float) -> None:
     """Start the fork server, once this process has trained for long enough. `trained`: seconds since it has joined."""
     global _looked
-    if _looked or trained < _serve_after() + APART * (int(began.ENVIRONMENT.get(contract.ENV_INDEX) or 0) % 16):
+    if _looked or trained < _after():
         return
     _looked = True
     room = memory.free()
@@ -54,12 +52,11 @@ def prepare(trained: float) -> None:
         _start()
 
 
-def _serve_after() -> float:
-    raw = began.ENVIRONMENT.get(SERVE_AFTER, "")
-    try:
-        return float(raw or SERVE_AFTER_SECONDS)
-    except ValueError:
-        return float("inf")
+@cache
+def _after() -> float:
+    """Seconds of training after which this worker looks whether there is room."""
+    index = int(began.ENVIRONMENT.get(contract.ENV_INDEX) or 0)
+    return contract.fork_server_after(began.ENVIRONMENT) + APART * (index % 16)
 
 
 def _differs() -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from psjob.layout.blocks import Layout
 from psjob.modes import ServedMode
-from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.job import CheckpointFacts, WorkerFacts
 from psjob.protocol.coordinator.signs import InputsSeen, Measured, StepLost, Stirred, WorkersAwaited
 from psjob.protocol.coordinator.stands import ShardStands
 from psjob.protocol.coordinator.stream import Stream
@@ -115,6 +116,21 @@ class WorkerStops:
 
 
 # -- shards ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TookUp:
+    """Before Started: shard 0's process goes on from the memory of one of the same attempt, which served its part of `layout`.
+
+    `workers` are how far each rank was there, and `cut` is the highest number that was given to a cut.
+    """
+
+    view: int
+    recovery: int
+    mode: str
+    layout: Layout
+    workers: tuple[WorkerFacts, ...]
+    cut: int
 
 
 @dataclass(frozen=True)
@@ -382,7 +398,7 @@ Event = (
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
     | InputsSeen | StepLost | Measured
     | WorkersAwaited
-    | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
+    | TookUp | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
     | MemoryReady
     | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived | NormMeasured
     | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted

@@ -112,6 +112,8 @@ class Coordinator:
 
     def _of_process(self, event: Event) -> None:
         match event:
+            case events.TookUp():
+                self.recovery.take_up(event)
             case events.Started():
                 self.recovery.begin()
             case events.StepPassed(step, wall):

@@ -143,6 +143,19 @@ class Members:
         self.alive = len(self.live())
         self.missing = {m.rank for m in self.live() if not m.here}
 
+    def took_up(self, workers: Sequence[WorkerFacts]) -> None:
+        """Another process of shard 0 goes on: who speaks for a rank, how far it is and whether it has left is what the shard's memory says.
+
+        Each that has not left hands in its newest record when it comes.
+        """
+        for member, entry in zip(self.all.values(), workers, strict=True):
+            member.clock, member.left_at = entry.clock, entry.left
+            member.incarnation = max(member.incarnation, (entry.start, entry.rewinds))
+            if entry.left is not None:
+                member.state = State.LEFT
+        self.alive = len(self.live())
+        self.missing = {m.rank for m in self.live() if not m.here}
+
     def fences(self, waiting: Set[int] = frozenset()) -> dict[int, list[int]]:
         """Lowest incarnations that may speak after all now known have rewound; those `waiting` to be placed come as they are."""
         return {m.rank: [m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)] for m in self.all.values() if m.incarnation > (0, 0)}

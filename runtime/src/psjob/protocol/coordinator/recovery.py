@@ -80,6 +80,8 @@ class Recovery:
         self.sure = False
         """Has shard 0 all clocks that workers completed, so that they bound what other shards acknowledged?"""
         self._since = coordinator.now
+        self._taken: events.TookUp | None = None
+        """What shard 0 holds since before this process began."""
 
     @property
     def open(self) -> bool:
@@ -101,10 +103,20 @@ class Recovery:
         """Are shards brought back from a manifest?"""
         return self.state == "restoring"
 
+    def take_up(self, event: events.TookUp) -> None:
+        """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
+        self._taken = event
+        self.view, self.recovery = max(self.view, event.view), max(self.recovery, event.recovery)
+        self.c.cutting.cuts.number = max(self.c.cutting.cuts.number, event.cut)
+
     def begin(self) -> None:
         """Shard 0 has started: it is its own first peer."""
         self._since = self.c.now
-        self.peers[0] = ShardPeer(0, self.c.job.attempt, False, 0, "", 0)
+        taken = self._taken
+        serves = taken is not None
+        self.peers[0] = ShardPeer(
+            0, self.c.job.attempt, serves, 0 if taken is None else taken.recovery, "" if taken is None else taken.mode, 0
+        )
         self.finding.claim()
 
     def begun(self) -> None:
@@ -300,6 +312,10 @@ class Recovery:
         """Bring shards back from this manifest: all of them in sync, in async only those that lost their blocks."""
         c = self.c
         self.source = found
+        taken, self._taken = self._taken, None
+        if taken is not None and self._serve_all(taken, found):
+            self._go_on(taken, found, initial)
+            return
         together = self.together()
         self.only = set(self.peers) if together else self._blank | {i for i, p in self.peers.items() if not p.serving}
         self._blank, self.told, self.done = set(), {}, set()
@@ -323,6 +339,28 @@ class Recovery:
             c.members.rewound(saved, records)
         self._order_restores(found, c.members.fences(set(self.waiting)) if together else {})
 
+    def _serve_all(self, taken: events.TookUp, found: CheckpointFacts) -> bool:
+        """Does every shard serve what shard 0 had served, and does a checkpoint hold the end of each worker that has left?
+
+        The last record of a worker that has left since may be lost with the process.
+        """
+        ended = all(worker.left is None or found.workers[rank].left is not None for rank, worker in enumerate(taken.workers))
+        same = taken.recovery == self.recovery and taken.mode == written(self.c.mode) and taken.layout == found.layout
+        peers = self.peers.values()
+        return ended and same and not self._blank and all(p.serving and (p.recovery, p.mode) == (taken.recovery, taken.mode) for p in peers)
+
+    def _go_on(self, taken: events.TookUp, found: CheckpointFacts, initial: bytes) -> None:
+        """Nobody goes back: workers say hello again, and are let in where they stand."""
+        c = self.c
+        self.lay_out(found.layout)
+        self.tables, self.rule, self.aliases = found.tables, found.rule, found.aliases
+        self.initial = initial or self.initial
+        c.members.took_up(taken.workers)
+        self.told, self.done, self.only = {}, set(), set()
+        c.log("info", f"all shards serve on at view {self.view}; no worker begins again")
+        self.order_all({"do": "adopt", "view": self.view})
+        self._let_in()
+
     def _order_restores(self, found: CheckpointFacts, fences: Mapping[int, list[int]]) -> None:
         c = self.c
         # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
@@ -342,12 +380,17 @@ class Recovery:
     def open_all(self) -> None:
         """Every shard has what it serves: training goes on."""
         c = self.c
-        self.enter("open")
         if c.deciding is not None and self.source is not None:
             c.deciding.begin(self.source.step, self.source.workers)
         for index, peer in self.peers.items():
             peer.serving, peer.recovery, peer.mode = True, self.recovery, written(c.mode)
             self.order(index, {"do": "open", "view": self.view, "recovery": self.recovery})
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Training is on: who waits joins."""
+        c = self.c
+        self.enter("open")
         c.cutting.cuts.restart(c.progress.step, c.now)
         waiting = {**self.joining.opened(self.told, len(self.peers)), **self.waiting}
         self.waiting = {}

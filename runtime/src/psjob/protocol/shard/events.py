@@ -15,6 +15,17 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class TookUp:
+    """Before Begin: this process goes on from the memory of one of the same attempt, which served. `left`: ranks that have left."""
+
+    view: int
+    recovery: int
+    generation: int
+    mode: str
+    left: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Tick:
     """At least each 250 ms, once every event before it was handled. Bytes `done` of `total` of the transfer that is under way."""
 
@@ -198,6 +209,6 @@ class Terminated:
 
 
 Event = (
-    Begin | Tick | Ordered | Connected | Unreached | Lost | Misfit | Initialised | Marked | Left | Prepared | Armed | TooLate | Held | Wrote
-    | Failed | GaveUp | Discarded | Placed | Unread | Stands | RunIsOver | Terminated
+    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | Initialised | Marked | Left | Prepared | Armed | TooLate
+    | Held | Wrote | Failed | GaveUp | Discarded | Placed | Unread | Stands | RunIsOver | Terminated
 )  # fmt: skip

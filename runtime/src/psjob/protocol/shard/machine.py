@@ -65,6 +65,8 @@ class ShardMachine:
                 actions += self._tick(event, now)
             case e.Connected():
                 actions += self._hello(event)
+            case e.TookUp():
+                actions += self._take_up(event)
             case e.Misfit():
                 actions += self._misfit(event.why, now)
             case e.Initialised() if self.phase is Phase.INIT:
@@ -184,6 +186,13 @@ class ShardMachine:
         self.phase, self._held = Phase.SERVING, None
         self.view, self.recovery = order.view, order.recovery
         return [a.Serve(order.view, order.recovery)]
+
+    def _take_up(self, event: e.TookUp) -> list[Action]:
+        """To the others a stream broke: what this process says of itself is what the one before it said."""
+        self.mode, self.phase = modes.read(event.mode), Phase.SERVING
+        self.view, self.recovery, self.generation = event.view, event.recovery, event.generation
+        self.cutting.begin(event.left)
+        return [a.Serve(event.view, event.recovery)]
 
     def _adopt(self, mode: str) -> list[Action]:
         if mode == modes.written(self.mode):

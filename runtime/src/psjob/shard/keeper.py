@@ -1,0 +1,226 @@
+"""The first process of a shard: it holds the memory of what the shard trains, and forks the process that serves.
+
+If that process is killed, another is forked at once and goes on from the memory (see `statememory`). To everybody else this is a stream
+that broke: the shard's attempt stays, no checkpoint is read, and no worker begins again. The keeper holds one thread and no socket of the
+job. It passes SIGTERM on, and ends as the server ends where that cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from psjob import contract
+from psjob.process import forkserver, forkwaiter, memory
+from psjob.wire.shared import Region, possible
+
+WEIGHTS: Final = "weights"
+STATE: Final = "state"
+"""The two regions: what workers read of the blocks, and all else."""
+SERVES, PROGRESS = 0, 1
+"""The first words of STATE: can another process go on from it; another number after each update."""
+ROOM = 1 << 30
+"""Bytes of memory that must be free for that import, which takes about 200 MB."""
+MOST_IN_VAIN = 3
+"""Servers in a row that were killed before they made an update."""
+ANSWER_SECONDS = 30.0
+"""For the keeper to map memory: it may import torch meanwhile."""
+MOST_SAID: Final = 4096
+PR_SET_PDEATHSIG: Final = 1
+REPLACED: Final = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
+"""Signals by which a server ends without having wanted to."""
+EVENTS: Final = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
+log = logging.getLogger("psjob.shard")
+
+
+@dataclass
+class Held:
+    """What a server finds that takes another's place. `died`: how that one ended."""
+
+    weights: Region
+    state: Region
+    died: str = ""
+
+
+class Keeping:
+    """The server's side: it asks the keeper to hold memory."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock: socket.socket | None = sock
+        sock.settimeout(ANSWER_SECONDS)
+
+    def lend(self, what: str, size: int) -> Region:
+        """New memory, which the keeper holds in place of what it held under that name before. Raises OSError where it cannot."""
+        return Region.lend(size, lambda fd: self._ask({"what": what, "size": size}, [fd]))
+
+    def drop(self) -> None:
+        """The keeper is to hold nothing any more."""
+        with contextlib.suppress(OSError):
+            self._ask({}, [])
+
+    def _ask(self, said: dict[str, object], fds: list[int]) -> None:
+        if self._sock is None:
+            raise OSError("the first process of this shard holds no memory any more")
+        try:
+            socket.send_fds(self._sock, [json.dumps(said).encode()], fds)
+            if self._sock.recv(1) == b"+":
+                return
+        except OSError as error:
+            log.warning("memory of this shard is not held for a process after this one: %s", error)
+        self._sock = None
+        raise OSError("the first process of this shard could not hold its memory")
+
+
+@dataclass
+class Keeper:
+    """Until the server has ended for good."""
+
+    _held: dict[str, Region] = field(default_factory=dict)
+    _server: int = 0
+    _stopped: bool = False
+    _can_fork: bool | None = None
+    """None: nothing was imported yet."""
+    _due: float | None = None
+    """When it is to be imported."""
+    _in_vain: int = 0
+    _reached: int = -1
+    """Progress at the last fork."""
+    _oom: int | None = None
+
+    def run(self, serve: Callable[[Keeping, Held | None], int]) -> int:
+        """Fork servers, which call `serve`; returns the exit status in each process."""
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ended, woken = socket.socketpair()
+        woken.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        keeper, found = os.getpid(), None
+        while True:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._oom = _oom_kills()
+            self._server = os.fork()
+            if self._server == 0:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGCHLD, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
+                for sock in (ours, ended, woken):
+                    sock.close()
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != keeper:
+                    os._exit(1)
+                if self._stopped:
+                    signal.raise_signal(signal.SIGTERM)
+                return serve(Keeping(theirs), found)
+            theirs.close()
+            status = self._wait(ours, ended)
+            ours.close()
+            found = self._next(status)
+            if found is None:
+                return forkwaiter.end_as(status)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self._stopped = True
+        if self._server:
+            os.kill(self._server, number)
+
+    def _wait(self, ours: socket.socket, ended: socket.socket) -> int:
+        """Hold what the server asks to, until it has ended. Its status."""
+        poll = select.poll()
+        poll.register(ours, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        while True:
+            pid, status = os.waitpid(self._server, os.WNOHANG)
+            if pid:
+                self._server = 0
+                return status
+            left = None if self._due is None else max(0.0, self._due - time.monotonic())
+            ready = poll.poll(None if left is None else left * 1000)
+            for fd, _ in ready:
+                if fd == ended.fileno():
+                    ended.recv(4096)
+                elif not self._hear(ours):
+                    poll.unregister(ours)
+            if not ready and self._due is not None and time.monotonic() >= self._due:
+                self._due = None
+                self._prepare()
+
+    def _hear(self, ours: socket.socket) -> bool:
+        """One request of the server; False: there will be none any more."""
+        try:
+            raw, fds, _, _ = socket.recv_fds(ours, MOST_SAID, 1)
+            if not raw:
+                return False
+            said = json.loads(raw)
+            if not said:
+                self._held.clear()
+            else:
+                self._held[str(said["what"])] = Region.hold(fds.pop(), int(said["size"]))
+                if self._can_fork is None and self._due is None:
+                    self._due = time.monotonic() + contract.fork_server_after(os.environ)  # a short job does not pay for the import
+            ours.send(b"+")
+        except OSError as error:
+            print(f"psjob: this shard's memory cannot be held: {error}", file=sys.stderr, flush=True)
+            self._held.clear()
+            try:
+                ours.send(b"-")
+            except OSError:
+                return False
+        return True
+
+    def _prepare(self) -> None:
+        """Import what a server needs, so that the next one is a fork of it."""
+        if self._can_fork is None:
+            if "torch" not in sys.modules and (room := memory.free()) is not None and room < ROOM:
+                self._can_fork = False
+                return
+            importlib.import_module("psjob.shard.server")
+            self._can_fork = forkserver.can_fork()
+
+    def _next(self, status: int) -> Held | None:
+        """What the next server goes on from; None: there is to be none."""
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in REPLACED
+        if self._stopped or not killed or self._held.keys() != {WEIGHTS, STATE} or _oom_kills() != self._oom:
+            return None
+        head = self._held[STATE].words(0, PROGRESS + 1)
+        if not head[SERVES]:
+            return None
+        reached = head[PROGRESS]
+        self._in_vain = self._in_vain + 1 if reached == self._reached else 1
+        self._reached = reached
+        if self._in_vain > MOST_IN_VAIN:
+            return None
+        self._prepare()
+        if not self._can_fork:
+            return None
+        died = signal.Signals(os.WTERMSIG(status)).name
+        return Held(self._held[WEIGHTS], self._held[STATE], died)
+
+
+def possible_here() -> bool:
+    """Can this process be a keeper? It must have one thread, and a system that lends memory."""
+    return possible() and contract.fork_server_after(os.environ) != float("inf") and len(os.listdir("/proc/self/task")) == 1
+
+
+def _oom_kills() -> int | None:
+    """Processes of this container that were killed for want of memory; None where the system does not tell."""
+    for path in EVENTS:
+        try:
+            return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill ")), None)
+        except (OSError, ValueError, IndexError):
+            continue
+    return None

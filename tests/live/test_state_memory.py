@@ -1,0 +1,207 @@
+"""A block's memory after its process was killed between any two lines of an update: a whole version, and no answered one is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from psjob import rules
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.lentspan import LentSpan
+from psjob.modes import Push, Sync
+from psjob.rules.base import BlockState, Rule
+from psjob.shard import statememory
+from psjob.shard.admission import taken_by
+from psjob.shard.cell import Cell, Gradient
+from psjob.shard.keeper import SERVES
+from psjob.shard.pending import Arrived, Info
+from psjob.shard.phase import Counters
+from psjob.shard.statememory import RECORD, SLABS, StateMemory
+from psjob.wire.shared import PAGE, Region
+from tests.soaking import rotating
+
+UPDATES = 2
+LAYOUT = Layout.of((TensorSpec("a", (40, 20), "float32"), TensorSpec("b", (900,), "float64", 1)))
+SPAN = LentSpan.of(LAYOUT, PAGE)
+TOLD: Mapping[str, Any] = {"view": 1}
+MOST_LINES = 1000
+TRACED = (statememory.__file__, __file__)
+State = tuple[list[torch.Tensor], dict[str, Any], int, bool]
+
+
+class Torn:
+    """A rule whose update is seen half made: NaN stands in the weights and state for a moment."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)
+
+    def apply(self, state: BlockState, *args: Any, **more: Any) -> None:
+        held = [tensor.clone() for tensor in (state.weights, *state.slots.values())]
+        for tensor, whole in zip((state.weights, *state.slots.values()), held, strict=True):
+            tensor[: len(tensor) // 2] = float("nan")
+            tensor.copy_(whole)
+        self._rule.apply(state, *args, **more)
+
+
+def regions(name: str) -> tuple[Region, Region]:
+    size = StateMemory.room(TOLD, SPAN, len(LAYOUT.blocks), 2, len(rules.named(name).slots))
+    return Region.lend(SPAN.size), Region.lend(size)
+
+
+def cells(name: str, memory: StateMemory) -> list[Cell]:
+    made = [Cell(block, at, Torn(rules.named(name)), Sync()) for at, block in enumerate(LAYOUT.blocks)]
+    for cell in made:
+        cell.kept, cell.home = memory.blocks[cell.index], memory.blocks[cell.index].weights
+    return made
+
+
+def train(
+    name: str, weights: Region, region: Region, answered: Callable[[int, int], None], note: Callable[[Cell], None],
+    begins: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """The blocks' first values, then some updates of each."""
+    memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, tuple(rules.named(name).slots))
+    options = {**rules.named(name).hyperparameters, "lr": 0.1} | ({"momentum": 0.9} if name == "sgd" else {})
+    made = cells(name, memory)
+    for cell in made:
+        values = torch.linspace(-1, 1, cell.block.length).to(getattr(torch, cell.block.dtype))
+        cell.put(cell.rule.init(values), 0)
+        note(cell)
+    memory.serve(True)
+    begins()
+    for clock in range(UPDATES):
+        for cell in made:
+            grad = Gradient([], cell.block.nbytes, cell.block)
+            grad.flat.copy_(torch.linspace(1, 2 + clock, cell.block.length))
+            info = Info((options, options), frozenset())
+            cell.pending[0, clock] = Arrived(Push(0, clock, clock), grad, False, info)
+            cell.advance(lambda _: frozenset({0}))
+            answered(cell.index, cell.n)
+            note(cell)
+
+
+def seen(cell: Cell) -> State:
+    assert cell.state is not None
+    tensors = [cell.state.weights.clone(), *(cell.state.slots[name].clone() for name in sorted(cell.state.slots))]
+    return tensors, cell.state.counts(), cell.n, cell.skipped
+
+
+def same(one: State, other: State) -> bool:
+    return one[1:] == other[1:] and len(one[0]) == len(other[0]) and all(map(torch.equal, one[0], other[0]))
+
+
+def killed_at(line: int, name: str, weights: Region, region: Region, words: memoryview[int]) -> bool:
+    """Train in a fork that is killed before it runs that line of TRACED; False where it ends before."""
+    pid = os.fork()
+    if pid == 0:
+        left = line
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in TRACED or frame.f_code.co_name in ("begins", "answered"):
+                return None
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        def begins() -> None:
+            sys.settrace(trace)
+
+        def answered(block: int, version: int) -> None:
+            words[block] = version
+
+        try:
+            train(name, weights, region, answered, lambda _: None, begins)
+            sys.settrace(None)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize(("name", "every"), [("sgd", 4), rotating("sgd", 1), rotating("adamw", 1)])
+def test_a_process_that_is_killed_at_any_line_leaves_whole_blocks(name: str, every: int) -> None:
+    states: dict[tuple[int, int], State] = {}
+    train(name, *regions(name), lambda *_: None, lambda cell: states.update({(cell.index, cell.n): seen(cell)}))
+    assert len(states) == len(LAYOUT.blocks) * (UPDATES + 1)
+    undone = 0
+    for line in range(0, MOST_LINES, every):
+        weights, region = regions(name)
+        words = Region.lend(PAGE).words(0, len(LAYOUT.blocks))
+        if not killed_at(line, name, weights, region, words):
+            break
+        memory = StateMemory(weights, region, SPAN, LAYOUT.blocks, tuple(rules.named(name).slots))
+        undone += any(block._words[statememory.BUSY] for block in memory.blocks.values())
+        for cell in cells(name, memory):
+            cell.take_up()
+            assert words[cell.index] <= cell.n <= words[cell.index] + 1, "an answered version is missing"
+            assert same(seen(cell), states[cell.index, cell.n]), f"killed before line {line}: block {cell.index} at {cell.n}"
+    assert 80 < line < MOST_LINES - every and undone > 20 / every
+
+
+def test_what_does_not_fit_is_not_gone_on_from() -> None:
+    weights, region = regions("sgd")
+    memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, ("momentum_buffer",))
+    cell = cells("sgd", memory)[0]
+    cell.put(cell.rule.init(torch.zeros(cell.block.length)), 0)
+    memory.serve(True)
+    assert cell.state is not None
+    cell.state.segments = [(1, 1)] * RECORD
+    memory.blocks[0].commit(cell.state, 1, False)
+    assert not region.words(0, 1)[SERVES] and memory.blocks[0].version == 0
+    memory.serve(True)
+    memory.blocks[0].commit(BlockState(torch.zeros(cell.block.length)), 1, False)  # in memory of its own
+    assert not region.words(0, 1)[SERVES]
+
+
+def test_a_thread_too_many_keeps_no_copy_and_says_so() -> None:
+    weights, region = regions("sgd")
+    memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, ("momentum_buffer",))
+    cell = cells("sgd", memory)[0]
+    cell.put(cell.rule.init(torch.zeros(cell.block.length)), 0)
+    memory._taken = SLABS
+    assert cell.state is not None
+    memory.blocks[0].begin(cell.state)
+    again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
+    with pytest.raises(ValueError, match="one thread too many"):
+        again.blocks[0].found()
+
+
+def test_words_of_the_whole_are_found_again() -> None:
+    weights, region = regions("sgd")
+    memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, ("momentum_buffer",))
+    for number in range(5):
+        memory.tell({"view": number, "recovery": 1 << 40})
+    memory.note_rank(1, (3, 2), 7)
+    memory.note_rank(0, (1, 0), None)
+    memory.note_cut(9)
+    memory.note_cut(4)
+    memory.count(Counters(pushes=10, applied=6, first_applied=2.5), 6)
+    again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
+    assert statememory.told(region) == {"view": 4, "recovery": 1 << 40} and again.highest_cut == 9
+    assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
+    counted = again.counted(4)
+    assert (counted.pushes, counted.applied, counted.first_applied) == (10, 4, 2.5)
+    with pytest.raises(ValueError, match="do not fit"):
+        memory.tell({"view": "x" * 10_000})
+
+
+def test_what_no_version_holds_comes_again() -> None:
+    rows = taken_by([4, 5, 4], {0: ((1, 0), None), 1: ((1, 1), 4), 2: ((2, 0), 2)})
+    assert rows == {
+        "0": {"complete": 4, "open": [1], "leftAt": None, "incarnation": [1, 0]},
+        "1": {"complete": 4, "open": [], "leftAt": 4, "incarnation": [1, 1]},
+        "2": {"complete": 2, "open": [], "leftAt": 2, "incarnation": [2, 0]},
+    }
