@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
 
-def run(folder: Path, *what: str) -> Ran:
+def run(folder: Path, *what: str, words: Sequence[str] = ()) -> Ran:
     folder.mkdir()
-    return train(folder, manifest(folder, ["returning.py"], checkpoint={"everySteps": 10, "interval": "1h"}), *faults(*what))
+    return train(folder, manifest(folder, ["returning.py", *words], checkpoint={"everySteps": 10, "interval": "1h"}), *faults(*what))
 
 
 def test_workers_return_as_forks_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +46,10 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     undisturbed = run(tmp_path / "undisturbed", "crash:ps-1@step=100")
     assert undisturbed.summary["attempts"] == [1, 2], "without a keeper the shard itself is hit"
     assert hit.sha == undisturbed.sha
+
+
+def test_a_clipped_norm_is_the_same_after_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PS_FORK_SERVER", "0")
+    hit = run(tmp_path / "hit", *crashes(21, 4, 20), words=["clip"])
+    assert hit.summary["restarts"] == {} and hit.log("job-ps-").count("goes on from its memory") == 20, hit.err
+    assert hit.sha == run(tmp_path / "undisturbed", words=["clip"]).sha != run(tmp_path / "free").sha

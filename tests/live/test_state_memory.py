@@ -186,11 +186,14 @@ def test_words_of_the_whole_are_found_again() -> None:
         memory.tell({"view": number, "recovery": 1 << 40})
     memory.note_rank(1, (3, 2), 7)
     memory.note_rank(0, (1, 0), None)
+    assert memory.clip is None
+    memory.note_clip(0, 0.25)
     memory.note_cut(9)
     memory.note_cut(4)
     memory.count(Counters(pushes=10, applied=6, first_applied=2.5), 6)
     again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
     assert statememory.told(region) == {"view": 4, "recovery": 1 << 40} and again.highest_cut == 9
+    assert again.clip == (0, 0.25)
     assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
     counted = again.counted(4)
     assert (counted.pushes, counted.applied, counted.first_applied) == (10, 4, 2.5)

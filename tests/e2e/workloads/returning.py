@@ -25,6 +25,8 @@ for _ in ps.epochs(2):
         time.sleep(0.01)  # faults come by the step that is seen
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
+        if "clip" in sys.argv:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         state.steps += 1
 print(f"ends after {state.steps} steps", flush=True)

@@ -15,6 +15,7 @@ from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
+from psjob.shard.norms import read_order
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records
 from tests.simulation.protocol.network import End
@@ -204,6 +205,8 @@ class SimCoordinator:
         if action.most_from_here:
             body["most"] = {str(rank): clock + 1 for rank, clock in self.shard.store.clocks().items()}
         body = json.loads(json.dumps(body))
+        if body["do"] == "clip":
+            self.shard.store.note_clip(*read_order(body))
         if body["do"] == "restore":
             self.world.promises.chosen(self.world.saved[body["manifest"]], body["view"], self.shard.pod)
         if action.link == 0:

@@ -261,6 +261,11 @@ OWN: dict[str, Mutant] = {
     "a crash forgets who has left": _wrap(
         members.Members, "took_up", lambda was: lambda self, workers: was(self, [dataclasses.replace(w, left=None) for w in workers])
     ),
+    "squares told before training goes on are lost": _wrap(coordinator_norms.Norms, "go_on", lambda was: lambda self: None),
+    "an order to clip is lost with the process": _several(
+        _wrap(norms.ClipNorms, "take_up", lambda was: lambda self, ordered: None),
+        _wrap(coordinator_norms.Norms, "take_up", lambda was: lambda self, *args: None),
+    ),
 }
 """Mutants of our own choice."""
 
@@ -341,9 +346,11 @@ FOUND: dict[str, Found] = {
     "an older process of a rank may join": Found(273, "an older process counts"),
     "what a crash lost counts as taken": Found(7, HANGS, CRASHING),
     "what outlived a crash is taken again": Found(11, HANGS, CRASHING),
-    "a cut's number is given again after a crash": Found(41, "a durable push is lost", CRASHING),
+    "a cut's number is given again after a crash": Found(32, "the job failed", CRASHING),
     "a crash is gone on from though another shard is behind": Found(752, HANGS, CRASHING),
     "a crash forgets who has left": Found(11, HANGS, CRASHING),
+    "squares told before training goes on are lost": Found(0, HANGS, CRASHING),
+    "an order to clip is lost with the process": Found(575, HANGS, CRASHING),
 }
 """Cheap seeds, not the lowest ones."""
 

@@ -112,4 +112,4 @@ def _crashing(seed: int) -> Plan:
         steps = tuple(random.randint(4, max(plan.steps)) for _ in plan.steps)
         crashes.append(Fault("crash", random.uniform(0.3, 3.0), 1.0, ("shard", 0), ("shard", 0), random.random(), "ending"))
     others = plan.faults if random.random() < 0.5 else ()
-    return replace(plan, tables=0, clips=False, steps=steps, faults=(*others, *crashes))
+    return replace(plan, tables=0, clips=random.random() < 0.4, steps=steps, faults=(*others, *crashes))

@@ -121,7 +121,7 @@ class SimShard(Process):
         if not self.up or not self.alive:
             return False
         store = self.store
-        plain = store.mode.name == "sync" and not store.mode.decided and not store.row_cells and not self.world.plan.clips
+        plain = store.mode.name == "sync" and not store.mode.decided and not store.row_cells
         return plain and store.phase is Phase.SERVING
 
     def _take_up(self, before: SimShard) -> None:
@@ -134,13 +134,14 @@ class SimShard(Process):
         ranks = {rank: (row.incarnation, row.left_at) for rank, row in held.admission.rows.items()}
         store.admission.load(admission.taken_by([cell.n for cell in store.cells.values()], ranks), {})
         store.begin(cell.n for cell in store.all_cells())
+        store.norms.take_up(held.norms.ordered)
         left = frozenset(rank for rank, (_, at) in ranks.items() if at is not None)
         if self.coordinator is not None and before.coordinator is not None:
             workers = tuple(
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
-            cut = before.coordinator.machine.cutting.cuts.number
-            self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut))
+            cut, clip = before.coordinator.machine.cutting.cuts.number, held.norms.ordered
+            self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut, clip))
         self.post(e.TookUp(held.view, held.recovery, held.generation, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
 

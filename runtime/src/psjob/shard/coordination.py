@@ -36,6 +36,7 @@ from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.counts import JobCounts
 from psjob.shard.lateness import Lateness
 from psjob.shard.mailbox import Mailbox
+from psjob.shard.norms import read_order
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
@@ -82,7 +83,8 @@ class Coordination:
         assert store.layout is not None and store.kept is not None
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
-        self.feed(events.TookUp(said["view"], said["recovery"], said["mode"], store.layout, workers, store.kept.highest_cut))
+        cut, clip = store.kept.highest_cut, store.kept.clip
+        self.feed(events.TookUp(said["view"], said["recovery"], said["mode"], store.layout, workers, cut, clip))
 
     def start(self) -> None:
         """Begin, in threads of its own."""
@@ -269,6 +271,8 @@ class Coordination:
                     body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.server.store.clocks().items()}}
                 if body["do"] == "cut":
                     self.server.store.note_cut(int(body["cut"]))
+                elif body["do"] == "clip":
+                    self.server.store.note_clip(*read_order(body))
                 if (order := self._orders.get(link)) is not None:
                     order(body)
             case actions.Leave(code, why):

@@ -31,6 +31,9 @@ class ClipNorms:
         """By block, of the update under way."""
         self._told: dict[str, Any] | None = None
         """What the coordinator was told and has not answered."""
+        self.ordered: tuple[int, float] | None = None
+        """The update that was ordered last, and its factor: a block that is measured for it again need not ask."""
+        self._taken: tuple[int, float] | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -38,6 +41,15 @@ class ClipNorms:
         with self._lock:
             self._squares.clear()
             self._told = None
+            self.ordered, self._taken = self._taken, None
+
+    def take_up(self, ordered: tuple[int, float] | None) -> None:
+        """What a process before this one was ordered last: it holds when serving begins."""
+        self._taken = ordered
+
+    def factor(self, version: int) -> float | None:
+        """What update `version` is multiplied by, if that was ordered; a process before this one may have made it in some blocks only."""
+        return self.ordered[1] if self.ordered is not None and self.ordered[0] == version else None
 
     def note(self, store: Store, block: int, version: int, squares: float, limit: float) -> None:
         """A block of update `version` is measured, and waits. Called with its lock held."""
@@ -62,11 +74,12 @@ class ClipNorms:
 
     def carry_out(self, store: Store, body: Mapping[str, Any]) -> None:
         """Make the updates that wait with the ordered factor, and answer. What comes again, or of before a restore, changes nothing."""
-        version, factor = int(body["version"]), float("nan") if body["factor"] is None else float(body["factor"])
+        version, factor = read_order(body)
         with self._lock:
             if self._told is None or (int(body["recovery"]), version) != (self._told["recovery"], self._told["version"]):
                 return
             self._told = None
+        store.note_clip(version, factor)
         try:
             for cell in store.cells.values():
                 with cell.lock:
@@ -79,6 +92,11 @@ class ClipNorms:
         if store.counters.first_applied is None:
             store.counters.first_applied = time.time()
         store.tell_step()
+
+
+def read_order(body: Mapping[str, Any]) -> tuple[int, float]:
+    """Version and factor of an order to clip."""
+    return int(body["version"]), float("nan") if body["factor"] is None else float(body["factor"])
 
 
 def squares_of(gradient: torch.Tensor) -> float:

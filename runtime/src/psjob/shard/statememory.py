@@ -15,6 +15,7 @@ Only sync is covered, where a version is a clock: a push that is not in a block'
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -30,8 +31,10 @@ from psjob.shard.keeper import PROGRESS, SERVES
 from psjob.shard.phase import Counters
 from psjob.wire.shared import Region, whole_pages
 
-WHICH, TOLD, BLOCKS, WORKERS, CUT = range(PROGRESS + 1, PROGRESS + 6)
-"""More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest cut's number."""
+WHICH, TOLD, BLOCKS, WORKERS, CUT, CLIP, FACTOR = range(PROGRESS + 1, PROGRESS + 8)
+"""More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest cut's number; the
+update whose norm was clipped last, plus one; by what factor.
+"""
 COUNTERS: Final = 16
 """The first word of the counters."""
 MICRO: Final = 1e6
@@ -125,6 +128,18 @@ class StateMemory:
     def highest_cut(self) -> int:
         """The highest number that was noted."""
         return self._words[CUT]
+
+    def note_clip(self, version: int, factor: float) -> None:
+        """The gradient of an update is clipped by a factor."""
+        self._words[CLIP] = 0
+        (self._words[FACTOR],) = struct.unpack("q", struct.pack("d", factor))
+        self._words[CLIP] = version + 1
+
+    @property
+    def clip(self) -> tuple[int, float] | None:
+        """The update that was noted last, and its factor."""
+        (factor,) = struct.unpack("d", struct.pack("q", self._words[FACTOR]))
+        return (self._words[CLIP] - 1, factor) if self._words[CLIP] else None
 
     def note_rank(self, rank: int, incarnation: tuple[int, int], left_at: int | None) -> None:
         """Who of a rank may speak, and since when it is absent."""

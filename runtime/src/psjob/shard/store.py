@@ -193,13 +193,14 @@ class Store(ShardProgress):
         for cell in self.cells.values():
             cell.take_up()
         self.admission.load(self.kept.rows(), {})
+        self.norms.take_up(self.kept.clip)
         self.counters = self.kept.counted(sum(self.clocks().values()))
         self.begin(cell.n for cell in self.all_cells())
         return said
 
     def _stand_up(self) -> None:
         """From now on another process could go on in place of this one."""
-        if self.kept is not None and not self._clipped:
+        if self.kept is not None:
             for rank in self.admission.rows:
                 self.note_rank(rank)
             self.kept.tell(self._said())
@@ -220,6 +221,12 @@ class Store(ShardProgress):
         """A cut is about to be ordered: no other process gives its number again."""
         if self.kept is not None:
             self.kept.note_cut(number)
+
+    def note_clip(self, version: int, factor: float) -> None:
+        """An update is about to be ordered, or to be made, with a factor for all blocks: it has no other, in any process."""
+        self.norms.ordered = version, factor
+        if self.kept is not None:
+            self.kept.note_clip(version, factor)
 
     def note_rank(self, rank: int) -> None:
         """Who of a rank may speak, or whether it is there, has changed."""
@@ -288,8 +295,11 @@ class Store(ShardProgress):
     def _measured(self, cell: Cell, squares: float, limit: float) -> None:
         if not self._clipped:
             self._clipped = True
-            self.stand_down()  # shards wait for each other's norms in the middle of an update, which no version says
             self._check_room(True)
+        factor = self.norms.factor(cell.n)
+        if factor is not None:
+            cell.clip(cell.n, factor)
+            return
         self.norms.note(self, cell.index, cell.n, squares, limit)
 
     def _settle(self) -> None:

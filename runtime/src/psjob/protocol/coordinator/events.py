@@ -122,7 +122,8 @@ class WorkerStops:
 class TookUp:
     """Before Started: shard 0's process goes on from the memory of one of the same attempt, which served its part of `layout`.
 
-    `workers` are how far each rank was there, and `cut` is the highest number that was given to a cut.
+    `workers` are how far each rank was there, and `cut` is the highest number that was given to a cut. `clip`: the order to clip that was
+    given last, as (version, factor).
     """
 
     view: int
@@ -131,6 +132,7 @@ class TookUp:
     layout: Layout
     workers: tuple[WorkerFacts, ...]
     cut: int
+    clip: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,28 @@ class Norms:
         self._recovery = -1
         self._version = -1
         self._told: dict[int, events.NormMeasured] = {}
+        self._early: dict[int, events.NormMeasured] = {}
+        """Told before training was on: of a recovery that goes on, it is not told again."""
         self._last: dict[str, Any] | None = None
         """The newest order."""
+
+    def take_up(self, recovery: int, version: int, factor: float) -> None:
+        """Another process has given this order: a shard that has not heard it tells again, and hears it from here."""
+        self._last = _order(recovery, version, factor)
+
+    def go_on(self) -> None:
+        """All shards serve on: what they told while that was not known counts."""
+        early, self._early = self._early, {}
+        for event in early.values():
+            self.measured(event)
 
     def measured(self, event: events.NormMeasured) -> None:
         """A shard holds an update until it knows the norm of all blocks. What it told before a restore is void."""
         recovery = self.c.recovery
-        if not recovery.open or event.recovery != recovery.recovery:
+        if event.recovery != recovery.recovery:
+            return
+        if not recovery.open:
+            self._early[event.shard] = event
             return
         if self._last is not None and (event.recovery, event.version) == (self._last["recovery"], self._last["version"]):
             recovery.order(event.shard, self._last)  # the stream that it was sent down has ended
@@ -45,13 +60,15 @@ class Norms:
     def _order(self, told: list[events.NormMeasured]) -> None:
         norm = math.sqrt(sum(each.squares for each in told))
         factor = clip_factor(norm, told[0].limit)
-        self._last = {
-            "do": "clip", "recovery": self._recovery, "version": self._version, "factor": None if math.isnan(factor) else factor,
-        }  # fmt: skip
+        self._last = _order(self._recovery, self._version, factor)
         self._told = {}
         self.c.progress.note_norm(norm)
         for each in reversed(told):  # shard 0 last: it carries an order out at once
             self.c.recovery.order(each.shard, self._last)
+
+
+def _order(recovery: int, version: int, factor: float) -> dict[str, Any]:
+    return {"do": "clip", "recovery": recovery, "version": version, "factor": None if math.isnan(factor) else factor}
 
 
 def clip_factor(norm: float, limit: float) -> float:

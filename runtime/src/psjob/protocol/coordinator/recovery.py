@@ -108,6 +108,8 @@ class Recovery:
         self._taken = event
         self.view, self.recovery = max(self.view, event.view), max(self.recovery, event.recovery)
         self.c.cutting.cuts.number = max(self.c.cutting.cuts.number, event.cut)
+        if event.clip is not None:
+            self.c.norms.take_up(event.recovery, *event.clip)
 
     def begin(self) -> None:
         """Shard 0 has started: it is its own first peer."""
@@ -360,6 +362,7 @@ class Recovery:
         c.log("info", f"all shards serve on at view {self.view}; no worker begins again")
         self.order_all({"do": "adopt", "view": self.view})
         self._let_in()
+        c.norms.go_on()
 
     def _order_restores(self, found: CheckpointFacts, fences: Mapping[int, list[int]]) -> None:
         c = self.c
