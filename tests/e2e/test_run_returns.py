@@ -48,6 +48,7 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     assert hit.sha == undisturbed.sha
 
 
+@pytest.mark.rotating
 def test_a_clipped_norm_is_the_same_after_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit = run(tmp_path / "hit", *crashes(21, 4, 20), words=["clip"])

@@ -23,7 +23,7 @@ from psjob.shard.cell import Cell, Gradient
 from psjob.shard.keeper import SERVES
 from psjob.shard.pending import Arrived, Info
 from psjob.shard.phase import Counters
-from psjob.shard.statememory import RECORD, SLABS, StateMemory
+from psjob.shard.statememory import RECORD, SLABS, StateMemory, Untaken
 from psjob.wire.shared import PAGE, Region
 from tests.soaking import rotating
 
@@ -175,7 +175,7 @@ def test_a_thread_too_many_keeps_no_copy_and_says_so() -> None:
     assert cell.state is not None
     memory.blocks[0].begin(cell.state)
     again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
-    with pytest.raises(ValueError, match="one thread too many"):
+    with pytest.raises(Untaken, match="one thread too many"):
         again.blocks[0].found()
 
 

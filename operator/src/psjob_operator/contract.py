@@ -305,6 +305,7 @@ SHARD_PART: Final = "-shard{shard:03d}-a{attempt}"
 def fork_server_after(environ: Mapping[str, str]) -> float:
     """Seconds by ENV_FORK_SERVER; infinite for a word."""
     try:
-        return float(environ.get(ENV_FORK_SERVER) or FORK_SERVER_SECONDS)
+        found = float(environ.get(ENV_FORK_SERVER) or FORK_SERVER_SECONDS)
     except ValueError:
         return float("inf")
+    return found if found == found else float("inf")  # the word nan is a number

@@ -69,6 +69,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     torch.set_num_threads(1)
     from psjob.rules.reduction import ReductionProblem
     from psjob.shard.server import Server, exit_now, last_words
+    from psjob.shard.statememory import Untaken
     from psjob.shard.statusport import serve_status
 
     assert here.checkpoints is not None
@@ -81,6 +82,9 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     except ReductionProblem as problem:
         exit_refused(str(problem))
         raise
+    except Untaken as problem:
+        print(f"psjob: shard {here.index} is restored from a checkpoint: {problem}", file=sys.stderr)
+        return supervise.EXIT_BROKEN
     _collect_seldom()
     serve_status(server, here.bind, peer.status_port)
     acceptor.open(server.meet, server.refuse)

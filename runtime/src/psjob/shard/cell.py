@@ -145,7 +145,7 @@ class Cell:
         self.waiters.clear()
 
     def take_up(self) -> None:
-        """Go on with the block as another process has left it. Raises ValueError where it cannot be."""
+        """Go on with the block as another process has left it. Raises Untaken where it cannot be."""
         assert self.kept is not None
         self.state, self.n, self.skipped = self.kept.found()
         self.state.room = self.kept.room

@@ -49,11 +49,16 @@ log = logging.getLogger("psjob.shard")
 
 @dataclass
 class Held:
-    """What a server finds that takes another's place. `died`: how that one ended."""
+    """What a server finds that takes another's place, until it has taken it. `died`: how that one ended."""
 
-    weights: Region
-    state: Region
-    died: str = ""
+    died: str
+    regions: list[Region]
+
+    def take(self) -> tuple[Region, Region]:
+        """WEIGHTS and STATE, which are mapped from now on as long as the caller has them. Raises ValueError the second time."""
+        weights, state = self.regions
+        self.regions.clear()
+        return weights, state
 
 
 class Keeping:
@@ -109,11 +114,15 @@ class Keeper:
         woken.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        keeper, found = os.getpid(), None
+        keeper, found, status = os.getpid(), None, 0
         while True:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._oom = _oom_kills()
-            self._server = os.fork()
+            try:
+                self._server = os.fork()
+            except OSError as error:  # no memory, or too many processes
+                print(f"psjob: no process can be forked in place of this shard's: {error}", file=sys.stderr, flush=True)
+                return forkwaiter.end_as(status) or contract.EXIT_RETRY
             if self._server == 0:
                 signal.set_wakeup_fd(-1)
                 for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -123,10 +132,14 @@ class Keeper:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != keeper:
                     os._exit(1)
+                self._held.clear()
                 if self._stopped:
                     signal.raise_signal(signal.SIGTERM)
                 return serve(Keeping(theirs), found)
+            if self._stopped:  # while it was forked: it has not heard that
+                os.kill(self._server, signal.SIGTERM)
             theirs.close()
+            found = None
             status = self._wait(ours, ended)
             ours.close()
             found = self._next(status)
@@ -173,7 +186,7 @@ class Keeper:
                 if self._can_fork is None and self._due is None:
                     self._due = time.monotonic() + contract.fork_server_after(os.environ)  # a short job does not pay for the import
             ours.send(b"+")
-        except OSError as error:
+        except (OSError, IndexError) as error:  # no memory, or no descriptor left
             print(f"psjob: this shard's memory cannot be held: {error}", file=sys.stderr, flush=True)
             self._held.clear()
             try:
@@ -208,12 +221,17 @@ class Keeper:
         if not self._can_fork:
             return None
         died = signal.Signals(os.WTERMSIG(status)).name
-        return Held(self._held[WEIGHTS], self._held[STATE], died)
+        return Held(died, [self._held[WEIGHTS], self._held[STATE]])
 
 
 def possible_here() -> bool:
     """Can this process be a keeper? It must have one thread, and a system that lends memory."""
-    return possible() and contract.fork_server_after(os.environ) != float("inf") and len(os.listdir("/proc/self/task")) == 1
+    if not possible() or contract.fork_server_after(os.environ) == float("inf"):
+        return False
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def _oom_kills() -> int | None:

@@ -32,7 +32,7 @@ class Outliving:
         held, self.found = self.found, None
         slots = tuple(rule.slots)
         if held is not None:
-            return StateMemory(held.weights, held.state, places, blocks, slots)
+            return StateMemory(*held.take(), places, blocks, slots)
         if self._keeping is None:
             return None
         try:

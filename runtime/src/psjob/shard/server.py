@@ -105,7 +105,7 @@ class Server:
         self._told_waiting = 0.0
 
     def take_up(self, held: Held) -> None:
-        """Go on in place of a process of this attempt that was killed. Before `run_until_gone`; raises ValueError where that cannot be."""
+        """Go on in place of a process of this attempt that was killed. Before `run_until_gone`; raises Untaken where that cannot be."""
         said = self.store.take_up(held)
         live = self.store.admission.live()
         left = frozenset(self.store.admission.rows) - live

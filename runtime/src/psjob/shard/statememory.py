@@ -53,6 +53,10 @@ SLABS: Final = 64
 NO_SLAB: Final = SLABS
 
 
+class Untaken(Exception):
+    """What a process has left in memory is not all that another one needs."""
+
+
 class StateMemory:
     """Of the blocks of one layout. `weights` holds them where `span` says, `region` all else. Raises OSError where there is no memory.
 
@@ -226,7 +230,7 @@ class BlockMemory:
     def found(self) -> tuple[BlockState, int, bool]:
         """The block as another process has left it: its state, its version, and whether the last update was skipped.
 
-        Raises ValueError where it was being updated and no copy of it was kept.
+        Raises Untaken where it was being updated and no copy of it was kept.
         """
         version, busy = self._words[VERSION], self._words[BUSY]
         at = self._records + version % 2 * RECORD
@@ -235,7 +239,7 @@ class BlockMemory:
         if busy and busy // 2 // (SLABS + 1) == version:
             slab = busy // 2 % (SLABS + 1)
             if slab == NO_SLAB:
-                raise ValueError(f"block {self.block.index} was being updated by one thread too many")
+                raise Untaken(f"block {self.block.index} was being updated by one thread too many")
             copies = self._copies_in(slab)
             self.weights.copy_(copies[""])
             for name, slot in slots.items():

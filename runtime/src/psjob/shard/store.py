@@ -37,7 +37,7 @@ from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
 from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
-from psjob.shard.statememory import StateMemory, told
+from psjob.shard.statememory import StateMemory, Untaken, told
 from psjob.shard.waiting import Replies, Waiter
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
@@ -183,13 +183,14 @@ class Store(ShardProgress):
     # -- for a process after this one ----------------------------------------------------------
 
     def take_up(self, held: Held) -> dict[str, Any]:
-        """Go on with what a process before this one has left in memory; what it said of itself. Raises ValueError where that cannot be."""
-        said = told(held.state)
+        """Go on with what a process before this one has left in memory; what it said of itself. Raises Untaken where that cannot be."""
+        _, state = held.regions
+        said = told(state)
         self.mode, self.generation = modes.read(said["mode"]), int(said["generation"])
         self.outliving.found = held
         self._lay_out(Layout.from_json(said["layout"]), str(said["rule"]), ())
-        if self.kept is None or self.kept.region is not held.state:
-            raise ValueError("the memory that was left is of another model than it says")
+        if self.kept is None or self.kept.region is not state:
+            raise Untaken("the memory that was left is of another model than it says")
         for cell in self.cells.values():
             cell.take_up()
         self.admission.load(self.kept.rows(), {})
