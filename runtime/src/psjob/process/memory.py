@@ -20,9 +20,9 @@ def limit() -> int | None:
     return None
 
 
-def resident() -> int | None:
-    """That it has in RAM."""
-    return _field(Path("/proc/self/status"), "VmRSS:")
+def resident(pid: int | None = None) -> int | None:
+    """That it, or another process, has in RAM."""
+    return _field(Path(f"/proc/{'self' if pid is None else pid}/status"), "VmRSS:")
 
 
 def peak() -> int | None:
@@ -35,10 +35,13 @@ def available() -> int | None:
     return _field(Path("/proc/meminfo"), "MemAvailable:")
 
 
-def free() -> int | None:
-    """That it could have more: what the machine has left, or its container where that is less."""
+def free(*others: int) -> int | None:
+    """That it could have more: what the machine has left, or its container where that is less. `others`: processes beside it."""
     left, most, own = available(), limit(), resident()
-    return left if most is None or own is None else max(0, min(most - own, left if left is not None else most))
+    if most is None or own is None:
+        return left
+    own += sum(resident(pid) or 0 for pid in others)
+    return max(0, min(most - own, left if left is not None else most))
 
 
 def _field(path: Path, name: str) -> int | None:

@@ -34,7 +34,7 @@ STATE: Final = "state"
 SERVES, PROGRESS = 0, 1
 """The first words of STATE: can another process go on from it; another number after each update."""
 ROOM = 1 << 30
-"""Bytes of memory that must be free for that import, which takes about 200 MB."""
+"""Bytes of memory that must be free for that import, which takes about 250 MB."""
 MOST_IN_VAIN = 3
 """Servers in a row that were killed before they made an update."""
 ANSWER_SECONDS = 30.0
@@ -198,7 +198,7 @@ class Keeper:
     def _prepare(self) -> None:
         """Import what a server needs, so that the next one is a fork of it."""
         if self._can_fork is None:
-            if "torch" not in sys.modules and (room := memory.free()) is not None and room < ROOM:
+            if "torch" not in sys.modules and (room := memory.free(*filter(None, [self._server]))) is not None and room < ROOM:
                 self._can_fork = False
                 return
             importlib.import_module("psjob.shard.server")
