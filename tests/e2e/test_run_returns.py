@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.soaking import rotating
 
 
 def run(folder: Path, *what: str, words: Sequence[str] = ()) -> Ran:
@@ -54,3 +56,19 @@ def test_a_clipped_norm_is_the_same_after_crashes(tmp_path: Path, monkeypatch: p
     hit = run(tmp_path / "hit", *crashes(21, 4, 20), words=["clip"])
     assert hit.summary["restarts"] == {} and hit.log("job-ps-").count("goes on from its memory") == 20, hit.err
     assert hit.sha == run(tmp_path / "undisturbed", words=["clip"]).sha != run(tmp_path / "free").sha
+
+
+@pytest.mark.parametrize("what", ["crash", rotating("kill")])
+def test_buffers_of_a_worker_that_has_left_outlive_shard_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setenv("PS_FORK_SERVER", "0")
+    hit, undisturbed = (
+        train(folder, manifest(folder, ["leaving_first.py"], checkpoint={"everySteps": 10}), *faults(*texts)).weights()
+        for folder, texts in ((made(tmp_path / "hit"), [f"{what}:ps-0@step=100"]), (made(tmp_path / "undisturbed"), []))
+    )
+    assert "1.running_mean" in hit and hit.keys() == undisturbed.keys()
+    assert all(torch.equal(hit[name], undisturbed[name]) for name in hit)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

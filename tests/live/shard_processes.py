@@ -21,6 +21,12 @@ PROGRAM = ("-m", "psjob.shard")
 Process = subprocess.Popen[bytes] | warm.Started
 
 
+def serving(process: Process) -> int:
+    """The number of the process that serves in a shard, which its keeper has started."""
+    servers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(servers[0]) if servers else process.pid
+
+
 class Processes:
     """Shards of one run in `folder`. `started` are their processes by index, the newest.
 

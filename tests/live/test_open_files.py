@@ -7,7 +7,7 @@ from pathlib import Path
 
 from psjob import contract
 from tests.live.live_shards import eventually
-from tests.live.shard_processes import Processes, processes
+from tests.live.shard_processes import Processes, processes, serving
 
 
 def limited(soft: int, hard: int) -> tuple[str, ...]:
@@ -18,7 +18,7 @@ def limited(soft: int, hard: int) -> tuple[str, ...]:
 
 def open_files(run: Processes) -> tuple[int, int]:
     """(soft, hard) of shard 0's process."""
-    return resource.prlimit(run.started[0].pid, resource.RLIMIT_NOFILE)
+    return resource.prlimit(serving(run.started[0]), resource.RLIMIT_NOFILE)
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from psjob import contract
 from tests.live.live_shards import eventually
-from tests.live.shard_processes import Processes, processes, pushing
+from tests.live.shard_processes import Processes, processes, pushing, serving
 
 TIMEOUT = 2.0
 READS = 7.0
@@ -106,9 +107,9 @@ def test_a_stopped_shard_gives_no_answer_and_is_alive_again_when_it_goes_on(tmp_
     with processes(tmp_path, forked=True, shardTimeoutSeconds=TIMEOUT) as run:
         process = run.start(0)
         assert eventually(lambda: run.get(0, contract.HEALTH_PATH)[0] == 200, 60.0)
-        process.send_signal(signal.SIGSTOP)
+        os.kill(serving(process), signal.SIGSTOP)
         assert run.get(0, contract.HEALTH_PATH)[0] == 0
         time.sleep(2 * TIMEOUT)
-        process.send_signal(signal.SIGCONT)
+        os.kill(serving(process), signal.SIGCONT)
         assert eventually(lambda: run.get(0, contract.HEALTH_PATH)[0] == 200, 30.0)
         assert process.poll() is None

@@ -162,7 +162,11 @@ def test_what_does_not_fit_is_not_gone_on_from() -> None:
     memory.blocks[0].commit(cell.state, 1, False)
     assert not region.words(0, 1)[SERVES] and memory.blocks[0].version == 0
     memory.serve(True)
-    memory.blocks[0].commit(BlockState(torch.zeros(cell.block.length)), 1, False)  # in memory of its own
+    assert not region.words(0, 1)[SERVES], "a block is missing"
+    cell.state.segments = [(cell.block.length, 1)]
+    memory.blocks[0].commit(cell.state, 2, False)
+    assert region.words(0, 1)[SERVES] and memory.blocks[0].version == 2
+    memory.blocks[0].commit(BlockState(torch.zeros(cell.block.length)), 3, False)  # in memory of its own
     assert not region.words(0, 1)[SERVES]
 
 

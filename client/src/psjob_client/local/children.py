@@ -74,14 +74,13 @@ class ChildProcess:
         except ProcessLookupError:
             pass
 
-    def crash(self) -> None:
-        """SIGKILL to the process that serves in a shard, not to its keeper; to the shard itself where it has no keeper."""
+    def crash(self) -> bool:
+        """SIGKILL to the process that serves in a shard, not to its keeper; False where there is none now."""
         servers = _children(self.process.pid) if self.process is not None and self.ended is None else []
-        if not servers:
-            self.send(signal.SIGKILL)
         for pid in servers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return bool(servers)
 
     def stop(self, now: float, grace: float) -> None:
         """SIGTERM now and SIGKILL after `grace` seconds; at once where grace is 0. Asked again, the earlier SIGKILL holds."""

@@ -22,6 +22,7 @@ CLOSE = 0.1
 """The same while a recovery is measured."""
 ARMED = 0.03
 """The same with the coordinator while a fault waits for its step."""
+REPLACED_SECONDS = 3.0
 GLANCE, GLANCES = 0.002, 100
 """Seconds between two looks at a run's folder while a fault waits for a cut, and how many of them come between two rounds."""
 SETTLE = 0.01
@@ -72,7 +73,10 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
     if fault.when == "cut" and torn is None:
         return False
-    child.crash() if fault.what == "crash" else child.send(fault.signal)
+    if fault.what == "crash":
+        await _crash(child)
+    else:
+        child.send(fault.signal)
     at = time.time()
     checkpoint = part(backend.watch.coordinator, "checkpoint")
     recovery = Recovery(
@@ -91,6 +95,16 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     where = "" if torn is None else f", while it wrote {torn}"
     story.display.say(f"fault {fault.text}: {fault.signal.name} to {_hit(fault, child)} at step {recovery.step}, {kept}{where}", "yellow")
     return True
+
+
+async def _crash(child: ChildProcess) -> None:
+    """A shard without a keeper is hit itself. One whose process is being replaced is waited for."""
+    until = time.monotonic() + REPLACED_SECONDS
+    while not child.crash():
+        if time.monotonic() > until:
+            child.send(signal.SIGKILL)
+            return
+        await asyncio.sleep(GLANCE)
 
 
 def _hit(fault: Fault, child: ChildProcess) -> str:

@@ -32,7 +32,7 @@ class Ftrl(BaseRule):
     ) -> None:
         """One step."""
         if not state.slots:
-            state.slots["z"] = first(state.weights, hyperparameters)
+            arrays.put(state.slot("z"), first(state.weights, hyperparameters))
         state.steps += 1
         for weights, g, z, n in pieces(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
             step(weights, g, z, n, hyperparameters)

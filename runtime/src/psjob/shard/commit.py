@@ -74,6 +74,8 @@ class DiskWork:
         self.place, self.folder = place, folder
         self._newest: Manifest | None = None
         """The newest manifest that this coordinator has committed: unchanged blocks and rows lie in its files."""
+        self._buffers: FileFact | None = None
+        """Those of the newest checkpoint of this run: they stay what they are when the worker that has them has left."""
 
     def carry_out(self, job: Job) -> events.Event | None:
         """Do it; what became of it."""
@@ -148,6 +150,7 @@ class DiskWork:
                 return events.NewestRead(job.number, None, (str(problem),), failed=True)
             problems += passed
             if made is not None:
+                self._buffers = made.buffers if folder == self.folder else None
                 found = facts_of(folder, made)
                 return events.NewestRead(job.number, found, tuple(problems), records=held if job.records else None, initial=initial)
         return events.NewestRead(job.number, None, tuple(problems))
@@ -171,7 +174,7 @@ class DiskWork:
             for name in written:
                 manifest.remove(self.folder, name)
             return events.ManifestUncommitted(job.cut, str(problem), problem.full)
-        self._newest = made
+        self._newest, self._buffers = made, made.buffers
         manifest.prune(self.folder, self.place.config.checkpoint.keep, made)
         log.info("checkpoint of step %d committed in %.2f s: %s", made.step, time.time() - began, path.name)
         return events.ManifestCommitted(job.cut, facts_of(self.folder, made))
@@ -217,8 +220,8 @@ class DiskWork:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))
         buffers = _buffers(job.buffers)
         if buffers:
-            made = replace(made, buffers=self._write(f"{stem}-buffers.safetensors", buffers, written))
-        return made
+            return replace(made, buffers=self._write(f"{stem}-buffers.safetensors", buffers, written))
+        return replace(made, buffers=self._buffers)
 
     def _write(self, name: str, held: Sequence[tuple[str, torch.Tensor]], written: list[str]) -> FileFact:
         written.append(name)

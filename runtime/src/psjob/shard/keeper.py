@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, memory
+from psjob.process import forkserver, forkwaiter, memory, pulse
 from psjob.wire.shared import Region, possible
 
 WEIGHTS: Final = "weights"
@@ -39,6 +39,7 @@ MOST_IN_VAIN = 3
 """Servers in a row that were killed before they made an update."""
 ANSWER_SECONDS = 30.0
 """For the keeper to map memory: it may import torch meanwhile."""
+LONGEST_WAIT: Final = 3600.0
 MOST_SAID: Final = 4096
 PR_SET_PDEATHSIG: Final = 1
 REPLACED: Final = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
@@ -81,13 +82,18 @@ class Keeping:
         if self._sock is None:
             raise OSError("the first process of this shard holds no memory any more")
         try:
-            socket.send_fds(self._sock, [json.dumps(said).encode()], fds)
-            if self._sock.recv(1) == b"+":
-                return
+            with pulse.call():  # the keeper may import meanwhile
+                return self._answered(said, fds)
         except OSError as error:
             log.warning("memory of this shard is not held for a process after this one: %s", error)
         self._sock = None
         raise OSError("the first process of this shard could not hold its memory")
+
+    def _answered(self, said: dict[str, object], fds: list[int]) -> None:
+        assert self._sock is not None
+        socket.send_fds(self._sock, [json.dumps(said).encode()], fds)
+        if self._sock.recv(1) != b"+":
+            raise OSError("its first process could not map it")
 
 
 @dataclass
@@ -149,7 +155,8 @@ class Keeper:
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stopped = True
         if self._server:
-            os.kill(self._server, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._server, number)
 
     def _wait(self, ours: socket.socket, ended: socket.socket) -> int:
         """Hold what the server asks to, until it has ended. Its status."""
@@ -162,13 +169,13 @@ class Keeper:
                 self._server = 0
                 return status
             left = None if self._due is None else max(0.0, self._due - time.monotonic())
-            ready = poll.poll(None if left is None else left * 1000)
+            ready = poll.poll(None if left is None else min(left, LONGEST_WAIT) * 1000)
             for fd, _ in ready:
                 if fd == ended.fileno():
                     ended.recv(4096)
                 elif not self._hear(ours):
                     poll.unregister(ours)
-            if not ready and self._due is not None and time.monotonic() >= self._due:
+            if not ready and self._due is not None and time.monotonic() >= self._due and len(self._held) == 2:
                 self._due = None
                 self._prepare()
 
@@ -196,13 +203,17 @@ class Keeper:
         return True
 
     def _prepare(self) -> None:
-        """Import what a server needs, so that the next one is a fork of it."""
-        if self._can_fork is None:
+        """Import what a server needs, so that the next one is a fork of it. What fails here must not end the server that there is."""
+        if self._can_fork is not None:
+            return
+        try:
             if "torch" not in sys.modules and (room := memory.free(*filter(None, [self._server]))) is not None and room < ROOM:
-                self._can_fork = False
-                return
+                return  # looked at again when it is needed
             importlib.import_module("psjob.shard.server")
             self._can_fork = forkserver.can_fork()
+        except Exception as error:  # no process, no memory, a library that cannot be read
+            print(f"psjob: no process can go on in place of this shard's: {error!r}", file=sys.stderr, flush=True)
+            self._can_fork = False
 
     def _next(self, status: int) -> Held | None:
         """What the next server goes on from; None: there is to be none."""

@@ -39,6 +39,7 @@ class Outliving:
             weights = self._keeping.lend(WEIGHTS, places.size)
             state = self._keeping.lend(STATE, StateMemory.room(said, places, len(blocks), workers, len(slots)))
         except OSError:
+            self.drop()  # one of two would stay there for nothing
             self._keeping = None
             return None
         return StateMemory.begin(weights, state, said, places, blocks, workers, slots)

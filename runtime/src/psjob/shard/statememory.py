@@ -15,6 +15,7 @@ Only sync is covered, where a version is a clock: a push that is not in a block'
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import threading
 from collections.abc import Iterable, Mapping
@@ -44,13 +45,17 @@ RANK_WORDS: Final = 3
 """Of a rank: its incarnation, and the clock from which on it is absent (-1: it has not left)."""
 BLOCK_WORDS: Final = 8
 VERSION, BUSY = 0, 1
-RECORD: Final = 512
+RECORD: Final = 4096
 """Bytes for the counts of a block."""
+END: Final = b"\0"
 SPARE: Final = 4096
 """Bytes by which the text may grow: its numbers."""
 SLABS: Final = 64
 """Threads that may update blocks at one time and keep a copy."""
 NO_SLAB: Final = SLABS
+
+
+log = logging.getLogger("psjob.shard")
 
 
 class Untaken(Exception):
@@ -71,6 +76,9 @@ class StateMemory:
         self.blocks = {block.index: BlockMemory(self, block, at) for at, block in enumerate(blocks)}
         self._own = threading.local()
         self._taken = 0
+        self._serves = False
+        self._unplaced: set[int] = set()
+        """Blocks that lie elsewhere, or whose counts do not fit."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -95,7 +103,19 @@ class StateMemory:
 
     def serve(self, serves: bool) -> None:
         """Can another process go on from here?"""
-        self._words[SERVES] = serves
+        with self._lock:
+            self._serves = serves
+            self._words[SERVES] = serves and not self._unplaced
+
+    def place(self, block: int, placed: bool) -> None:
+        """Is all of a block here? Nobody can go on while one is not."""
+        if placed == (block not in self._unplaced):
+            return
+        with self._lock:
+            (self._unplaced.discard if placed else self._unplaced.add)(block)
+            self._words[SERVES] = self._serves and not self._unplaced
+        if not placed:
+            log.info("block %d does not fit in memory that outlives this process: a crash restores this shard from a checkpoint", block)
 
     def tell(self, told: Mapping[str, Any]) -> None:
         """Put another text in place of the one before: what it says of the whole, as JSON."""
@@ -217,14 +237,16 @@ class BlockMemory:
     def commit(self, state: BlockState, version: int, skipped: bool) -> None:
         """The block has come to `version`: its tensors are what they are to be."""
         placed = state.weights is self.weights and all(self._slots.get(name) is slot for name, slot in state.slots.items())
-        record = _text({**state.counts(), "slots": sorted(state.slots), "skipped": skipped})
-        if not placed or len(record) > RECORD:
-            self._whole.serve(False)  # nobody can go on from a block that lies elsewhere
+        record = _text({**state.counts(), "slots": sorted(state.slots), "skipped": skipped}) + END
+        placed = placed and len(record) <= RECORD
+        if not placed:
+            self._whole.place(self.block.index, False)
             return
         at = self._records + version % 2 * RECORD
-        self._whole._raw[at : at + RECORD] = record.ljust(RECORD)
+        self._whole._raw[at : at + len(record)] = record
         self._words[VERSION] = version
         self._words[BUSY] = 0
+        self._whole.place(self.block.index, True)
         self._whole._words[PROGRESS] = version
 
     def found(self) -> tuple[BlockState, int, bool]:
@@ -234,7 +256,7 @@ class BlockMemory:
         """
         version, busy = self._words[VERSION], self._words[BUSY]
         at = self._records + version % 2 * RECORD
-        said = json.loads(bytes(self._whole._raw[at : at + RECORD]))
+        said = json.loads(bytes(self._whole._raw[at : at + RECORD]).partition(END)[0])
         slots = {name: self.room(name) for name in said["slots"]}
         if busy and busy // 2 // (SLABS + 1) == version:
             slab = busy // 2 % (SLABS + 1)

@@ -201,39 +201,40 @@ class Store(ShardProgress):
 
     def _stand_up(self) -> None:
         """From now on another process could go on in place of this one."""
-        if self.kept is not None:
-            for rank in self.admission.rows:
-                self.note_rank(rank)
-            self.kept.tell(self._said())
-            self.kept.serve(True)
+        if (kept := self.kept) is not None:
+            with self.lock:
+                for rank in self.admission.rows:
+                    self.note_rank(rank)
+            kept.tell(self._said())
+            kept.serve(True)
 
     def stand_down(self) -> None:
         """No process could: blocks are put in place, or are not all what they are to be."""
-        if self.kept is not None:
-            self.kept.serve(False)
+        if (kept := self.kept) is not None:
+            kept.serve(False)
 
     def keep_counts(self) -> None:
         """A process after this one is to count on from here."""
-        if self.kept is not None:
+        if (kept := self.kept) is not None:
             with self.lock:
-                self.kept.count(self.counters, sum(row.complete for row in self.admission.rows.values()))
+                kept.count(self.counters, sum(row.complete for row in self.admission.rows.values()))
 
     def note_cut(self, number: int) -> None:
         """A cut is about to be ordered: no other process gives its number again."""
-        if self.kept is not None:
-            self.kept.note_cut(number)
+        if (kept := self.kept) is not None:
+            kept.note_cut(number)
 
     def note_clip(self, version: int, factor: float) -> None:
         """An update is about to be ordered, or to be made, with a factor for all blocks: it has no other, in any process."""
         self.norms.ordered = version, factor
-        if self.kept is not None:
-            self.kept.note_clip(version, factor)
+        if (kept := self.kept) is not None:
+            kept.note_clip(version, factor)
 
     def note_rank(self, rank: int) -> None:
         """Who of a rank may speak, or whether it is there, has changed."""
-        if self.kept is not None:
+        if (kept := self.kept) is not None:
             row = self.admission.rows[rank]
-            self.kept.note_rank(rank, row.incarnation, row.left_at)
+            kept.note_rank(rank, row.incarnation, row.left_at)
 
     def _said(self) -> dict[str, Any]:
         assert self.layout is not None

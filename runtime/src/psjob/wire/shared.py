@@ -46,7 +46,11 @@ class Region:
             os.ftruncate(fd, size)
             address = _map(None, size, _READ | _WRITE, _SHARED, fd, 0)
             if unsealed is not None:
-                unsealed(fd)
+                try:
+                    unsealed(fd)
+                except BaseException:
+                    _libc().munmap(address, size)
+                    raise
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | _FUTURE_WRITE)
