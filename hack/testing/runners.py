@@ -186,6 +186,7 @@ class Loop:
         if pid == 0:
             for other in self._runners.values():
                 other.line.close()
+            self._runners = {}  # tests look at all that the functions under way hold, as psjob does in a script
             ours.close()
             _serve(self._session, number, theirs)
         theirs.close()
