@@ -111,3 +111,18 @@ say("found", weights.size, weights.words(0, 1)[0])
 return 0
 """
     assert ended(tmp_path, case) == (0, ["life 1", "after SIGKILL", "life 2", f"found {1 << 20} {1 << 20}"])
+
+
+def test_memory_that_is_dropped_before_the_import_leaves_the_keeper_idle(tmp_path: Path) -> None:
+    case = """
+def ticks():
+    return sum(map(int, open(f"/proc/{os.getppid()}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+keeping.drop()
+time.sleep(0.3)  # the import would be due
+before = ticks()
+time.sleep(1)
+say("busy" if ticks() - before > 10 else "idle")
+return 3
+"""
+    assert started(tmp_path, case, after="0.2").wait(60) == 3
+    assert (tmp_path / "out").read_text().split("\n")[1] == "idle"

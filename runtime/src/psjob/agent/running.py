@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from psjob import contract
 from psjob.agent.decide import End, Ended, Standing, StartAgain, verdict
 from psjob.agent.names import LOCALHOST, environment
+from psjob.process import forking
 from psjob.process.config import Place
 from psjob.process.descendants import end_children
 
@@ -26,7 +28,7 @@ PATIENT_SECONDS = 10.0
 MOST_WORDS = 1 << 20
 """Bytes of what process 0 may say between two starts."""
 CANNOT_START = 127
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -87,7 +89,7 @@ class Agent:
         config = self._place.config
         env = environment(self._given, self._place.index, config.workers, local, config.processes, port, sockets, self._rewinds)
         try:
-            child = subprocess.Popen(self._command, env=env, pass_fds=list(sockets), preexec_fn=_die_with(os.getpid()))
+            child = subprocess.Popen(self._command, env=env, pass_fds=list(sockets), preexec_fn=partial(forking.end_with, os.getpid()))
         except (OSError, ValueError) as error:
             print(f"psjob: cannot start {self._command[0]}: {error}", file=sys.stderr, flush=True)
             self._ended.append(Ended(local, CANNOT_START))
@@ -229,20 +231,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOCALHOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with(parent: int) -> Any:
-    """Has the kernel kill the child when process `parent`, ours, ends in whatever way."""
-    if _LIBC is None:
-        return None
-    prctl = _LIBC.prctl
-
-    def ask() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def _forget_message(environ: Mapping[str, str]) -> None:

@@ -15,7 +15,6 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # this folder; before anything is imported by a name that lies here too
 
-import ctypes
 import gc
 import importlib
 import json
@@ -32,7 +31,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-PR_SET_PDEATHSIG: Final = 1
+from psjob.process import forking
+
 READY: Final = b"ready\n"
 WORKERS, SHARDS = ("torch", "psjob.api.attach"), ("psjob.shard.server",)
 """What they import, by name: this room is below theirs."""
@@ -197,31 +197,23 @@ def _serve(server: socket.socket, asked: dict[str, Any], files: Sequence[int]) -
         os.dup2(source, target)
         os.close(source)
     _set_score(asked["score"])
-    ended, woken = socket.socketpair()
-    woken.setblocking(False)
-    me = os.getpid()
+    ends, me = forking.Ends(), os.getpid()
     while True:
         talk = mmap.mmap(-1, MOST_WORDS)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         try:
             pid = os.fork()
         except OSError:  # no memory, or too many processes
             _say_to(server, {"exec": asked["environment"]})
             os._exit(1)
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for one in (server, ended, woken):
-                one.close()
-            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != me:
-                os._exit(1)
+            ends.close()
+            server.close()
+            forking.end_with(me)
             sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
             _become(asked["words"], asked["folder"], asked["environment"])
             return
         _say_to(server, {"pid": pid, "environment": asked["environment"]})
-        status = _wait(pid, server, ended)
+        status = _wait(pid, server, ends)
         said = bytes(talk).rstrip(b"\0")
         talk.close()
         if status != 0 or not said:
@@ -234,15 +226,15 @@ def _say_to(server: socket.socket, what: Mapping[str, Any]) -> None:
     server.sendall(json.dumps(what).encode() + b"\n")
 
 
-def _wait(pid: int, server: socket.socket, ended: socket.socket) -> int:
+def _wait(pid: int, server: socket.socket, ends: forking.Ends) -> int:
     """The status of the fork, which ends if who waits for it has gone."""
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
+    poll.register(ends, select.POLLIN)
     poll.register(server, select.POLLIN)
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         for fd, _ in poll.poll():
-            if fd == ended.fileno():
-                ended.recv(4096)
+            if fd == ends.fileno():
+                ends.heard()
             elif not server.recv(4096):
                 os.killpg(0, signal.SIGKILL)
     _say_to(server, {"ended": pid})  # while nobody else can have its number
@@ -301,8 +293,6 @@ def _say(error: BaseException) -> None:
     except BaseException:
         traceback.print_exc()
 
-
-_LIBC = ctypes.CDLL(None)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))

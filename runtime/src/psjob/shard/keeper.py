@@ -8,7 +8,6 @@ job. It passes SIGTERM on, and ends as the server ends where that cannot be repl
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import logging
@@ -25,7 +24,7 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, memory, pulse
+from psjob.process import forking, forkserver, forkwaiter, memory, pulse
 from psjob.wire.shared import Region, possible
 
 WEIGHTS: Final = "weights"
@@ -41,7 +40,6 @@ ANSWER_SECONDS = 30.0
 """For the keeper to map memory: it may import torch meanwhile."""
 LONGEST_WAIT: Final = 3600.0
 MOST_SAID: Final = 4096
-PR_SET_PDEATHSIG: Final = 1
 REPLACED: Final = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 """Signals by which a server ends without having wanted to."""
 EVENTS: Final = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
@@ -116,11 +114,7 @@ class Keeper:
         """Fork servers, which call `serve`; returns the exit status in each process."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ended, woken = socket.socketpair()
-        woken.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-        keeper, found, status = os.getpid(), None, 0
+        ends, keeper, found, status = forking.Ends(), os.getpid(), None, 0
         while True:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._oom = _oom_kills()
@@ -130,14 +124,10 @@ class Keeper:
                 print(f"psjob: no process can be forked in place of this shard's: {error}", file=sys.stderr, flush=True)
                 return forkwaiter.end_as(status) or contract.EXIT_RETRY
             if self._server == 0:
-                signal.set_wakeup_fd(-1)
-                for number in (signal.SIGCHLD, signal.SIGTERM):
-                    signal.signal(number, signal.SIG_DFL)
-                for sock in (ours, ended, woken):
-                    sock.close()
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != keeper:
-                    os._exit(1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                ends.close()
+                ours.close()
+                forking.end_with(keeper)
                 self._held.clear()
                 if self._stopped:
                     signal.raise_signal(signal.SIGTERM)
@@ -146,7 +136,7 @@ class Keeper:
                 os.kill(self._server, signal.SIGTERM)
             theirs.close()
             found = None
-            status = self._wait(ours, ended)
+            status = self._wait(ours, ends)
             ours.close()
             found = self._next(status)
             if found is None:
@@ -158,24 +148,24 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._server, number)
 
-    def _wait(self, ours: socket.socket, ended: socket.socket) -> int:
+    def _wait(self, ours: socket.socket, ends: forking.Ends) -> int:
         """Hold what the server asks to, until it has ended. Its status."""
         poll = select.poll()
         poll.register(ours, select.POLLIN)
-        poll.register(ended, select.POLLIN)
+        poll.register(ends, select.POLLIN)
         while True:
             pid, status = os.waitpid(self._server, os.WNOHANG)
             if pid:
                 self._server = 0
                 return status
-            left = None if self._due is None else max(0.0, self._due - time.monotonic())
-            ready = poll.poll(None if left is None else min(left, LONGEST_WAIT) * 1000)
+            due = self._due if len(self._held) == 2 else None
+            ready = poll.poll(None if due is None else min(max(0.0, due - time.monotonic()), LONGEST_WAIT) * 1000)
             for fd, _ in ready:
-                if fd == ended.fileno():
-                    ended.recv(4096)
+                if fd == ends.fileno():
+                    ends.heard()
                 elif not self._hear(ours):
                     poll.unregister(ours)
-            if not ready and self._due is not None and time.monotonic() >= self._due and len(self._held) == 2:
+            if not ready and due is not None and time.monotonic() >= due:
                 self._due = None
                 self._prepare()
 
