@@ -36,26 +36,29 @@ _epochs = 0
 
 def main() -> None:
     world, out, words = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    store = os.path.join(tempfile.mkdtemp(prefix="psjob-ddp-"), "store")
-    children = []
-    for rank in range(world):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                _rank(rank, world, store, out, words)
-                code = 0
-            except SystemExit as end:
-                code = int(end.code or 0)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    with tempfile.TemporaryDirectory(prefix="psjob-ddp-") as folder:
+        children = [_forked(rank, world, os.path.join(folder, "store"), out, words) for rank in range(world)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     raise SystemExit(max(codes, key=abs))
+
+
+def _forked(rank: int, world: int, store: str, out: str, words: list[str]) -> int:
+    """The process of a rank, by its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _rank(rank, world, store, out, words)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _rank(rank: int, world: int, store: str, out: str, words: list[str]) -> None:
