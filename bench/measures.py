@@ -178,6 +178,25 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     *(
         Against(
+            "kept", f"100 MB, {name}, 1 worker, 1 shard, shared memory: a step whose result outlives the shard's process",
+            ours("--optimizer", optimizer, *LONE),
+            ((Program("psjob with PS_FORK_SERVER=never", "psjob_ps.py", ("--what", "unkept", "--optimizer", optimizer, *LONE)), 1 / most),),
+        )
+        for name, optimizer, most in (("SGD", "sgd", 1.25), ("Adam", "adam", 1.1))
+    ),
+    *(
+        Alone(
+            "returns", f"2 workers, 2 shards, sync: {what} is killed", Program("psjob", "returns.py", words, seconds=1800.0), on_request=True
+        )
+        for what, words in (
+            ("a worker", ("--what", "worker:20", "--megabytes", "1")),
+            ("a shard's process", ("--what", "process:1000", "--megabytes", "1")),
+            ("a shard with its pod", ("--what", "shard:20", "--megabytes", "1")),
+            ("a shard's process of 1 GB", ("--what", "process:20", "--megabytes", "1000")),
+        )
+    ),
+    *(
+        Against(
             "device", f"{megabytes} MB on a GPU, 1 worker, 1 shard: a step of push and pull", ours("--what", "cuda", *words),
             ((Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
              (Program("psjob, the model on the CPU, by TCP", "psjob_ps.py", words), 0.0)), on_request=True,

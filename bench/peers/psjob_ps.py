@@ -1,11 +1,13 @@
 """psjob itself: shards and workers as processes of this machine, one step of an attached optimizer a cycle.
 
-`--what cuda`: the model lies on the first GPU.
+`--what cuda`: the model lies on the first GPU. `--what unkept`: what a shard holds does not outlive its process.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 import clock
@@ -14,15 +16,19 @@ import torch
 
 import psjob
 
+UNKEPT = "unkept"
+
 
 def main() -> None:
+    if UNKEPT in sys.argv:
+        os.environ["PS_FORK_SERVER"] = "never"
     job.measure(__doc__, work)
 
 
 def work(words: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     each = words.megabytes * 250_000 // words.tensors
-    device = words.what or "cpu"
+    device = "cpu" if words.what == UNKEPT else words.what or "cpu"
     model = torch.nn.ParameterList([torch.zeros(each, device=device) for _ in range(words.tensors)])
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     attached, optimizer = psjob.attach(model, kinds[words.optimizer](model.parameters(), lr=clock.RATE))

@@ -16,10 +16,12 @@ FINAL = "final.safetensors"
 NO_CHECKPOINTS = {"disabled": True}
 
 
-def start(folder: str, command: Sequence[str], workers: int, shards: int = 1, **spec: Any) -> subprocess.Popen[bytes]:
+def start(
+    folder: str, command: Sequence[str], workers: int, shards: int = 1, words: Sequence[str] = (), **spec: Any
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """A job whose workers run `python command` in `folder`; `spec` is what the manifest says beside. It leads a session of its own.
 
-    `workers_spec`, where given, stands for all of the manifest's workers.
+    `words` are more of `psjob run`'s. `workers_spec`, where given, stands for all of the manifest's workers.
     """
     container = {"name": "worker", "image": "none", "command": ["python", *command]}
     pods = {"replicas": workers, "template": {"spec": {"containers": [container]}}}
@@ -29,9 +31,9 @@ def start(folder: str, command: Sequence[str], workers: int, shards: int = 1, **
         "spec": {"ps": {"shards": shards}, "workers": pods, "checkpoint": NO_CHECKPOINTS, **spec},
     }  # fmt: skip
     (Path(folder) / "job.yaml").write_text(json.dumps(job))
-    words = [sys.executable, "-m", "psjob_client.cli.main", "run", "job.yaml", "--no-progress", "--summary", "summary.json"]
+    whole = [sys.executable, "-m", "psjob_client.cli.main", "run", "job.yaml", "--no-progress", "--summary", "summary.json", *words]
     with open(Path(folder) / "log", "wb") as log:
-        return subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(whole, cwd=folder, stdout=log, stderr=log, start_new_session=True)
 
 
 def ended(folder: str, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:

@@ -51,6 +51,19 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
 
 
 @pytest.mark.rotating
+def test_a_shard_whose_process_hangs_goes_on_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PS_FORK_SERVER", "0")
+    job = manifest(tmp_path, ["returning.py"], ps={"shardTimeoutSeconds": 6}, checkpoint={"everySteps": 10, "interval": "1h"})
+    hit = train(tmp_path, job, *faults("hang:ps-1@step=22", "hang:ps-0@step=100"))
+    assert hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {}, hit.err
+    assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
+    log = hit.log("job-ps-")
+    assert log.count("has shown no sign of life for 3.0 s") == log.count("a hang ended the process") == 2
+    monkeypatch.setenv("PS_FORK_SERVER", "never")
+    assert hit.sha == run(tmp_path / "undisturbed").sha
+
+
+@pytest.mark.rotating
 def test_a_clipped_norm_is_the_same_after_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit = run(tmp_path / "hit", *crashes(21, 4, 20), words=["clip"])

@@ -14,9 +14,9 @@ from tests.live.live_shards import eventually
 SERVER = """
 import os, signal, sys, time
 from psjob.shard import keeper
-from psjob.shard.keeper import PROGRESS, SERVES, STATE, WEIGHTS, Keeper
+from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Keeper
 
-LIVES = 7
+LIVES = 15
 
 def say(*words):
     print(*words, flush=True)
@@ -27,7 +27,7 @@ def serve(keeping, held):
     else:
         weights, state = held.take()
         say("after", held.died)
-    words = state.words(0, 8)
+    words = state.words(0, 16)
     words[LIVES] += 1
     say("life", words[LIVES])
     return CASE(keeping, words, weights)
@@ -126,3 +126,17 @@ return 3
 """
     assert started(tmp_path, case, after="0.2").wait(60) == 3
     assert (tmp_path / "out").read_text().split("\n")[1] == "idle"
+
+
+def test_a_server_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
+    case = """
+if words[LIVES] == 2:
+    return 5
+words[SERVES], words[SILENCE] = 1, 400
+for _ in range(20):
+    time.sleep(0.1)
+    words[BEATS] += 1
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(60)
+"""
+    assert ended(tmp_path, case) == (5, ["life 1", "after a hang", "life 2"])

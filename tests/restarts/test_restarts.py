@@ -1,60 +1,104 @@
 """Scripts as people have them go on after a restart: rank 0 prints the lines of the undisturbed run, and weights and buffers are its bits.
 
 Each script of `scripts/` loops over `ps.epochs` and keeps in `ps.state` what it carries. The same script with plain loops and variables is
-equal too, or it is not Complete and says why.
+equal too, or it is not Complete and says why. In one process they are started again from every record (`tests/tensors`); here are real
+processes, two workers, and the faults.
 """
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import frameworks, warm
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
-from tests.quick import rest_rotates
+from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
+from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(900)
-HERE = Path(__file__).parent / "scripts"
-SCRIPTS = sorted(path.stem for path in HERE.glob("*.py"))
-STEPS = 4
-"""Of a pass of one of two workers."""
+SCRIPTS = scripts()
+TOLD = "told.txt"
+"""Where `psjob run` says what it does."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`what` are those of `--fault`; `place` is where rank 0 waits for them, None: nowhere."""
+
+    what: tuple[str, ...]
+    place: str | None = None
+
+    def prelude(self) -> str:
+        """The line with which the script begins."""
+        if self.place is None:
+            return ""
+        step = int(self.what[0].rpartition("=")[2])
+        words = [f"fault {what}:" for what in self.what]
+        return f"__import__('tests.restarts.holding').restarts.holding.hold({self.place!r}, {step}, {words}, {TOLD!r})\n"
+
+
 FAULTS = {
-    "shard 0 in a pass": ("kill:ps-0@step=14",),
-    "shard 1 at the end of a pass": ("kill:ps-1@step=16",),
-    "a worker in a pass": ("kill:worker-0@step=14",),
-    "a worker at the end of a pass": ("kill:worker-1@step=12",),
-    "before the first checkpoint": ("kill:ps-0@step=3",),
-    "twice": ("kill:ps-1@step=10", "kill:ps-0@step=18"),
+    "shard 0 in a pass": Fault(("kill:ps-0@step=14",)),
+    "shard 1 at the end of a pass": Fault(("kill:ps-1@step=16",)),
+    "a worker in a pass": Fault(("kill:worker-0@step=14",)),
+    "the other worker at the end of a pass": Fault(("kill:worker-1@step=12",)),
+    "shard 0 in a tail": Fault(("kill:ps-0@step=13",), "tail"),
+    "a worker in a tail": Fault(("kill:worker-0@step=13",), "tail"),
+    "shard 1 in an evaluation": Fault(("kill:ps-1@step=13",), "evaluation"),
+    "a worker in an evaluation": Fault(("kill:worker-0@step=13",), "evaluation"),
+    "all at once": Fault(("kill:ps-0@step=13", "kill:ps-1@step=13", "kill:worker-1@step=13", "kill:worker-0@step=13"), "tail"),
+    "before the first checkpoint": Fault(("kill:ps-0@step=2",)),
+    "twice": Fault(("kill:ps-1@step=10", "kill:ps-0@step=18")),
 }
-QUICK = ["early_stopping: shard 0 in a pass", "phases: a worker in a pass"]
-SENTENCE = "the script ended before it stood where it was"
-UNKEPT = "nobody keeps it"
+ASYNC = ("shard 0 in a pass", "shard 1 at the end of a pass", "a worker in a pass", "a worker in a tail", "all at once", "twice")
+RESUMED = "stopped and resumed"
 
 
-def lines(ran: Ran) -> list[str]:
+def cells(names: list[str], kinds: list[str], quick: str | None = None) -> list[object]:
+    """All pairs of a script and what befalls it. Of each script one rotates, in turn; the others are left to soak."""
+    found: list[object] = []
+    for number, name in enumerate(names):
+        fit = [kind for kind in kinds if "evaluation" not in kind or "eval()" in SCRIPTS[name] or name in FRAMEWORKS]
+        for kind in fit:
+            cell = f"{name}: {kind}"
+            found.append(cell if cell == quick else rotating(cell) if kind == fit[number % len(fit)] else soak(cell))
+    assert quick is None or quick in found
+    return found
+
+
+def lines(*runs: Ran) -> list[str]:
     """What rank 0 printed, without what came again."""
-    return list(dict.fromkeys(line for line in (ran.out + ran.err).splitlines() if line.startswith("line ")))
+    return list(dict.fromkeys(line for ran in runs for line in (ran.out + ran.err).splitlines() if line.startswith("line ")))
 
 
-def plain(source: str) -> str:
-    """A script without `ps.epochs` and `ps.state`."""
-    source = source.replace("ps.epochs()", "itertools.count()").replace("ps.epochs(", "range(").replace("ps.state(", "SimpleNamespace(")
-    return source.replace("import torch\n", "import itertools\nfrom types import SimpleNamespace\n\nimport torch\n", 1)
-
-
-def run(folder: Path, source: str, *what: str) -> Ran:
-    folder.mkdir()
+def begun(folder: Path, name: str, source: str, *words: str, mode: str = "sync") -> warm.Started | subprocess.Popen[str]:
+    """Start the job of a script in this folder."""
+    folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(source)
-    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
-    return finish(start(folder, job, *faults(*what)), folder)
+    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
+    return start(folder, job, *words, imports=frameworks.IMPORTS if name in FRAMEWORKS else warm.COMPILING, environment=frameworks.OFFLINE)
+
+
+def run(folder: Path, name: str, source: str, fault: Fault | None = None, mode: str = "sync") -> Ran:
+    """Run it to its end, with that fault, which has struck."""
+    words = () if fault is None else faults(*fault.what)
+    ran = finish(begun(folder, name, ("" if fault is None else fault.prelude()) + source, *words, mode=mode), folder)
+    assert fault is None or all(f"fault {what}:" in ran.err for what in fault.what), ran.err[-3000:]
+    return ran
 
 
 @cache
 def undisturbed(name: str, folder: Path) -> Ran:
-    ran = run(folder / name, (HERE / f"{name}.py").read_text())
+    ran = run(folder / name, name, SCRIPTS[name])
     assert ran.code == 0, ran.err[-3000:]
-    assert len(lines(ran)) > STEPS
+    assert len(lines(ran)) > 3
     return ran
 
 
@@ -72,24 +116,50 @@ def equal(ran: Ran, wanted: Ran) -> None:
         assert found[name].equal(tensor), f"{name}: {ran.err[-3000:]}"
 
 
-CASES = [f"{name}: {fault}" for name in SCRIPTS for fault in FAULTS]
-
-
-@pytest.mark.parametrize("case", rest_rotates(CASES, QUICK))
-def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, once: Path, case: str) -> None:
-    name, fault = case.split(": ")
+@pytest.mark.parametrize("cell", cells(list(SCRIPTS), list(FAULTS), "early_stopping: shard 0 in a pass"))
+def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: str) -> None:
+    name, fault = cell.split(": ")
     wanted = undisturbed(name, once)
-    ran = run(tmp_path / "hit", (HERE / f"{name}.py").read_text(), *FAULTS[fault])
+    ran = run(tmp_path / "hit", name, SCRIPTS[name], FAULTS[fault])
     equal(ran, wanted)
     assert lines(ran) == lines(wanted), ran.err[-4000:]
 
 
-@pytest.mark.parametrize("case", rest_rotates(CASES, ["early_stopping: shard 1 at the end of a pass"]))
-def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path, case: str) -> None:
-    name, fault = case.split(": ")
+@pytest.mark.parametrize(
+    "cell", cells([name for name in SCRIPTS if name not in FRAMEWORKS], list(FAULTS), "early_stopping: shard 1 at the end of a pass")
+)
+def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path, cell: str) -> None:
+    name, fault = cell.split(": ")
     wanted = undisturbed(name, once)
-    ran = run(tmp_path / "hit", plain((HERE / f"{name}.py").read_text()), *FAULTS[fault])
+    ran = run(tmp_path / "hit", name, plain(SCRIPTS[name]), FAULTS[fault])
     if ran.code == 0:
         equal(ran, wanted)
     else:
-        assert SENTENCE in ran.out + ran.err or UNKEPT in ran.out + ran.err, ran.err[-4000:]
+        assert any(sentence in ran.out + ran.err for sentence in SENTENCES), ran.err[-4000:]
+
+
+@pytest.mark.parametrize("cell", cells(list(SCRIPTS), list(ASYNC)))
+def test_in_async_each_tail_has_its_effect_once(tmp_path: Path, cell: str) -> None:
+    name, fault = cell.split(": ")
+    ran = run(tmp_path / "hit", name, SCRIPTS[name], FAULTS[fault], mode="async")
+    assert ran.code == 0, ran.err[-4000:]
+    made = re.findall(r"^line tails (\d+) of (\d+)", ran.out + ran.err, re.MULTILINE)
+    assert made and made[-1][0] == made[-1][1], (made, ran.err[-3000:])
+
+
+@pytest.mark.parametrize("cell", cells(list(SCRIPTS), [RESUMED]))
+def test_a_stop_and_resume_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: str) -> None:
+    name, _ = cell.split(": ")
+    wanted = undisturbed(name, once)
+    hold = Fault(("stop@step=13",), "tail").prelude().replace("fault stop@step=13:", "stopping")
+    process = begun(tmp_path / "hit", name, hold + SCRIPTS[name])
+    until = time.monotonic() + 200
+    while not (tmp_path / "hit" / "held").exists():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(process, tmp_path / "hit")
+    assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.err[-3000:]
+    again = finish(begun(tmp_path / "hit", name, SCRIPTS[name], "--resume", str(stopped.summary["run"])), tmp_path / "hit")
+    equal(again, wanted)
+    assert lines(stopped, again) == lines(wanted), again.err[-4000:]

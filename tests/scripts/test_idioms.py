@@ -52,6 +52,7 @@ QUICK = {
 """Cases that `make test` runs: steps, clipping, buffers, tied weights, two models, schedules, uneven data and streams."""
 UNKEPT: dict[str, str] = {
     "ema": "average (",
+    "ema_swapped_for_evaluation": "average (",
     "plateau_by_validation": "kept (",
     "replay_buffer": "buffer (",
     "rnn_hidden_state": "hidden (",

@@ -84,8 +84,9 @@ def run(folder: Path, body: str, record: Record | None = None, workers: int = 1,
     random.seed(0)
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with _surroundings(made, _place(workers, rank)) as place:
-        job = _attached(place, model, optimizer, made, record)
+    here = place(workers, rank)
+    with surroundings(here), mock.patch.object(advice, "tell", lambda kind, sentence: made.told.append(sentence)):
+        job = _attached(here, model, optimizer, made, record)
         loaders = [_loader(count * workers, first, workers) for count, first in ((6, 0), (9, 100), (3, 200))]
         signal.signal(signal.SIGVTALRM, _circles)
         signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
@@ -179,18 +180,18 @@ def _stepping(model: Counting, optimizer: torch.optim.Optimizer, made: Run) -> A
     return step
 
 
-def _attached(place: Place, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> AttachedJob:
+def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> AttachedJob:
     """The job, as `attach` makes it, with nobody at the other end of its streams."""
     pair = Pair("", model, optimizer)
-    job = AttachedJob(place, [pair], {})
-    here = job.session
+    job = AttachedJob(here, [pair], {})
+    session = job.session
 
     def edge(make: Any, large: bool = False) -> None:
-        made.records.append(Record(here.clock, bytes(make())))
+        made.records.append(Record(session.clock, bytes(make())))
 
     def push(grads: Any, *_others: Any) -> None:
         made.steps.append(made.made_of if grads is not None else ("absent",))
-        here.stepped()
+        session.stepped()
 
     def leave(make: Any, _parameters: Any) -> None:
         make()
@@ -200,12 +201,12 @@ def _attached(place: Place, model: Counting, optimizer: torch.optim.Optimizer, m
         raise Refusal(message)
 
     for name in ("join", "stir", "inside_round", "close"):
-        setattr(here, name, _nothing)
-    here.edge, here.leave = edge, leave  # type: ignore[method-assign]
-    here.exchange.push, here.exchange.finish = push, _nothing  # type: ignore[method-assign, assignment]
+        setattr(session, name, nothing)
+    session.edge, session.leave = edge, leave  # type: ignore[method-assign]
+    session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
     job.refuse = refuse  # type: ignore[method-assign, assignment]
     if record is not None:
-        here.machine.clock, here.machine.record = record.clock, record.content
+        session.machine.clock, session.machine.record = record.clock, record.content
     attaching.current = job
     job.join()
     take_over(job, pair)
@@ -216,7 +217,7 @@ def _circles(*_given: Any) -> None:
     raise Circles
 
 
-def _nothing(*_given: Any) -> None:
+def nothing(*_given: Any) -> None:
     pass
 
 
@@ -225,7 +226,7 @@ def _loader(count: int, first: int, workers: int) -> Any:
     return data.shard(torch.utils.data.DataLoader(torch.arange(first, first + count - short), batch_size=1, shuffle=True))
 
 
-def _place(workers: int, rank: int) -> Place:
+def place(workers: int, rank: int) -> Place:
     shards = (ShardAddress("127.0.0.1", 1, 2),)
     compression = CompressionConfig()
     config = Config(
@@ -235,19 +236,18 @@ def _place(workers: int, rank: int) -> Place:
 
 
 @contextlib.contextmanager
-def _surroundings(made: Run, place: Place) -> Iterator[Place]:
+def surroundings(here: Place) -> Iterator[None]:
     """The globals of one process. Functions of the tests are no functions of the script."""
     foreign = (*asking.FOREIGN, f"{Path(__file__).parents[1]}/")
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(asking, "FOREIGN", foreign))
         stack.enter_context(mock.patch("os.register_at_fork"))  # it would keep every session
         stack.enter_context(mock.patch.object(attaching, "current", None))
-        stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=place))
+        stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))
         stack.enter_context(mock.patch.object(state, "_state", state.State()))
-        stack.enter_context(mock.patch.object(advice, "tell", lambda kind, sentence: made.told.append(sentence)))
         asking.is_script.cache_clear()
         data.Taken._looked_up.clear()
         try:
-            yield place
+            yield
         finally:
             asking.is_script.cache_clear()

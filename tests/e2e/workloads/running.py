@@ -72,8 +72,11 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
     return path
 
 
-def start(folder: Path, job: Path, *args: str, cold: bool = False) -> warm.Started | subprocess.Popen[str]:
-    """`psjob run` of `job` in `folder`, in a session of its own; but for `cold` its processes are forks of one that has imported torch."""
+def start(
+    folder: Path, job: Path, *args: str, cold: bool = False, imports: Sequence[str] = warm.COMPILING,
+    environment: Mapping[str, str] | None = None,
+) -> warm.Started | subprocess.Popen[str]:  # fmt: skip
+    """`psjob run` of `job` in `folder`, in a session of its own; but for `cold` its processes are forks of one with these imports."""
     words = ["run", str(job), "--no-progress", "--summary", "summary.json", *args]
     (folder / "summary.json").unlink(missing_ok=True)
     if cold:
@@ -82,7 +85,7 @@ def start(folder: Path, job: Path, *args: str, cold: bool = False) -> warm.Start
             cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-    return warm.start(folder, "psjob_client.cli.main", words, None, folder / "output.txt", folder / "told.txt", warm.COMPILING)
+    return warm.start(folder, "psjob_client.cli.main", words, environment, folder / "output.txt", folder / "told.txt", imports)
 
 
 def finish(process: warm.Started | subprocess.Popen[str], folder: Path, seconds: float = SECONDS) -> Ran:

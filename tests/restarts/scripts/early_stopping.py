@@ -14,7 +14,7 @@ model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatt
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 model, optimizer = ps.attach(model, optimizer)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
-state = ps.state(best=0.0, bad=0, history=[], schedule=schedule)
+state = ps.state(best=0.0, bad=0, history=[], schedule=schedule, tails=0)
 loader = ps.shard(DataLoader(train, batch_size=8, shuffle=True))
 for epoch in ps.epochs(9):
     model.train()
@@ -23,6 +23,7 @@ for epoch in ps.epochs(9):
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     state.schedule.step()
+    state.tails += 1
     model.eval()
     with torch.no_grad():
         accuracy = (model(held[0]).argmax(1) == held[1]).float().mean().item()
@@ -34,4 +35,4 @@ for epoch in ps.epochs(9):
     if state.bad == 6:
         break
 if ps.is_first():
-    print("line ended", epoch, state.history)
+    print("line tails", state.tails, "of", epoch + 1, state.history)

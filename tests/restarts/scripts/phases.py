@@ -34,7 +34,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
     model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
     meter = Meter()
-    state = ps.state(meter=meter, patience=3, best=float("inf"))
+    state = ps.state(meter=meter, patience=3, best=float("inf"), tails=0)
     first = ps.shard(DataLoader(TensorDataset(x[:64], y[:64]), batch_size=8, shuffle=True))
     for epoch in ps.epochs(2):
         for inputs, targets in first:
@@ -54,6 +54,7 @@ def main() -> None:
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
         error = nn.functional.mse_loss(model(x), y).item()
+        state.tails += 1
         state.patience -= error > state.best - 0.05
         state.best = min(state.best, error)
         if ps.is_first():
@@ -61,7 +62,7 @@ def main() -> None:
         if state.patience == 0:
             break
     if ps.is_first():
-        print("line ended", epoch)
+        print("line tails", state.tails, "of", epoch + 1)
 
 
 main()

@@ -14,7 +14,7 @@ backbone.requires_grad_(False)
 model = nn.Sequential(backbone, head)
 optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
 model, optimizer = ps.attach(model, optimizer, later=[backbone])
-state = ps.state(losses={})
+state = ps.state(losses={}, tails=0)
 for epoch in ps.epochs(6):
     if epoch == 2:
         backbone.requires_grad_(True)
@@ -24,8 +24,9 @@ for epoch in ps.epochs(6):
         loss = nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
+    state.tails += 1
     state.losses[epoch] = round(nn.functional.mse_loss(model(x), y).item(), 6)
     if ps.is_first():
         print(f"line epoch {epoch}: {state.losses[epoch]} {len(optimizer.param_groups)} groups")
 if ps.is_first():
-    print("line ended", state.losses)
+    print("line tails", state.tails, "of 6", state.losses)

@@ -74,12 +74,12 @@ class ChildProcess:
         except ProcessLookupError:
             pass
 
-    def crash(self) -> bool:
-        """SIGKILL to the process that serves in a shard, not to its keeper; False where there is none now."""
+    def send_inside(self, number: int) -> bool:
+        """A signal to the process that serves in a shard, not to its keeper; False if there is none now."""
         servers = _children(self.process.pid) if self.process is not None and self.ended is None else []
         for pid in servers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
         return bool(servers)
 
     def stop(self, now: float, grace: float) -> None:

@@ -13,8 +13,10 @@ from psjob_client.local.probe import numbers, part
 from psjob_operator import contract
 from psjob_operator.plan.snapshot import Role
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL}
-EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
+INSIDE = ("crash", "hang")
+"""They hit the process that serves in a shard, not its keeper."""
+EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Fault:
         return SIGNALS[self.what]
 
     @property
+    def inside(self) -> bool:
+        """Does it hit the process that serves in a shard?"""
+        return self.what in INSIDE
+
+    @property
     def target(self) -> str:
         """`ps-1` or `worker-2`."""
         return f"{'ps' if self.role == 'shard' else 'worker'}-{self.index}"
@@ -53,9 +60,9 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     """
     faults, problems = [], []
     for text in texts:
-        found = re.fullmatch(r"(kill|crash|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
+        found = re.fullmatch(r"(kill|crash|hang|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
         if found is None:
-            problems.append(f"--fault {text}: must be kill, crash or stop, a process, and a step or a cut, {EXAMPLES}")
+            problems.append(f"--fault {text}: must be kill, crash, hang or stop, a process, and a step or a cut, {EXAMPLES}")
             continue
         what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
         count = shards if kind == "ps" else workers
@@ -65,7 +72,7 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
             problems.append(
                 f"--fault {text}: a stopped worker is not replaced, nobody asks workers for a heartbeat; use kill, or stop a shard"
             )
-        elif what == "crash" and kind == "worker":
+        elif what in INSIDE and kind == "worker":
             problems.append(f"--fault {text}: only the process in a shard's pod is started again from its memory; kill a worker")
         elif when == "cut" and kind == "worker":
             problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
@@ -119,7 +126,7 @@ class Recovery:
         """Take what the status port of shard `index` said."""
         if self.first_push is None:
             self._see_return(index, told, now)
-        if self.fault.what == "crash":
+        if self.fault.inside:
             self._see_on(told)
         elif self.passed is None and self.first_push is not None:
             # Not before the return: a clock that was acknowledged just before the kill may be told just after it.
@@ -142,7 +149,7 @@ class Recovery:
         }
 
     def __str__(self) -> str:
-        if self.fault.what == "crash":
+        if self.fault.inside:
             on = "no step was complete after it" if self.passed is None else f"training went on after {self.passed:.2f} s"
             return f"{self.fault.text}: {on}"
         first = "no push was applied again" if self.first_push is None else f"first push applied again after {self.first_push:.2f} s"

@@ -73,8 +73,8 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
     if fault.when == "cut" and torn is None:
         return False
-    if fault.what == "crash":
-        await _crash(child)
+    if fault.inside:
+        await _hit_inside(child, fault.signal)
     else:
         child.send(fault.signal)
     at = time.time()
@@ -97,18 +97,18 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     return True
 
 
-async def _crash(child: ChildProcess) -> None:
+async def _hit_inside(child: ChildProcess, number: signal.Signals) -> None:
     """A shard without a keeper is hit itself. One whose process is being replaced is waited for."""
     until = time.monotonic() + REPLACED_SECONDS
-    while not child.crash():
+    while not child.send_inside(number):
         if time.monotonic() > until:
-            child.send(signal.SIGKILL)
+            child.send(number)
             return
         await asyncio.sleep(GLANCE)
 
 
 def _hit(fault: Fault, child: ChildProcess) -> str:
-    return f"the process that serves in {child.name}" if fault.what == "crash" else child.name
+    return f"the process that serves in {child.name}" if fault.inside else child.name
 
 
 async def _stopped_in_cut(backend: Backend, child: ChildProcess) -> str | None:

@@ -22,6 +22,11 @@ _LEAVES: Final = frozenset(
 """What follows such an instruction is not what runs next."""
 _READS_ALL: Final = frozenset(("locals", "vars", "globals", "eval", "exec"))
 _JUMPS: Final = frozenset((*dis.hasjrel, *dis.hasjabs))
+_PASS_ERRORS_ON: Final = frozenset((
+    "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "autocast", "amp", "no_sync", "accumulate", "device", "stream",
+    "record_function", "profile", "Profile", "sdpa_kernel", "parallelize", "anomaly_mode", "detect_anomaly", "open", "tqdm", "Progress",
+))  # fmt: skip
+"""Context managers by which no error ends, so that what follows the block has what was assigned in it. Others may end one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ def reads(code: CodeType, at: int) -> Reads:
     Handlers of exceptions count. So do names that functions within it use. If it asks for all names, as `locals()` does, all are.
     """
     flow = _flow(code)
-    if not _READS_ALL.isdisjoint(code.co_names):
+    if flow.asks_for_all:
         return Reads(flow.names, flow.names)
     number = bisect.bisect_right(flow.offsets, at) - 1
     after = flow.after[number]
@@ -62,6 +67,7 @@ class _Flow:
     heads: list[bool]
     captured: frozenset[str]
     names: frozenset[str]
+    asks_for_all: bool
 
 
 @cache
@@ -75,6 +81,8 @@ def _flow(code: CodeType) -> _Flow:
         (*_next(one, number, number_at), *(target for start, end, target in handlers if start <= one.offset < end))
         for number, one in enumerate(instructions)
     ]
+    for jump in _after_errors(instructions, entries, number_at):
+        after[jump] = after[jump][:1]
     uses = [tuple(_uses(one)) for one in instructions]
     before: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True
@@ -88,7 +96,9 @@ def _flow(code: CodeType) -> _Flow:
             before[number] = live
     captured = frozenset((*code.co_cellvars, *code.co_freevars, *_globals_within(code)))
     names = frozenset((*code.co_varnames, *code.co_names)) | captured
-    return _Flow(offsets, after, before, [one.opname == "FOR_ITER" for one in instructions], captured, names)
+    heads = [one.opname == "FOR_ITER" for one in instructions]
+    asks_for_all = any(is_read and name in _READS_ALL for using in uses for name, is_read in using)  # `model.eval` is no such name
+    return _Flow(offsets, after, before, heads, captured, names, asks_for_all)
 
 
 def _next(one: dis.Instruction, number: int, number_at: dict[int, int]) -> Iterator[int]:
@@ -96,6 +106,33 @@ def _next(one: dis.Instruction, number: int, number_at: dict[int, int]) -> Itera
         yield number + 1
     if one.opcode in _JUMPS:
         yield number_at[int(one.argval)]
+
+
+def _after_errors(instructions: list[dis.Instruction], entries: Iterable[Any], number_at: dict[int, int]) -> Iterator[int]:
+    """Jumps to what follows a `with` block that has ended an error, of managers that end none."""
+    starts: dict[int, int] = {}
+    for entry in entries:
+        starts[number_at[entry.target]] = min(number_at[entry.start], starts.get(number_at[entry.target], len(instructions)))
+    for handler, start in starts.items():
+        if [one.opname for one in instructions[handler : handler + 2]] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
+            continue
+        names = set(_names_in_head(instructions, start - 1))
+        if _PASS_ERRORS_ON & names and "suppress" not in names:
+            yield next(number for number in range(handler, len(instructions)) if instructions[number].opcode in _JUMPS)
+
+
+def _names_in_head(instructions: list[dis.Instruction], last: int) -> Iterator[str]:
+    """Names in the line of a `with` whose block begins behind the instruction `last`."""
+    line = _line(instructions[last])
+    for number in range(last, -1, -1):
+        if _line(instructions[number]) < line:
+            return
+        if instructions[number].opname.startswith("LOAD_"):
+            yield str(instructions[number].argval)
+
+
+def _line(one: dis.Instruction) -> int:
+    return (one.positions.lineno or 0) if one.positions is not None else 0
 
 
 def _uses(one: dis.Instruction) -> Iterator[tuple[str, bool]]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from psjob.process import supervise
 
@@ -72,10 +72,10 @@ def beat() -> None:
 
 
 class Liveness:
-    """Judges `pulses` in a thread of its own. A thread that is silent for `seconds` is hung."""
+    """Judges `pulses` in a thread of its own. A thread that is silent for `seconds` is hung. `on_alive` is called LOOKS times in these."""
 
-    def __init__(self, pulses: Sequence[Pulse], seconds: float) -> None:
-        self._pulses, self._seconds = pulses, seconds
+    def __init__(self, pulses: Sequence[Pulse], seconds: float, on_alive: Callable[[], None] = lambda: None) -> None:
+        self._pulses, self._seconds, self._on_alive = pulses, seconds, on_alive
         self._period = seconds / LOOKS
         self._looked = time.monotonic()
         self._awake = self._looked
@@ -107,6 +107,7 @@ class Liveness:
         worst = max(silent, key=lambda entry: entry[0], default=None)
         if worst is None or worst[0] < self._seconds:
             self.hung = None
+            self._on_alive()
         else:
             if self.hung is None:
                 log.warning("thread %s reports no progress; this shard answers that it is not alive", worst[1].name)

@@ -1,6 +1,6 @@
 """The first process of a shard: it holds the memory of what the shard trains, and forks the process that serves.
 
-If that process is killed, another is forked at once and goes on from the memory (see `statememory`). To everybody else this is a stream
+If that process is killed, another is forked at once and goes on from the memory (see `statememory`). One that hangs is killed first. To everybody else this is a stream
 that broke: the shard's attempt stays, no checkpoint is read, and no worker begins again. The keeper holds one thread and no socket of the
 job. It passes SIGTERM on, and ends as the server ends where that cannot be replaced.
 """
@@ -30,8 +30,10 @@ from psjob.wire.shared import Region, possible
 WEIGHTS: Final = "weights"
 STATE: Final = "state"
 """The two regions: what workers read of the blocks, and all else."""
-SERVES, PROGRESS = 0, 1
-"""The first words of STATE: can another process go on from it; another number after each update."""
+SERVES, PROGRESS, BEATS, SILENCE = range(4)
+"""The first words of STATE: can another process go on from it; another number after each update; another one at each sign of life; the
+milliseconds after which a process without such a sign hangs, 0: it is not watched.
+"""
 ROOM = 1 << 30
 """Bytes of memory that must be free for that import, which takes about 250 MB."""
 MOST_IN_VAIN = 3
@@ -39,6 +41,8 @@ MOST_IN_VAIN = 3
 ANSWER_SECONDS = 30.0
 """For the keeper to map memory: it may import torch meanwhile."""
 LONGEST_WAIT: Final = 3600.0
+LOOKS: Final = 4
+"""At a server in the time after which it hangs."""
 MOST_SAID: Final = 4096
 REPLACED: Final = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 """Signals by which a server ends without having wanted to."""
@@ -95,6 +99,25 @@ class Keeping:
 
 
 @dataclass
+class Watch:
+    """Judges one server by the signs of life that it counts. It hangs if there is none for a while, after a first one."""
+
+    _beats: int | None = None
+    _alive: bool = False
+    _since: float = 0.0
+    _looked: float = 0.0
+
+    def hangs(self, beats: int, seconds: float, now: float) -> bool:
+        """To be asked LOOKS times in these seconds. If it was not, this process stood still too, and the server is given its time anew."""
+        stood_still = now - self._looked > 2 * seconds / LOOKS
+        self._looked = now
+        if beats != self._beats or stood_still:
+            self._alive = self._alive or self._beats not in (None, beats)
+            self._beats, self._since = beats, now
+        return self._alive and now - self._since >= seconds
+
+
+@dataclass
 class Keeper:
     """Until the server has ended for good."""
 
@@ -109,6 +132,9 @@ class Keeper:
     _reached: int = -1
     """Progress at the last fork."""
     _oom: int | None = None
+    _watch: Watch = field(default_factory=Watch)
+    _hung: bool = False
+    """The server was killed here, since it showed no sign of life."""
 
     def run(self, serve: Callable[[Keeping, Held | None], int]) -> int:
         """Fork servers, which call `serve`; returns the exit status in each process."""
@@ -135,7 +161,7 @@ class Keeper:
             if self._stopped:  # while it was forked: it has not heard that
                 os.kill(self._server, signal.SIGTERM)
             theirs.close()
-            found = None
+            found, self._watch, self._hung = None, Watch(), False
             status = self._wait(ours, ends)
             ours.close()
             found = self._next(status)
@@ -158,8 +184,10 @@ class Keeper:
             if pid:
                 self._server = 0
                 return status
-            due = self._due if len(self._held) == 2 else None
-            ready = poll.poll(None if due is None else min(max(0.0, due - time.monotonic()), LONGEST_WAIT) * 1000)
+            now = time.monotonic()
+            due, look = self._due if len(self._held) == 2 else None, self._look(now)
+            soonest = min(at for at in (due, look, now + LONGEST_WAIT) if at is not None)
+            ready = poll.poll(max(0.0, soonest - now) * 1000)
             for fd, _ in ready:
                 if fd == ends.fileno():
                     ends.heard()
@@ -168,6 +196,26 @@ class Keeper:
             if not ready and due is not None and time.monotonic() >= due:
                 self._due = None
                 self._prepare()
+
+    def _look(self, now: float) -> float | None:
+        """Kill a server that hangs, where another can go on in its place. When to look again; None: it is not watched."""
+        if len(self._held) < 2:
+            return None
+        serves, progress, beats, silence = self._held[STATE].words(0, SILENCE + 1)
+        seconds = silence / 1000
+        if not seconds or self._hung:
+            return None
+        replaced = serves and self._can_fork and not self._stopped and self._tries(progress) <= MOST_IN_VAIN
+        if self._watch.hangs(beats, seconds, now) and replaced:
+            self._hung = True
+            print(f"psjob: this shard's process has shown no sign of life for {seconds:.1f} s; it is killed", file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._server, signal.SIGKILL)
+        return now + seconds / LOOKS
+
+    def _tries(self, progress: int) -> int:
+        """Servers that were killed without an update between, this one among them."""
+        return self._in_vain + 1 if progress == self._reached else 1
 
     def _hear(self, ours: socket.socket) -> bool:
         """One request of the server; False: there will be none any more."""
@@ -214,14 +262,13 @@ class Keeper:
         if not head[SERVES]:
             return None
         reached = head[PROGRESS]
-        self._in_vain = self._in_vain + 1 if reached == self._reached else 1
-        self._reached = reached
+        self._in_vain, self._reached = self._tries(reached), reached
         if self._in_vain > MOST_IN_VAIN:
             return None
         self._prepare()
         if not self._can_fork:
             return None
-        died = signal.Signals(os.WTERMSIG(status)).name
+        died = "a hang" if self._hung else signal.Signals(os.WTERMSIG(status)).name
         return Held(died, [self._held[WEIGHTS], self._held[STATE]])
 
 

@@ -96,7 +96,9 @@ class Server:
         self.store.norms.measured = lambda body: self.control.answer(body)
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.cuts = KeptCuts(place, folder) if place.index == 0 else None
-        self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
+        pulses = [self.control.pulse, self.control.disk.pulse]
+        # Before who asks the status port gives up.
+        self.liveness = Liveness(pulses, config.shard_timeout, lambda: self.store.beat(config.shard_timeout / 2))
         self._lock = threading.Lock()
         self._notices = Notices()
         self._exit: list[int] = []

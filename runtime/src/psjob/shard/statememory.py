@@ -28,11 +28,11 @@ from psjob.layout.blocks import Block
 from psjob.layout.lentspan import LentSpan
 from psjob.rules.base import BlockState
 from psjob.shard.admission import taken_by
-from psjob.shard.keeper import PROGRESS, SERVES
+from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE
 from psjob.shard.phase import Counters
 from psjob.wire.shared import Region, whole_pages
 
-WHICH, TOLD, BLOCKS, WORKERS, CUT, CLIP, FACTOR = range(PROGRESS + 1, PROGRESS + 8)
+WHICH, TOLD, BLOCKS, WORKERS, CUT, CLIP, FACTOR = range(SILENCE + 1, SILENCE + 8)
 """More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest cut's number; the
 update whose norm was clipped last, plus one; by what factor.
 """
@@ -143,6 +143,11 @@ class StateMemory:
         found.first_applied = first / MICRO if first else None
         found.applied += complete - then
         return found
+
+    def beat(self, silence: float) -> None:
+        """This process is alive. After so many seconds without another sign it hangs."""
+        self._words[SILENCE] = int(silence * 1000)
+        self._words[BEATS] += 1
 
     def note_cut(self, number: int) -> None:
         """Such a number was given to a cut."""

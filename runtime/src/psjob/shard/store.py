@@ -219,6 +219,11 @@ class Store(ShardProgress):
             with self.lock:
                 kept.count(self.counters, sum(row.complete for row in self.admission.rows.values()))
 
+    def beat(self, silence: float) -> None:
+        """This process is alive, as far as it can tell. After so many seconds without another sign it hangs."""
+        if (kept := self.kept) is not None:
+            kept.beat(silence)
+
     def note_cut(self, number: int) -> None:
         """A cut is about to be ordered: no other process gives its number again."""
         if (kept := self.kept) is not None:

@@ -1,0 +1,70 @@
+"""How soon training goes on after a SIGKILL: seconds until the next step is counted, by what was lost.
+
+`--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod; moments
+and victims follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam. Steps sleep for 20 ms.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import clock
+import psjob_run
+import torch
+
+import psjob as ps
+
+SLEEP = 0.02
+FIRST = 500
+"""Steps before the first kill: keepers and spares have made their imports then."""
+APART = {"process": 12, "worker": 100, "shard": 200}
+"""Steps between two kills, about."""
+FAULT = {"process": ("crash", "ps"), "worker": ("kill", "worker"), "shard": ("kill", "ps")}
+MOST = {"process": 0.3, "worker": 1.0, "shard": 3.0}
+"""Seconds of the median."""
+EPOCH = 20
+
+
+def main() -> None:
+    words = clock.asked(__doc__)
+    if words.part:
+        train(words.megabytes, int(words.part))
+        return
+    what, _, count = (words.what or "process:40").partition(":")
+    draw, faults, step = random.Random(7), list[str](), FIRST
+    for _ in range(int(count)):
+        action, kind = FAULT[what]
+        faults += ["--fault", f"{action}:{kind}-{draw.randrange(2)}@step={step}"]
+        step += draw.randint(APART[what] // 2, 3 * APART[what] // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(Path(__file__).resolve()), "--part", str(step + EPOCH), "--megabytes", str(words.megabytes)]
+        seconds = 120 + 10 * SLEEP * step + 8 * len(faults)
+        process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"interval": "2s"})
+        summary = psjob_run.ended(folder, process, seconds)
+    passed = sorted(float(recovery["secondsToPassStep"]) for recovery in summary["recoveries"])
+    rewinds = sum(int(worker["rewinds"]) for worker in summary["workers"])
+    note = f"{len(passed)} kills in {summary['steps']} steps of {words.megabytes} MB, longest {passed[-1]:.2f} s, restarts {summary['restarts']}"
+    rows = [clock.row(f"{what} lost, until the next step: median", statistics.median(passed), "s", most=MOST[what], note=note)]
+    rows.append(clock.row("the same: 99th percentile", passed[int(0.99 * (len(passed) - 1))], "s", most=1.0 if what == "process" else None))
+    rows.append(clock.row("workers that began again", rewinds, "", most=0 if what == "process" else None))
+    clock.answer_rows(rows)
+
+
+def train(megabytes: int, steps: int) -> None:
+    torch.set_num_threads(1)
+    model = torch.nn.ParameterList([torch.zeros(megabytes * 62_500) for _ in range(4)])
+    _, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=clock.RATE))
+    for _ in ps.epochs(-(-steps // EPOCH)):
+        for _ in range(EPOCH):
+            time.sleep(SLEEP)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

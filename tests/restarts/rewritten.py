@@ -1,0 +1,22 @@
+"""The scripts of this folder, as they are and with plain loops and variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent / "scripts"
+FRAMEWORKS = ("accelerated", "lit", "trainer")
+"""Those whose loop is, or passes through, a library's."""
+SENTENCES = ("the script ended before it stood where it was", "nobody keeps it")
+"""Why a script with a plain loop is not Complete."""
+
+
+def scripts() -> dict[str, str]:
+    """All of them, by name."""
+    return {path.stem: path.read_text() for path in sorted(HERE.glob("*.py"))}
+
+
+def plain(source: str) -> str:
+    """A script without `ps.epochs` and `ps.state`."""
+    source = source.replace("ps.epochs()", "itertools.count()").replace("ps.epochs(", "range(").replace("ps.state(", "SimpleNamespace(")
+    return source.replace("import torch\n", "import itertools\nfrom types import SimpleNamespace\n\nimport torch\n", 1)
