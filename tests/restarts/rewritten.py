@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent / "scripts"
 FRAMEWORKS = ("accelerated", "lit", "trainer")
 """Those whose loop is, or passes through, a library's."""
-SENTENCES = ("the script ended before it stood where it was", "nobody keeps it")
+SENTENCES = ("the script ended before it stood where it was", "nobody keeps it", "draws other batches", "is made anew in this start")
 """Why a script with a plain loop is not Complete."""
 
 

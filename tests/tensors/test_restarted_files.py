@@ -37,3 +37,49 @@ def test_a_plain_loop_is_equal_or_refused(tmp_path: Path, name: str) -> None:
     assert found.undisturbed.ending == "through", found.undisturbed.ending
     assert not found.wrong, found.wrong[0]
     assert found.made > 3 and all(any(sentence in why for sentence in SENTENCES) for why in found.refusals), found.refusals
+
+
+BEFORE = """import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(3)
+x = torch.randn(64, 4)
+y = x.sum(1, keepdim=True)
+model = nn.Linear(4, 1)
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def evaluate():
+    with torch.no_grad():
+        return nn.functional.mse_loss(model(x), y).item()
+
+
+first, history = evaluate(), [evaluate()]
+best = first
+for epoch in range(4):
+    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    best = min(best, evaluate())
+    history.append(best / first)
+    print("line epoch", epoch, best, first, history)
+"""
+
+
+def test_what_was_made_of_the_first_weights_is_put_back(tmp_path: Path) -> None:
+    """Such as an evaluation before the loop, which a restart makes of later weights."""
+    found = restarts(tmp_path, BEFORE, every_line=False)
+    assert found.undisturbed.ending == "through" and found.made > 8 and not found.refusals
+    assert not found.wrong, found.wrong[0]
+
+
+def test_weights_that_are_moved_and_put_back_in_each_step_are_no_state(tmp_path: Path) -> None:
+    """`moves` is made in a block of `torch.no_grad`, and read in the next one."""
+    source = (Path(__file__).parents[1] / "scripts/idioms/sam.py").read_text()
+    found = restarts(tmp_path, source.replace("    optimizer.step()\n", "    optimizer.step()\n    print('line', norm.item())\n"))
+    assert found.undisturbed.ending == "through" and found.made > 8 and not found.refusals, found.refusals
+    assert not found.wrong, found.wrong[0]

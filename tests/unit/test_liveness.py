@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import FrameType
 from typing import Any
@@ -56,10 +57,25 @@ LOOPS: dict[str, tuple[str, set[str], set[str]]] = {
         {"best"},
         {"best"},
     ),
+    "a block that passes errors on": (
+        "for x in Three():\n    with no_grad():\n        moves = [x]\n    y = moves",
+        set(),
+        set(),
+    ),
+    "a block that may end errors": (
+        "moves = 0\nfor x in Three():\n    with suppress(ValueError), no_grad():\n        moves = [x]\n    y = moves",
+        {"moves"},
+        {"moves"},
+    ),
+    "an attribute of the name of a function": ("out = 0\nfor x in Three():\n    out = ask.eval()", set(), set()),
     "in try": ("held = 0\nfor x in Three():\n    try:\n        held = held + x\n    except ValueError:\n        pass", {"held"}, {"held"}),
 }
-ALWAYS = {"Three", "ask", "print", "range", "ValueError", "z"}
+ALWAYS = {"no_grad", "suppress", "Three", "ask", "print", "range", "ValueError", "z"}
 """Functions, and the variable of a comprehension: Python 3.12 keeps one of the same name for after it."""
+
+
+ask.eval = lambda: 0  # type: ignore[attr-defined]
+NAMES: dict[str, Any] = {"Three": Three, "ask": ask, "suppress": contextlib.suppress, "no_grad": contextlib.nullcontext}
 
 
 @pytest.mark.parametrize("within", ["a function", "a module"])
@@ -69,7 +85,7 @@ def test_what_is_read_again(name: str, within: str) -> None:
     if within == "a function":
         body = "def train():\n    " + body.replace("\n", "\n    ") + "\ntrain()"
     PLACES.clear()
-    exec(compile(body, "train.py", "exec"), {"Three": Three, "ask": ask, "print": lambda *_: None})  # noqa: S102
+    exec(compile(body, "train.py", "exec"), NAMES | {"print": lambda *_: None})  # noqa: S102
     for found in PLACES:
         assert found.later - ALWAYS == later
         assert found.goes_on - ALWAYS == goes_on

@@ -152,9 +152,9 @@ def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: 
         ("kill:worker-0@cut=2", "name a shard"),
         ("kill:ps-0", "such as kill:ps-1@step=200"),
         ("kill:ps-0@view=2", "a step or a cut"),
-        ("burn:ps-0@step=5", "kill, crash or stop"),
-        ("", "kill, crash or stop"),
-        ("kill:ps-0@step=٣", "kill, crash or stop"),
+        ("burn:ps-0@step=5", "kill, crash, hang or stop"),
+        ("", "kill, crash, hang or stop"),
+        ("kill:ps-0@step=٣", "kill, crash, hang or stop"),
     ],
 )
 def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:

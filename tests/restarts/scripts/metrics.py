@@ -51,7 +51,9 @@ for epoch in ps.epochs(6):
     model.eval()
     state.tails += 1
     if ps.is_first():
-        print(f"line epoch {epoch}: {in_pass.compute():.5f} {overall.compute():.5f} of {int(overall.counts.sum())} lr {warmup.get_last_lr()[0]:.5f}")
+        print(
+            f"line epoch {epoch}: {in_pass.compute():.5f} {overall.compute():.5f} of {int(overall.counts.sum())} lr {warmup.get_last_lr()[0]:.5f}"
+        )
     in_pass.reset()
 if ps.is_first():
     print("line tails", state.tails, "of 6")

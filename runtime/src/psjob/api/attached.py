@@ -136,7 +136,9 @@ class AttachedJob:
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
         own = self._own()
-        self.variables = variables.Variables([*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))])
+        resumed = place.config.checkpoint.resume_from is not None and place.number == 1 and place.rewinds == 0
+        known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
+        self.variables = variables.Variables(known, resumed)
         psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables}
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)

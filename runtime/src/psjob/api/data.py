@@ -179,6 +179,8 @@ class ShardedLoader(Generic[B]):
         try:
             drawn = generators() if places.began_before else None
             feed = _placed(self._source, number, begin, ahead)
+            if isinstance(self._source, Slices) and not begin["round"]:
+                place = {**begin, "order": self._source.order}
             if drawn is not None:  # the loader that goes on had drawn its seeds before
                 put_generators(drawn)
             if told:
@@ -352,14 +354,20 @@ def _placed(source: Slices | Stream, number: int, begin: Place, ahead: Ahead | N
         found: Iterator[_Found] = (_Found(*each) for each in source.feed(number, begin))
     else:
         turn = int(begin["round"])
-        found = _numbered(source.feed(number, turn, ahead is not None), turn)
+        feed = source.feed(number, turn, ahead is not None)
+        if source.order != begin.get("order", source.order):
+            raise Refused(
+                f"pass {number + 1} over the data draws other batches than it did before this restart, which was at its batch {turn}. Its "
+                "sampler or its dataset is made of what runs again. Write `for epoch in ps.epochs(n)`, and keep in ps.state what they are made of"
+            )
+        found = _numbered(feed, turn, source.order)
     return found if ahead is None else _looking_ahead(found, ahead)
 
 
-def _numbered(feed: Iterator[tuple[Any, bool]], turn: int) -> Iterator[_Found]:
+def _numbered(feed: Iterator[tuple[Any, bool]], turn: int, order: int) -> Iterator[_Found]:
     for batch, again in feed:
         turn += 1
-        yield _Found(batch, again, {"round": turn})
+        yield _Found(batch, again, {"round": turn, "order": order})
 
 
 def _looking_ahead(feed: Iterator[_Found], ahead: Ahead) -> Iterator[_Found]:

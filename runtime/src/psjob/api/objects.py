@@ -236,8 +236,12 @@ def _apart(thing: Any) -> Iterator[Any]:
         yield from itertools.chain.from_iterable((key, item) for key, item in thing.items() if type(key) is not str or key not in named)
 
 
+def gives_data(thing: Any) -> bool:
+    """Is it a generator of the script's that goes over data of psjob, so that its place is found by that?"""
+    return isinstance(thing, GeneratorType) and asking.is_script(thing.gi_code) and _gives_data(thing)
+
+
 def _gives_data(generator: Any, deep: int = 0) -> bool:
-    """Does it go over data of psjob, so that its place is found by that?"""
     within = gc.get_referents(generator)
     if any(type(each).__module__.partition(".")[0] == "psjob" for each in within):
         return True

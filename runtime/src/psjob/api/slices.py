@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 import sys
+import zlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -33,10 +35,12 @@ class Slices:
         self._batches, self._samples = _orders(loader)
         self._size = None if self._batches is not None or loader.batch_size is None else int(loader.batch_size)
         self._checked = False
+        self.order = 0
 
     def batches(self, epoch: int) -> Sequence[Indices]:
-        """The batches of an epoch, those of all ranks."""
+        """The batches of an epoch, those of all ranks. `order` tells them from others then."""
         order = self._order(epoch)
+        self.order = _checksum(order) if isinstance(order, list) else len(order)
         if self._batches is not None:
             return [list(batch) for batch in order]
         return _Cut(order, self._size or 1, self._size is not None and bool(self._loader.drop_last))
@@ -82,6 +86,14 @@ class Slices:
                 )
             self._checked = True
         return order
+
+
+def _checksum(order: list[Any]) -> int:
+    """Of indices, or of batches of them."""
+    try:
+        return zlib.crc32(array("q", order))
+    except (TypeError, OverflowError):
+        return zlib.crc32(repr(order).encode())
 
 
 def options_of(loader: Any) -> dict[str, Any]:

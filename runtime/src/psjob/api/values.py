@@ -23,6 +23,8 @@ SIMPLE: Final = (bool, int, float, complex, type(None))
 SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter, defaultdict)
 MOST: Final = 1000
 """Numbers and texts that one variable may hold."""
+FRACTIONS: Final = 256
+"""Of several values so many at most are kept if none has changed."""
 LONGEST: Final = 4096
 """Characters or bytes of one text, numbers of one tensor or array."""
 SUMMED: Final = 1 << 16
@@ -66,6 +68,15 @@ def is_plain(value: Any, carried: bool = False) -> bool:
 def is_wide(value: Any) -> bool:
     """Is it a tensor or array of several numbers?"""
     return (isinstance(value, torch.Tensor) and value.numel() > 1) or (_is_array(value) and value.size > 1)
+
+
+def has_fractions(value: Any) -> bool:
+    """Is it a number with a fraction, or some values with such a number among them, and not many?"""
+    if type(value) in SEVERAL:
+        return count(value) <= FRACTIONS and any(map(has_fractions, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() and value.numel() <= FRACTIONS
+    return isinstance(value, float) or (_is_array(value) and value.dtype.kind == "f" and value.size <= FRACTIONS)
 
 
 def count(several: Any, deep: int = 0) -> int:

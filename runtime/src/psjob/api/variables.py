@@ -39,6 +39,7 @@ Found = dict[str, dict[str, Any]]
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
+Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other weights.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
@@ -82,7 +83,9 @@ class Variables:
     counts_again = True
     """They are put back where their functions are under way only."""
 
-    def __init__(self, kept: Collection[object]) -> None:
+    def __init__(self, kept: Collection[object], resumed: bool = False) -> None:
+        self._resumed = resumed
+        """The script may have been edited since its record was made: what it begins with is as it says now."""
         self._kept = {id(thing) for thing in kept}
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
         self._shared = {id(tensor) for model in trained for tensor in (*model.parameters(), *model.buffers())}
@@ -174,6 +177,8 @@ class Variables:
         long, lost = self._no_longer_plain(now)
         return {
             "plain": _held(changed),
+            "first": _held(self._unchanged(now, changed)),
+            "made": self._made(),
             "assigned": {
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
@@ -184,6 +189,30 @@ class Variables:
             "other": other,
             "ended": {site: _held(_changed(ended, changed)) for site, ended in self._ended.items()},
         }
+
+    def _unchanged(self, now: Found, changed: Found) -> Found:
+        """Values with fractions that are as at first and will be read."""
+        found = {
+            function: {
+                path: value
+                for path, value in those.items()
+                if path not in changed.get(function, {}) and self._is_read(function, path) and values.has_fractions(value)
+            }
+            for function, those in now.items()
+        }
+        return {function: those for function, those in found.items() if those}
+
+    def _made(self) -> dict[str, dict[str, list[Any]]]:
+        """By function and name, of models that are as at first and will be read, the class and a checksum of some numbers."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        for (function, path), (thing, _) in self._things.items():
+            if isinstance(thing, torch.nn.Module) and self._is_read(function, path) and not self._is_summed(function, path):
+                found.setdefault(function, {})[path] = [type(thing).__name__, self._samples[function, path, False]]
+        return found
+
+    def _is_summed(self, function: str, path: str) -> bool:
+        """Is it other than at first, in this record?"""
+        return (function, path) in self._sums or path in self._lost.get(function, {})
 
     def _known(self) -> Found:
         """What was there at first, but for what was put back."""
@@ -208,10 +237,13 @@ class Variables:
                     mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
                     lost += [f"{path} ({kind})"] if mark != checksum else []
         _refuse(lost)
+        self._check_made(state.get("made", {}))
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
+        others = {} if self._resumed else _changed(state.get("first", {}), first)
+        plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         changed = _changed(self._plain(walked), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
@@ -220,6 +252,16 @@ class Variables:
         self._load(state.get("objects", {}))
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
+
+    def _check_made(self, made: Mapping[str, Mapping[str, Collection[Any]]]) -> None:
+        """Raises Refused if models that had not changed when the record was made are not what they were."""
+        for function, names in made.items():
+            for path, (kind, sample) in names.items() if function in self._functions else ():
+                if self._samples.get((function, path, False), sample) != sample:
+                    raise Refused(
+                        f"{path} ({kind}) is made anew in this start, and is not what it was in the one before: it is made of the model's "
+                        f"weights, or of random numbers without a seed. Give it to attach or to ps.state, such as ps.state({path.rpartition('.')[2]}=…)"
+                    )
 
     def ended(self, frame: FrameType, site: str) -> None:
         """A pass over data that began at this place in the script is over. In that frame the lines follow that are made of it."""
@@ -291,7 +333,7 @@ class Variables:
             was, _ = self._things.get(place, (None, None))
             as_at_first = was is thing or (place in marks and marks[place] == self._marks.get(place))
             kept = path in self._lost.get(function, {}) or path in states.get(function, {})
-            if copied or as_at_first or kept or path.partition(".")[0] in given[function]:
+            if copied or as_at_first or kept or path.partition(".")[0] in given[function] or objects.gives_data(thing):
                 continue
             carried = was is not None or path in self._held.get(function, {}) or place in self._marks or values.is_stateful(thing)
             if (carried or "." not in path) and self._is_read(function, path, further=not carried):
