@@ -186,7 +186,8 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     *(
         Alone(
-            "returns", f"2 workers, 2 shards, sync: {what} is killed", Program("psjob", "returns.py", words, seconds=1800.0), on_request=True
+            "returns", f"2 workers, 2 shards, sync: {what} is killed", Program("psjob", "returns.py", words, seconds=1800.0),
+            on_request=True,
         )
         for what, words in (
             ("a worker", ("--what", "worker:20", "--megabytes", "1")),

@@ -1,7 +1,7 @@
 """How soon training goes on after a SIGKILL: seconds until the next step is counted, by what was lost.
 
-`--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod; moments
-and victims follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam. Steps sleep for 20 ms.
+`--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod.
+Moments and victims follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam. Steps sleep for 20 ms.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         summary = psjob_run.ended(folder, process, seconds)
     passed = sorted(float(recovery["secondsToPassStep"]) for recovery in summary["recoveries"])
     rewinds = sum(int(worker["rewinds"]) for worker in summary["workers"])
-    note = f"{len(passed)} kills in {summary['steps']} steps of {words.megabytes} MB, longest {passed[-1]:.2f} s, restarts {summary['restarts']}"
+    note = f"{len(passed)} kills in {summary['steps']} steps of {words.megabytes} MB, longest {passed[-1]:.2f} s"
     rows = [clock.row(f"{what} lost, until the next step: median", statistics.median(passed), "s", most=MOST[what], note=note)]
     rows.append(clock.row("the same: 99th percentile", passed[int(0.99 * (len(passed) - 1))], "s", most=1.0 if what == "process" else None))
     rows.append(clock.row("workers that began again", rewinds, "", most=0 if what == "process" else None))

@@ -38,12 +38,12 @@ def packed(state: Any) -> Any:
 
 
 def at_its_place(records: list[Any]) -> str:
-    """What they hold of the script's place, and not of the passes before it; a value that has changed and come back counts as one at first."""
+    """What they hold of the script's place, and not of the passes before it. A value that has changed may have come back."""
     made = []
-    for record in records:
-        one = {name: value for name, value in record.items() if name not in ("ended", "plain", "first")}
-        (function,) = {name for name in (*record["plain"], *record["first"]) if name.endswith(": train")}  # the test's own hold records
-        there = {**record["plain"].get(function, {}), **record["first"].get(function, {})}
+    for each in records:
+        one = {name: value for name, value in each.items() if name not in ("ended", "plain", "first")}
+        (function,) = {name for name in (*each["plain"], *each["first"]) if name.endswith(": train")}  # the test's own hold records
+        there = {**each["plain"].get(function, {}), **each["first"].get(function, {})}
         one["there"] = sorted((name, str(value)) for name, value in there.items())
         made.append(one)
     return str(made)

@@ -1,4 +1,4 @@
-"""A metrics object that accumulates in each pass, and one over all passes; a rate that warms up by step; accumulated gradients; clipping."""
+"""A metrics object of each pass, and one of all passes; a rate that warms up by step; accumulated gradients; clipping."""
 
 import torch
 from torch import nn
@@ -51,9 +51,8 @@ for epoch in ps.epochs(6):
     model.eval()
     state.tails += 1
     if ps.is_first():
-        print(
-            f"line epoch {epoch}: {in_pass.compute():.5f} {overall.compute():.5f} of {int(overall.counts.sum())} lr {warmup.get_last_lr()[0]:.5f}"
-        )
+        rate, seen = warmup.get_last_lr()[0], int(overall.counts.sum())
+        print(f"line epoch {epoch}: {in_pass.compute():.5f} {overall.compute():.5f} of {seen} lr {rate:.5f}")
     in_pass.reset()
 if ps.is_first():
     print("line tails", state.tails, "of 6")

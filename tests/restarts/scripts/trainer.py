@@ -1,7 +1,10 @@
 """Trainer with evaluation, early stopping, and its best model loaded at the end."""
 
+import os
+
 import torch
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 import psjob as ps
 from psjob.integrations.transformers import PSCallback
@@ -10,7 +13,7 @@ from psjob.integrations.transformers import PSCallback
 class Told(TrainerCallback):
     """Prints each evaluation."""
 
-    def on_evaluate(self, args, state, control, metrics, **kwargs):  # noqa: ANN001, ANN003, ANN201
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         """A line."""
         if state.is_world_process_zero:
             print(f"line step {state.global_step}: {metrics['eval_loss']:.6f}")
@@ -27,6 +30,7 @@ arguments = TrainingArguments(
 )  # fmt: skip
 stopping = EarlyStoppingCallback(early_stopping_patience=4)
 trainer = Trainer(model, arguments, train_dataset=data[:40], eval_dataset=data[40:], callbacks=[PSCallback(), stopping, Told()])
-trainer.train()
+last = get_last_checkpoint("out") if os.path.isdir("out") else None  # as the examples of transformers do
+trainer.train(resume_from_checkpoint=last)
 if ps.is_first():
     print("line tails", round(trainer.state.epoch), "of 5; best", round(trainer.state.best_metric, 6), trainer.state.global_step)

@@ -16,7 +16,7 @@ from psjob_operator.plan.snapshot import Role
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")
 """They hit the process that serves in a shard, not its keeper."""
-EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
+EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=9 or kill:ps-0@cut=2"
 
 
 @dataclass(frozen=True)

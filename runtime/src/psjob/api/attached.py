@@ -136,7 +136,7 @@ class AttachedJob:
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
         own = self._own()
-        resumed = place.config.checkpoint.resume_from is not None and place.number == 1 and place.rewinds == 0
+        resumed = place.begins_again and place.number == 1 and place.rewinds == 0
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
         psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables}

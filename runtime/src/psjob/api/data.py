@@ -358,7 +358,8 @@ def _placed(source: Slices | Stream, number: int, begin: Place, ahead: Ahead | N
         if source.order != begin.get("order", source.order):
             raise Refused(
                 f"pass {number + 1} over the data draws other batches than it did before this restart, which was at its batch {turn}. Its "
-                "sampler or its dataset is made of what runs again. Write `for epoch in ps.epochs(n)`, and keep in ps.state what they are made of"
+                "sampler or its dataset is made of what runs again. Write `for epoch in ps.epochs(n)`, and keep in ps.state what they are "
+                "made of"
             )
         found = _numbered(feed, turn, source.order)
     return found if ahead is None else _looking_ahead(found, ahead)

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, asking, liveness, objects, values
+from psjob.api import advice, asking, foreign, liveness, objects, values
 from psjob.api.state import renewed, the_state
 from psjob.process.errors import Refused
 
@@ -39,7 +39,8 @@ Found = dict[str, dict[str, Any]]
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
-Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other weights.
+Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other
+weights. Of models that are as they were `made` it is the class and a checksum.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
@@ -242,7 +243,7 @@ class Variables:
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
-        others = {} if self._resumed else _changed(state.get("first", {}), first)
+        others = {} if self._resumed else _changed(dict(state.get("first", {})), first)
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         changed = _changed(self._plain(walked), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
@@ -260,7 +261,8 @@ class Variables:
                 if self._samples.get((function, path, False), sample) != sample:
                     raise Refused(
                         f"{path} ({kind}) is made anew in this start, and is not what it was in the one before: it is made of the model's "
-                        f"weights, or of random numbers without a seed. Give it to attach or to ps.state, such as ps.state({path.rpartition('.')[2]}=…)"
+                        "weights, or of random numbers without a seed. Give it to attach or to ps.state, such as "
+                        f"ps.state({path.rpartition('.')[2]}=…)"
                     )
 
     def ended(self, frame: FrameType, site: str) -> None:
@@ -581,6 +583,8 @@ class Variables:
             return [tensor for tensor in found if not (isinstance(tensor, torch.Tensor) and tensor.is_inference())]
 
     def _is_kept(self, value: object) -> bool:
+        if isinstance(value, torch.optim.Optimizer) and (library := foreign.home(value)) is not None:
+            value = library.inner(value)
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
 
     def _is_own(self, value: Any) -> bool:

@@ -41,7 +41,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     Raises:
         SystemExit: with status 77 and a sentence, in a job, where the Trainer is asked for what cannot be done there: several optimizers,
-            `ckpt_path`, or a second `fit`.
+            a second `fit`, or `ckpt_path` at its first start. A restart leaves that out.
 
     Example:
         >>> import psjob.integrations.lightning
@@ -78,6 +78,10 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().setup_environment()
         if self._place is None or self.lightning_module is None:
             return
+        if (
+            self._place.begins_again
+        ):  # scripts ask for the newest checkpoint that they find in their folder; this start goes on from the job's
+            self.lightning_module.trainer._checkpoint_connector.resume_start = _nothing
         for logger in self.lightning_module.trainer.loggers:
             if type(logger).__name__ == "TensorBoardLogger" and logger._version is None:
                 logger._version = self._place.run
@@ -131,6 +135,10 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "run with checkpoint.resumeFrom"
             )
         super().load_optimizer_state_dict(checkpoint)
+
+
+def _nothing(*_given: object, **_named: object) -> None:
+    pass
 
 
 class Loader:

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 import psjob as ps
+from psjob.api import advice, foreign
 from psjob.api import attach as attaching
-from psjob.api import foreign
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
 from psjob.process.errors import exit_refused
@@ -39,7 +39,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
 
     Raises:
         SystemExit: with status 77 and a sentence, in a job, where the Trainer is asked for what cannot be done there: DeepSpeed, FSDP,
-            `auto_find_batch_size`, `resume_from_checkpoint`, or a second model.
+            `auto_find_batch_size`, a second model, or `resume_from_checkpoint` at its first start. A restart leaves that out.
 
     Example:
         >>> from psjob.integrations.transformers import PSCallback
@@ -62,6 +62,8 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
             if type(one).__name__ == "TensorBoardCallback" and one.logging_dir is None:
                 one.logging_dir = os.path.join(args.output_dir, "runs", self._place.run)
         self._progress = Progress(trainer)
+        if self._place.begins_again:
+            trainer.train = _from_the_job(trainer.train)
         trainer.get_train_dataloader = _sharded(trainer.get_train_dataloader)
         trainer.training_step = self._progress.watching(trainer.training_step)
 
@@ -212,6 +214,17 @@ def _sharded(original: Callable[[], Any]) -> Callable[[], Any]:
         return loader
 
     return get_train_dataloader
+
+
+def _from_the_job(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Trainer.train` that goes on from the job's checkpoint, where scripts ask for the newest one that they find in their folder."""
+
+    def train(resume_from_checkpoint: Any = None, *rest: Any, **named: Any) -> Any:
+        if resume_from_checkpoint:
+            advice.tell("resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start goes on where the job was")
+        return original(None, *rest, **named)
+
+    return train
 
 
 def _skipping() -> bool:

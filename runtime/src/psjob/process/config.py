@@ -160,6 +160,11 @@ class Place:
     """Of such a worker: see contract.ENV_SOCKETS."""
 
     @property
+    def begins_again(self) -> bool:
+        """Has another process of this worker trained before, in this run or in the one that it goes on from?"""
+        return self.number > 1 or self.rewinds > 0 or self.config.checkpoint.resume_from is not None
+
+    @property
     def rank(self) -> int:
         """Number of this process among those of all workers."""
         return self.index * self.config.processes + self.local
