@@ -36,12 +36,12 @@ class Fault:
     place: str | None = None
 
     def prelude(self) -> str:
-        """The line with which the script begins."""
+        """What the script begins with, in its first line: places are told by lines."""
         if self.place is None:
             return ""
         step = int(self.what[0].rpartition("=")[2])
         words = [f"fault {what}:" for what in self.what]
-        return f"__import__('tests.restarts.holding').restarts.holding.hold({self.place!r}, {step}, {words}, {TOLD!r})\n"
+        return f"__import__('tests.restarts.holding').restarts.holding.hold({self.place!r}, {step}, {words}, {TOLD!r}); "
 
 
 FAULTS = {
@@ -138,7 +138,7 @@ def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path,
         assert any(sentence in ran.out + ran.err for sentence in SENTENCES), ran.err[-4000:]
 
 
-@pytest.mark.parametrize("cell", cells(list(SCRIPTS), list(ASYNC)))
+@pytest.mark.parametrize("cell", cells([name for name in SCRIPTS if "RMSprop" not in SCRIPTS[name]], list(ASYNC)))
 def test_in_async_each_tail_has_its_effect_once(tmp_path: Path, cell: str) -> None:
     name, fault = cell.split(": ")
     ran = run(tmp_path / "hit", name, SCRIPTS[name], FAULTS[fault], mode="async")
@@ -160,6 +160,6 @@ def test_a_stop_and_resume_changes_no_line_and_no_bit(tmp_path: Path, once: Path
     process.send_signal(signal.SIGINT)
     stopped = finish(process, tmp_path / "hit")
     assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.err[-3000:]
-    again = finish(begun(tmp_path / "hit", name, SCRIPTS[name], "--resume", str(stopped.summary["run"])), tmp_path / "hit")
+    again = finish(begun(tmp_path / "hit", name, SCRIPTS[name], "--resume", f".psjob/{stopped.summary['run']}"), tmp_path / "hit")
     equal(again, wanted)
     assert lines(stopped, again) == lines(wanted), again.err[-4000:]
