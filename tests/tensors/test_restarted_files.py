@@ -83,3 +83,11 @@ def test_weights_that_are_moved_and_put_back_in_each_step_are_no_state(tmp_path:
     found = restarts(tmp_path, source.replace("    optimizer.step()\n", "    optimizer.step()\n    print('line', norm.item())\n"))
     assert found.undisturbed.ending == "through" and found.made > 8 and not found.refusals, found.refusals
     assert not found.wrong, found.wrong[0]
+
+
+def test_a_loop_that_begins_where_a_file_says_is_refused(tmp_path: Path) -> None:
+    """As torch's tutorial has it. It would be shorter by what the file says."""
+    found = restarts(tmp_path, SCRIPTS["snapshot"].replace("in ps.epochs(max_epochs)", "in range(self.epochs_run, max_epochs)"))
+    assert found.undisturbed.ending == "through" and not found.wrong, found.wrong[0]
+    own = "Write `for epoch in ps.epochs(n)`, which gives what is left of it wherever the script begins"
+    assert any(own in why for why in found.refusals), found.refusals

@@ -243,6 +243,7 @@ class AttachedJob:
         """The script is given an epoch of a loop of `ps.epochs` in this frame, or AFTER: the loop is over."""
         kept, stands = self.beginning, self.loops.was_at(loop)
         again = None
+        self.variables.by_epochs = True
         self.variables.at_step(frame)
         if kept is not None and stands is not None and stands[0] == epoch and self.restored is not None:
             again, self.beginning = self.restored.beginning, None

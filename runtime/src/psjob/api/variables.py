@@ -40,7 +40,8 @@ Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
 Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other
-weights. Of models that are as they were `made` it is the class and a checksum.
+weights. Of models that are as they were `made` it is the class and a checksum. `loops` are the numbers at which `for` loops were when the script
+first asked for data.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
@@ -119,6 +120,10 @@ class Variables:
         """Those of the script that are under way, by file and name."""
         self._reads: dict[str, liveness.Reads] = {}
         """What they read from here on."""
+        self._loops: dict[str, dict[str, int]] = {}
+        """By function and variable, the numbers at which `for` loops were as the script first asked for data."""
+        self.by_epochs = False
+        """A loop over `ps.epochs` has begun, which gives what is left of it."""
         self._left = ENTERED
         self._asks = False
         """The script asks for data now."""
@@ -148,6 +153,14 @@ class Variables:
         self._objects = self._states(walked)
         self._alike_at_first = self._alike(walked)
         self._marks = self._marked(walked)
+        self._loops = {} if self.by_epochs else self._looped()
+
+    def _looped(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for function, frame in self._functions.items():
+            names = asking.site(frame.f_code, frame.f_lasti).around
+            found[function] = {name: value for name in names if type(value := frame.f_locals.get(name)) is int}
+        return {function: names for function, names in found.items() if names}
 
     def at_step(self, frame: FrameType) -> None:
         """The script makes a step in this frame, and only its steps say where it is."""
@@ -180,6 +193,7 @@ class Variables:
             "plain": _held(changed),
             "first": _held(self._unchanged(now, changed)),
             "made": self._made(),
+            "loops": self._loops,
             "assigned": {
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
@@ -238,6 +252,7 @@ class Variables:
                     mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
                     lost += [f"{path} ({kind})"] if mark != checksum else []
         _refuse(lost)
+        self._check_loops(state.get("loops", {}))
         self._check_made(state.get("made", {}))
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
@@ -253,6 +268,18 @@ class Variables:
         self._load(state.get("objects", {}))
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
+
+    def _check_loops(self, loops: Mapping[str, Mapping[str, int]]) -> None:
+        """Raises Refused if the script has begun its loop further on, as one that goes on from a file of its own."""
+        for function, names in loops.items():
+            for name, began in names.items():
+                now = self._loops.get(function, {}).get(name, began)
+                if now != began:
+                    raise Refused(
+                        f"the loop over {name} began at {now} in this start, and at {began} in the one before: the script goes on from a file "
+                        f"of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever the "
+                        "script begins, or leave that file alone in a job"
+                    )
 
     def _check_made(self, made: Mapping[str, Mapping[str, Collection[Any]]]) -> None:
         """Raises Refused if models that had not changed when the record was made are not what they were."""
