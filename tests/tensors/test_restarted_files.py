@@ -25,18 +25,18 @@ def _small_heap() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, name: str) -> None:
-    found = restarts(tmp_path, SCRIPTS[name])
+    found = restarts(tmp_path, SCRIPTS[name], most=5)
     assert found.undisturbed.ending == "through" and len(found.undisturbed.lines) > 3, found.undisturbed
     assert not found.wrong, found.wrong[0]
-    assert found.made > 8 and not found.refusals, found.refusals
+    assert found.made > 5 and not found.refusals, found.refusals
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_plain_loop_is_equal_or_refused(tmp_path: Path, name: str) -> None:
-    found = restarts(tmp_path, plain(SCRIPTS[name]), every_line=False)
+    found = restarts(tmp_path, plain(SCRIPTS[name]), most=4, every_line=False)
     assert found.undisturbed.ending == "through", found.undisturbed.ending
     assert not found.wrong, found.wrong[0]
-    assert found.made > 3 and all(any(sentence in why for sentence in SENTENCES) for why in found.refusals), found.refusals
+    assert found.made > 2 and all(any(sentence in why for sentence in SENTENCES) for why in found.refusals), found.refusals
 
 
 BEFORE = """import torch

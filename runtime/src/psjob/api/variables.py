@@ -40,8 +40,8 @@ Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
 Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other
-weights. Of models that are as they were `made` it is the class and a checksum. `loops` are the numbers at which `for` loops were when the script
-first asked for data.
+weights. Of models that are as they were `made` it is the class and a checksum. `loops` are the numbers at which `for` loops were when the
+script first asked for data.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
@@ -276,9 +276,9 @@ class Variables:
                 now = self._loops.get(function, {}).get(name, began)
                 if now != began:
                     raise Refused(
-                        f"the loop over {name} began at {now} in this start, and at {began} in the one before: the script goes on from a file "
-                        f"of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever the "
-                        "script begins, or leave that file alone in a job"
+                        f"the loop over {name} began at {now} in this start, and at {began} in the one before. The script goes on from a "
+                        f"file of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever "
+                        "the script begins. Or leave that file alone in a job"
                     )
 
     def _check_made(self, made: Mapping[str, Mapping[str, Collection[Any]]]) -> None:
@@ -287,7 +287,7 @@ class Variables:
             for path, (kind, sample) in names.items() if function in self._functions else ():
                 if self._samples.get((function, path, False), sample) != sample:
                     raise Refused(
-                        f"{path} ({kind}) is made anew in this start, and is not what it was in the one before: it is made of the model's "
+                        f"{path} ({kind}) is made anew in this start, and is not what it was in the one before. It is made of the model's "
                         "weights, or of random numbers without a seed. Give it to attach or to ps.state, such as "
                         f"ps.state({path.rpartition('.')[2]}=…)"
                     )
