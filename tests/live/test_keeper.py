@@ -104,7 +104,7 @@ if words[LIVES] == 1:
     first[0] = 11
     for size in (8192, 1 << 20):
         keeping.lend(WEIGHTS, size).words(0, 1)[0] = size
-        state = keeping.lend(STATE, 4096).words(0, 8)
+        state = keeping.lend(STATE, 4096).words(0, 16)
     state[LIVES] = 1
     killed(state)
 say("found", weights.size, weights.words(0, 1)[0])

@@ -100,10 +100,9 @@ class Keeping:
 
 @dataclass
 class Watch:
-    """Judges one server by the signs of life that it counts. It hangs if there is none for a while, after a first one."""
+    """Judges one server, which has shown a sign of life, by those that it counts. It hangs if there is none for a while."""
 
     _beats: int | None = None
-    _alive: bool = False
     _since: float = 0.0
     _looked: float = 0.0
 
@@ -112,9 +111,8 @@ class Watch:
         stood_still = now - self._looked > 2 * seconds / LOOKS
         self._looked = now
         if beats != self._beats or stood_still:
-            self._alive = self._alive or self._beats not in (None, beats)
             self._beats, self._since = beats, now
-        return self._alive and now - self._since >= seconds
+        return now - self._since >= seconds
 
 
 @dataclass
@@ -268,6 +266,7 @@ class Keeper:
         self._prepare()
         if not self._can_fork:
             return None
+        self._held[STATE].words(0, SILENCE + 1)[SILENCE] = 0  # until the next one shows a sign of life
         died = "a hang" if self._hung else signal.Signals(os.WTERMSIG(status)).name
         return Held(died, [self._held[WEIGHTS], self._held[STATE]])
 

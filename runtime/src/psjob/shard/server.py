@@ -70,6 +70,7 @@ class Server:
             reduction.named(config.reduction), config.stages,
         )  # fmt: skip
         self.store.outliving = Outliving(keeping)
+        self.store.silence = config.shard_timeout / 2  # before who asks the status port gives up
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
         self.store.budget = config.gradients
@@ -97,8 +98,7 @@ class Server:
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.cuts = KeptCuts(place, folder) if place.index == 0 else None
         pulses = [self.control.pulse, self.control.disk.pulse]
-        # Before who asks the status port gives up.
-        self.liveness = Liveness(pulses, config.shard_timeout, lambda: self.store.beat(config.shard_timeout / 2))
+        self.liveness = Liveness(pulses, config.shard_timeout, self.store.beat)
         self._lock = threading.Lock()
         self._notices = Notices()
         self._exit: list[int] = []

@@ -97,6 +97,8 @@ class Store(ShardProgress):
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
+        self.silence = 0.0
+        """After so many seconds without a sign of life this process hangs; 0: it may be silent."""
         self.outliving = Outliving(None)
         self.kept: StateMemory | None = None
         """What outlives this process; None: nothing does."""
@@ -206,6 +208,7 @@ class Store(ShardProgress):
                 for rank in self.admission.rows:
                     self.note_rank(rank)
             kept.tell(self._said())
+            self.beat()
             kept.serve(True)
 
     def stand_down(self) -> None:
@@ -219,10 +222,10 @@ class Store(ShardProgress):
             with self.lock:
                 kept.count(self.counters, sum(row.complete for row in self.admission.rows.values()))
 
-    def beat(self, silence: float) -> None:
-        """This process is alive, as far as it can tell. After so many seconds without another sign it hangs."""
+    def beat(self) -> None:
+        """This process is alive, as far as it can tell."""
         if (kept := self.kept) is not None:
-            kept.beat(silence)
+            kept.beat(self.silence)
 
     def note_cut(self, number: int) -> None:
         """A cut is about to be ordered: no other process gives its number again."""
