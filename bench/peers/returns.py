@@ -21,8 +21,8 @@ import psjob as ps
 SLEEP = 0.02
 FIRST = 500
 """Steps before the first kill: keepers and spares have made their imports then."""
-APART = {"process": 12, "worker": 100, "shard": 200}
-"""Steps between two kills, about."""
+APART = {"process": 12, "worker": 500, "shard": 600}
+"""Steps between two kills, about. A worker, or a shard with its pod, finds a spare process that has made its imports meanwhile."""
 FAULT = {"process": ("crash", "ps"), "worker": ("kill", "worker"), "shard": ("kill", "ps")}
 MOST = {"process": 0.3, "worker": 1.0, "shard": 3.0}
 """Seconds of the median."""
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(__file__).resolve()), "--part", str(step + EPOCH), "--megabytes", str(words.megabytes)]
         seconds = 120 + 10 * SLEEP * step + 8 * len(faults)
-        process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"interval": "2s"})
+        process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"interval": "2s"}, runPolicy={"backoffLimit": 1000})
         summary = psjob_run.ended(folder, process, seconds)
     passed = sorted(float(recovery["secondsToPassStep"]) for recovery in summary["recoveries"])
     rewinds = sum(int(worker["rewinds"]) for worker in summary["workers"])
