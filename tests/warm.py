@@ -291,10 +291,10 @@ def _run(words: list[str]) -> int:
     began, exits = _runtime()
     vars(began).update(FOLDER=os.getcwd(), ENVIRONMENT=dict(os.environ))
     sys.orig_argv = list(words)
-    if os.environ.get("PSJOB_ROLE") == "worker" and words[1] not in ("-m", "-c") and "torch" in sys.modules:
-        from psjob.process.startup import spare_the_compiler
+    if words[1] not in ("-m", "-c") and "torch" in sys.modules:
+        from psjob.process import startup
 
-        spare_the_compiler()
+        startup.begin(os.environ)
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)

@@ -17,6 +17,7 @@ def scripts() -> dict[str, str]:
 
 
 def plain(source: str) -> str:
-    """A script without `ps.epochs` and `ps.state`."""
+    """A script without `ps.epochs` and `ps.state`. One with a snapshot begins where that says."""
+    source = source.replace("ps.epochs(max_epochs)", "range(self.epochs_run, max_epochs)")
     source = source.replace("ps.epochs()", "itertools.count()").replace("ps.epochs(", "range(").replace("ps.state(", "SimpleNamespace(")
     return source.replace("import torch\n", "import itertools\nfrom types import SimpleNamespace\n\nimport torch\n", 1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from psjob import rules
 from psjob.api import attach as attaching
 from psjob.api import attached, clipping, reporting
-from psjob.process import config
+from psjob.process import config, ownfiles
 from psjob.rules.base import BlockState
 from psjob.worker import exits
 from psjob.worker.ending import SessionEnd
@@ -49,10 +50,24 @@ class Run:
     ending: str = ""
     final: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights and buffers at its end."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """What it had written by then."""
+
+
+class Again(BaseException):
+    """The process begins again, with this environment."""
 
 
 def run(folder: Path, source: str, start: Moment | None = None) -> Run:
     """Run a script in an empty folder from its beginning, or as it would be started again at this moment."""
+    try:
+        return _run(folder, source, start, {})
+    except Again as again:
+        shutil.rmtree(folder)
+        return _run(folder, source, start, again.args[0])
+
+
+def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[str, str]) -> Run:
     made, blocks = Run(), [] if start is None else [block.copy() for block in start.blocks]
     folder.mkdir()
     for name, content in (start.files if start is not None else {}).items():
@@ -66,6 +81,7 @@ def run(folder: Path, source: str, start: Moment | None = None) -> Run:
     random.seed(seed)
     np.random.seed(seed)
     with _process(made, blocks, start, folder), contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        ownfiles.begin(environment)
         try:
             exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})  # noqa: S102
             assert attaching.current is not None
@@ -74,7 +90,12 @@ def run(folder: Path, source: str, start: Moment | None = None) -> Run:
             made.ending = f"refused: {refusal}"
         except SystemExit as left:
             made.ending = "through" if left.code == 0 else f"exit {left.code}"
+    made.files = _files(folder)
     return made
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class _Lines(io.StringIO):
@@ -99,7 +120,7 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
         _served(session, made, blocks, start, folder)
         return session
 
-    def refuse(_job: Any, message: str) -> None:
+    def refuse(message: str) -> None:
         raise Refusal(message)
 
     here = place(1, 0)
@@ -112,7 +133,8 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
             mock.patch.object(exits, "watch", nothing),
             mock.patch.object(clipping, "install", nothing),
             mock.patch.object(attached, "session_at", session_at),
-            mock.patch.object(attached.AttachedJob, "refuse", refuse),
+            mock.patch.object(attached, "exit_refused", refuse),
+            mock.patch.object(ownfiles, "exit_refused", refuse),
         ):
             stack.enter_context(what)
         yield
@@ -154,11 +176,10 @@ def _served(session: WorkerSession, made: Run, blocks: list[BlockState], start: 
             into.data.copy_(block.weights.view_as(into))
 
     def edge(make: Any, large: bool = False) -> None:
-        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         if session.reduces:
             for block, p in zip(blocks, own, strict=True):
                 block.weights = p.detach().flatten().clone()
-        made.moments.append(Moment(session.clock, bytes(make()), [block.copy() for block in blocks], files, len(made.lines)))
+        made.moments.append(Moment(session.clock, bytes(make()), [block.copy() for block in blocks], _files(folder), len(made.lines)))
 
     def leave(make: Any, parameters: Sequence[torch.Tensor]) -> None:
         make()
@@ -169,6 +190,11 @@ def _served(session: WorkerSession, made: Run, blocks: list[BlockState], start: 
 
     for name in ("stir", "inside_round", "close", "watch", "report", "inputs"):
         setattr(session, name, nothing)
+
+    def begin_again(_mode: str, more: Mapping[str, str]) -> None:
+        raise Again(more)
+
+    session.begin_again = begin_again  # type: ignore[method-assign]
     session.join, session.edge, session.leave = join, edge, leave  # type: ignore[method-assign]
     session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
 
@@ -200,6 +226,7 @@ def restarts(folder: Path, source: str, most: int = 8, every_line: bool = True) 
         lines = list(dict.fromkeys([*before, *again.lines]))
         same = lines == first.lines if every_line else lines[-1] == first.lines[-1]
         differ = [name for name, tensor in first.final.items() if name not in again.final or not again.final[name].equal(tensor)]
+        differ += [name for name, content in first.files.items() if again.files.get(name) != content]
         if again.ending != first.ending or not same or differ:
             found.wrong.append(f"from step {moment.clock}: {again.ending}, {differ}, printed {lines} in place of {first.lines}")
         elif left and again.moments:

@@ -49,6 +49,22 @@ LOOPS: dict[str, tuple[str, set[str], set[str]]] = {
     "a while loop": ("number = 0\nheld = 0\nwhile number < 3:\n    x = ask()\n    held = x\n    number += x", {"number"}, {"number"}),
     "deleted": ("out = 0\nfor x in Three():\n    out = x\n    del out", set(), set()),
     "a comprehension": ("scale = 2\nfor x in Three():\n    y = [scale * z for z in [x]]", {"scale"}, {"scale"}),
+    "a variable of the name of a comprehension's": (
+        "for x in Three():\n    y = [p for p in [x]]\n    for p in y:\n        z = [p for p in y if p]\n    p = [p for p in y]\n    z = p",
+        set(),
+        set(),
+    ),
+    "one that a comprehension leaves": ("p = 0\nfor x in Three():\n    y = [p for p in [x]]\nprint(p)", {"p"}, {"p"}),
+    "one that a comprehension reads": (
+        "q = r = 0\nfor x in Three():\n    r = [[(u, v) for u, v in [(p, q)]] for p in [x] for v in [p] if v]\n    q = {1: u for u in [r]}",
+        {"q"},
+        {"q"},
+    ),
+    "a comprehension in try": (
+        "p = 0\nfor x in Three():\n    try:\n        y = max([p for p in [1 / x]])\n    except ZeroDivisionError:\n        y = p",
+        {"p"},
+        {"p"},
+    ),
     "a function within": ("count = 0\ndef more():\n    return count\nfor x in Three():\n    count = x", {"count"}, {"count"}),
     "asked in a call": ("held = 0\nheld = held + ask()\nprint(held)", set(), set()),
     "two at once": ("a = b = 0\nfor x in Three():\n    a, b = b, x", {"b"}, {"b"}),
@@ -70,8 +86,7 @@ LOOPS: dict[str, tuple[str, set[str], set[str]]] = {
     "an attribute of the name of a function": ("out = 0\nfor x in Three():\n    out = ask.eval()", set(), set()),
     "in try": ("held = 0\nfor x in Three():\n    try:\n        held = held + x\n    except ValueError:\n        pass", {"held"}, {"held"}),
 }
-ALWAYS = {"no_grad", "suppress", "Three", "ask", "print", "range", "ValueError", "z"}
-"""Functions, and the variable of a comprehension: Python 3.12 keeps one of the same name for after it."""
+ALWAYS = {"no_grad", "suppress", "Three", "ask", "print", "range", "ValueError", "ZeroDivisionError", "max"}
 
 
 ask.eval = lambda: 0  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from psjob.api.later import Later, groups
 from psjob.api.pairs import FirstUse, Pair, check_name, refuse_more
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
-from psjob.process import config, supervise
+from psjob.process import config, ownfiles, supervise
 from psjob.process.errors import Refused, exit_refused
 from psjob.worker import exits, rewind
 
@@ -143,6 +143,7 @@ def settle() -> None:
         exit_refused(str(refused))
     assert current is not None
     _watch_exit(current)
+    ownfiles.follow(lambda: current is not None and current.behind)
     current.session.watch()
     current.join()
     for pair in current.pairs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import sys
 import threading
 import weakref
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from psjob import contract
 from psjob.api import advice, clipping, stagecuts, stagefirst, state, trackers, variables
 from psjob.api.attachable import aliases, table_of, tell_frozen
 from psjob.api.inputs import FirstInputs
@@ -26,7 +29,7 @@ from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
-from psjob.process import config
+from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
 from psjob.rules import optimizers
@@ -132,6 +135,8 @@ class AttachedJob:
         """By identity of a dataset, the clock at its first pass."""
         self._fresh = True
         """This process goes on from no other."""
+        self._files: ownfiles.Read | None = None
+        """What the process before had read as it began to train, until this one stands at its place."""
         self.buffers = pairs[0].cuts.buffers
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
@@ -180,6 +185,7 @@ class AttachedJob:
         if self.session.record is not None:
             restored = self.restored = record.unpack(self.session.record)
             self._fresh = False
+            self._files = restored.stateful.get(variables.NAME, {}).get("files")
             wire = restored.wire
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
             self.carry_out(lambda: self._find_place(restored))
@@ -262,6 +268,8 @@ class AttachedJob:
         restored, self.restored = self.restored, None
         if restored is not None:
             self.carry_out(lambda: self._restore(restored, self.records.kept))
+            self._files = None
+            ownfiles.stand()
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
         whole = _kept_for(things, kept)
@@ -584,6 +592,12 @@ class AttachedJob:
         raise SystemExit(EXIT_OF[how])
 
     def refuse(self, message: str) -> None:
+        """End this process with that sentence; or begin again, if files of its own have led a started one past its place."""
         if not self.session.ended:
             self.session.close(JOIN_SECONDS)
+        files = [] if self._files is None else ownfiles.other(self._files)
+        if files:
+            named = ", ".join(map(os.path.basename, files[:3]))
+            print(f"psjob: the script went on from {named}, written after its record. It begins again without", file=sys.stderr, flush=True)
+            self.session.begin_again("", {**trackers.hand_over(), contract.ENV_LEFT_OUT: json.dumps(files)})
         exit_refused(message)

@@ -83,7 +83,7 @@ def _flow(code: CodeType) -> _Flow:
     ]
     for jump in _after_errors(instructions, entries, number_at):
         after[jump] = after[jump][:1]
-    uses = [tuple(_uses(one)) for one in instructions]
+    uses = list(_uses_of_all(instructions))
     before: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True
     while changed:
@@ -133,6 +133,46 @@ def _names_in_head(instructions: list[dis.Instruction], last: int) -> Iterator[s
 
 def _line(one: dis.Instruction) -> int:
     return (one.positions.lineno or 0) if one.positions is not None else 0
+
+
+def _uses_of_all(instructions: list[dis.Instruction]) -> Iterator[tuple[tuple[str, bool], ...]]:
+    """Of each instruction, `_uses`. Variables of a comprehension are its own, though its code may be within the function's (PEP 709)."""
+    within: list[list[str]] = []
+    """Of comprehensions, those that are not yet what they were."""
+    ends = False
+    for number, one in enumerate(instructions):
+        if one.opname == "LOAD_FAST_AND_CLEAR":
+            if number == 0 or instructions[number - 1].opname != one.opname:
+                within.append([])
+            within[-1].append(one.argval)
+            yield ()
+            continue
+        ends = one.opname == "END_FOR" or (ends and one.opname.startswith(_BEHIND))
+        found: list[tuple[str, bool]] = []
+        for name, is_read in _uses(one) if not _is_after_an_error(instructions, number) else ():
+            if ends and within and name in within[-1]:
+                within[-1].remove(name)
+            elif "_FAST" in one.opname and any(name in names for names in within):
+                found.append((f"{name} of a comprehension", is_read))
+            else:
+                found.append((name, is_read))
+        if within and not within[-1]:
+            within.pop()
+        yield tuple(found)
+
+
+_BEHIND: Final = ("POP_TOP", "POP_ITER", "SWAP", "STORE_")
+"""What is between the end of a comprehension's loop and the variables that it gives back, or is one of these."""
+
+
+def _is_after_an_error(instructions: list[dis.Instruction], number: int) -> bool:
+    """Does this give back a variable after an error in a comprehension?"""
+    first, last = number, number
+    while first and instructions[first].opname.startswith("STORE_FAST"):
+        first -= 1
+    while last + 1 < len(instructions) and instructions[last].opname.startswith("STORE_FAST"):
+        last += 1
+    return first < number and instructions[first].opname in _BEHIND[:3] and instructions[last].opname == "RERAISE"
 
 
 def _uses(one: dis.Instruction) -> Iterator[tuple[str, bool]]:

@@ -24,6 +24,7 @@ import torch
 
 from psjob.api import advice, asking, foreign, liveness, objects, values
 from psjob.api.state import renewed, the_state
+from psjob.process import ownfiles
 from psjob.process.errors import Refused
 
 NAME: Final = "variables"
@@ -122,6 +123,8 @@ class Variables:
         """What they read from here on."""
         self._loops: dict[str, dict[str, int]] = {}
         """By function and variable, the numbers at which `for` loops were as the script first asked for data."""
+        self._files: ownfiles.Read = {}
+        """What the script had read as it first asked for data."""
         self.by_epochs = False
         """A loop over `ps.epochs` has begun, which gives what is left of it."""
         self._left = ENTERED
@@ -154,6 +157,8 @@ class Variables:
         self._alike_at_first = self._alike(walked)
         self._marks = self._marked(walked)
         self._loops = {} if self.by_epochs else self._looped()
+        self._files = ownfiles.read()
+        ownfiles.train()
 
     def _looped(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
@@ -194,6 +199,7 @@ class Variables:
             "first": _held(self._unchanged(now, changed)),
             "made": self._made(),
             "loops": self._loops,
+            "files": self._files,
             "assigned": {
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
@@ -278,7 +284,7 @@ class Variables:
                     raise Refused(
                         f"the loop over {name} began at {now} in this start, and at {began} in the one before. The script goes on from a "
                         f"file of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever "
-                        "the script begins. Or leave that file alone in a job"
+                        "the script begins. Or do not read that file in a job"
                     )
 
     def _check_made(self, made: Mapping[str, Mapping[str, Collection[Any]]]) -> None:
