@@ -467,14 +467,36 @@ def test_what_was_read_for_the_next_epoch_is_refused() -> None:
     "state",
     [
         {},
-        {"begun": 1, "asking": 0, "open": [{"number": 0}], "looks": [], "behind": [], "stepped": False, "trail": 0},
-        {"begun": 1, "asking": 0, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0},
-        {"begun": "x", "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0},
+        {"begun": 1, "asking": 0, "open": [{"number": 0}], "looks": [], "behind": [], "stepped": False, "trail": [0, 0]},
+        {"begun": 1, "asking": 0, "open": [], "looks": [], "behind": [], "stepped": False, "trail": [0, 0]},
+        {"begun": "x", "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": [0, 0]},
     ],
 )
 def test_a_damaged_place_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="damaged"):
         Places().load(state)
+
+
+@pytest.mark.parametrize(("edited", "site", "refused"), [
+    (False, "train.py: main: 12+8", False), (False, "train.py: main: 13+8", True), (False, "train.py: tune: 12+8", True),
+    (True, "train.py: main: 12+8", False), (True, "train.py: main: 13+8", False), (True, "train.py: tune: 12+8", True),
+])  # fmt: skip
+def test_the_passes_before_are_told_by_line_and_those_of_an_edited_script_by_function(edited: bool, site: str, refused: bool) -> None:
+    before, after = Places(), Places(edited)
+    for places, where in ((before, "train.py: main: 12+8"), (after, site)):
+        if places is after:
+            after.load(json.loads(json.dumps(before.state)))
+        number, begin = places.begin(where, over="64 batches")
+        if begin is not None:
+            places.ask(number, {"round": 0})
+            places.give(False)
+            places.end(number, False)
+        number, _ = places.begin("train.py: main: 20+8")
+        if refused and places is after:
+            with pytest.raises(Refused, match="by other passes over the data than before"):
+                places.ask(number, {"round": 0})
+        else:
+            assert places.ask(number, {"round": 0}) is (places is after)
 
 
 def test_a_loop_that_counts_by_itself_goes_on_at_the_pass_under_way() -> None:

@@ -108,7 +108,8 @@ class AttachedJob:
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
-        self.places, self.loops = Places(), Loops()
+        resumed = place.begins_again and place.number == 1 and place.rewinds == 0
+        self.places, self.loops = Places(edited=resumed), Loops()
         self.zipped: object = None
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
@@ -141,7 +142,6 @@ class AttachedJob:
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
         own = self._own()
-        resumed = place.begins_again and place.number == 1 and place.rewinds == 0
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
         psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables}

@@ -14,7 +14,7 @@ Place = Mapping[str, Any]
 what `streams.py` needs beside it.
 """
 START: Place = {"round": 0}
-NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": 0}
+NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": [0, 0]}
 """Of a script that has not asked for data."""
 
 
@@ -72,7 +72,9 @@ class Places:
     what the steps were made of, the script's place is found again by its steps only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, edited: bool = False) -> None:
+        """`edited`: the script may not be the one that the record was taken of, so that its lines have other numbers."""
+        self._edited = edited
         self.begun = 0
         self.batches = 0
         """Given to the script since its last step."""
@@ -102,8 +104,9 @@ class Places:
         """Passes that had begun when the last loop over epochs was over."""
         self._stepped = False
         """Steps were made since then."""
-        self._trail = self._trail_outside = self._kept_trail = 0
-        """A checksum over where the passes began that a restarted script begins again; of those outside of epochs; in the record."""
+        self._trail = self._trail_outside = self._kept_trail = (0, 0)
+        """Checksums over where the passes began that a restarted script begins again: by line, and by function. Those outside of epochs,
+        and those of the record."""
         self._lost_outside = False
         """The lines before a loop over epochs made steps of what is not known."""
         self._early: frozenset[int] = frozenset()
@@ -140,7 +143,9 @@ class Places:
             self._open(Pass(before, place=kept.place, after=kept.place, site=site, goes_on=goes_on, trained=kept.trained), around)
             return before, kept.place
         if around is None:
-            self._trail = zlib.crc32(f"{site}{over}".encode(), self._trail)
+            lines, functions = self._trail
+            by_function = " < ".join(_functions(site))
+            self._trail = zlib.crc32(f"{site}{over}".encode(), lines), zlib.crc32(f"{by_function}{over}".encode(), functions)
         number = self.begun
         begin = self._begins(number)
         self.begun = number + 1 if begin is not None else max(number + 1, self._behind.get(number, 0))
@@ -171,7 +176,7 @@ class Places:
         self._asking = number
         if self._back != number:
             return False
-        if self._trail != self._kept_trail and not self.gone_on:
+        if self._trail[self._edited :] != self._kept_trail[self._edited :] and not self.gone_on:
             raise Refused(
                 f"{where(site)}: after its restart the script comes to its place by other passes over the data than before. What is "
                 "between passes runs again, and decided otherwise. Write `for epoch in ps.epochs(n)`, and keep in ps.state what decides"
@@ -380,7 +385,7 @@ class Places:
             "looks": sorted(self._looks | {number for number, place in found.items() if place is None}),
             "behind": [list(each) for each in self._behind.items()],
             "stepped": self._stepped,
-            "trail": self._trail,
+            "trail": list(self._trail),
         }
 
     def _goes_on(self, one: Pass) -> Place | None:
@@ -408,7 +413,8 @@ class Places:
             if self._back >= 0:
                 self._kept[self._back]
             self._behind = {int(number): int(then) for number, then in state["behind"]}
-            self._stepped, self._kept_trail = bool(state["stepped"]), int(state["trail"])
+            lines, functions = state["trail"]
+            self._stepped, self._kept_trail = bool(state["stepped"]), (int(lines), int(functions))
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"the resume record is damaged: its place in the data is not in shape: {error!r}") from None
 
