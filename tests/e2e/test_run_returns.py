@@ -43,7 +43,7 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
     log = hit.log("job-ps-")
     assert log.count("goes on from its memory") == 40 and log.count("no worker begins again") == 20
-    assert hit.summary["steps"] == 150 and hit.summary["applied"] == 600
+    assert hit.summary["steps"] == 150 and hit.summary["applied"] == 600 and hit.summary["crashes"] == 40
     monkeypatch.setenv("PS_FORK_SERVER", "never")
     undisturbed = run(tmp_path / "undisturbed", "crash:ps-1@step=100")
     assert undisturbed.summary["attempts"] == [1, 2], "without a keeper the shard itself is hit"

@@ -201,6 +201,7 @@ def test_words_of_the_whole_are_found_again() -> None:
     assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
     counted = again.counted(4)
     assert (counted.pushes, counted.applied, counted.first_applied) == (10, 4, 2.5)
+    assert [counted.crashes, again.counted(4).crashes, again.counted(4).crashes] == [1, 2, 3]
     with pytest.raises(ValueError, match="do not fit"):
         memory.tell({"view": "x" * 10_000})
 

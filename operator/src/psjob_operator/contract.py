@@ -251,6 +251,7 @@ counters: {"pushes": int (frames with a gradient or absent mark seen), "pushByte
            "applied": int (pushes that counted, in worker-clocks of this shard),
            "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "duplicatesDiffering": int (those of them
            with other bytes than the push that counted), "fenced": int, "updatesLost": int,
+           "crashes": int (processes of this attempt that were killed or hung, after which another went on from their memory),
            "acknowledged": {rank: clock},
            "firstApplied": float | null (unix time of the first push applied in this attempt), "badConnections": int}
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)

@@ -75,6 +75,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
     """What is known of a job, a line each: (name, text). Lines that would be empty are left out."""
     told, kept = view.progress, view.checkpoint
     step = f"{told.step}/{told.total}" if told.total else str(told.step)
+    crashes = sum(one.crashes or 0 for one in view.shards)
     found = [
         ("name", view.id),
         ("where", view.place),
@@ -90,6 +91,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("checkpoint", f"{view.unit} {kept.step}, {span(kept.age(now))} ago, {amount(kept.bytes) or 'size unknown'}" if kept else ""),
         ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),
         ("restarts", f"{view.restarts}" + "".join(f", {cause} {count}" for cause, count in view.causes.items())),
+        ("crashes", f"{crashes}, gone on from memory" if crashes else ""),
         ("age", span(None if view.created is None else now - view.created)),
         ("took", span(view.seconds(now)) if view.ended is not None else ""),
         ("weights", f"sha256 {view.weights_sha256}" if view.weights_sha256 else ""),

@@ -71,6 +71,7 @@ def shard_view(index: int, state: str, attempt: int, told: Mapping[str, Any] | N
         applied=_count(counters, "applied"),
         dropped=_count(counters, "dropped"),
         updates_lost=_count(counters, "updatesLost"),
+        crashes=_count(counters, "crashes"),
         memory_bytes=int(numbers(told, "memory", "rssBytes")) or None,
         transfer=transfer(part(told, "transfer")),
         lag=lateness(part(told, "lag")),

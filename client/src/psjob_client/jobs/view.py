@@ -77,6 +77,8 @@ class ShardView(ProcessView):
     """Pushes that the mode has dropped."""
     updates_lost: int | None = None
     """Updates that a restart has undone."""
+    crashes: int | None = None
+    """Its processes that were killed or hung, after which another went on from their memory: no restart."""
     memory_bytes: int | None = None
     """Memory of its process."""
     transfer: TransferView | None = None

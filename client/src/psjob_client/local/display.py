@@ -85,6 +85,7 @@ def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step"
     ]
     restarts = status.restarts.total if status else 0
     words.append(f"restarts {restarts}" if restarts else "")
+    words.append(_crashes(watch))
     words.append(str(told.get("waiting") or ""))
     return "  ".join(word for word in words if word)
 
@@ -101,6 +102,11 @@ def _numbers(told: Mapping[str, Any], unit: str) -> list[str]:
     if isinstance(told.get("eta"), int | float):
         words.append(f"eta {span(numbers(told, 'eta'))}")
     return words
+
+
+def _crashes(watch: Watch) -> str:
+    found = watch.total("crashes")
+    return f"crashes {found}, gone on from memory" if found else ""
 
 
 def _checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
@@ -130,6 +136,7 @@ def _table(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     words = [
         _checkpoint(told, now, unit),
         f"restarts {restarts.total}" if restarts and restarts.total else "",
+        _crashes(watch),
         str(told.get("waiting") or ""),
     ]
     return Group(head, bar, table, Text("  ".join(word for word in words if word), "dim"))

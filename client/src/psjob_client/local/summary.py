@@ -23,6 +23,7 @@ def summary(backend: Backend, result: str, seconds: float) -> dict[str, Any]:
         "dropped": watch.total("dropped"),
         "duplicates_refused": watch.total("duplicatesRefused"),
         "updates_lost": watch.total("updatesLost"),
+        "crashes": watch.total("crashes"),
         "restarts": dict(status.restarts.causes) if status else {},
         "view": (status and status.view) or 0,
         "attempts": [shard.attempt for shard in status.shards] if status else [],

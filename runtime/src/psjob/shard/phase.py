@@ -23,3 +23,5 @@ class Counters:
     fenced: int = 0
     lost: int = 0
     first_applied: float | None = None
+    crashes: int = 0
+    """Processes of this attempt that ended, so that another went on from their memory."""

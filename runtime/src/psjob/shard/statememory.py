@@ -130,16 +130,17 @@ class StateMemory:
         """Keep what was counted. `complete`: clocks of all workers that are complete."""
         first = 0 if counters.first_applied is None else int(counters.first_applied * MICRO)
         numbers = (counters.pushes, counters.bytes, counters.applied, counters.dropped, counters.duplicates, counters.differing,
-                   counters.fenced, counters.lost, first, complete)  # fmt: skip
+                   counters.fenced, counters.lost, first, complete, counters.crashes)  # fmt: skip
         for at, number in enumerate(numbers, COUNTERS):
             self._words[at] = number
         if not self.blocks:  # what has none makes no update: that it lives is all that it can show
             self._words[PROGRESS] += 1
 
     def counted(self, complete: int) -> Counters:
-        """What was kept, brought to where the blocks are: so many clocks are complete now."""
+        """What was kept, brought to where the blocks are: so many clocks are complete now. The process that kept it has crashed."""
         found = Counters(*self._words[COUNTERS : COUNTERS + 8])
-        first, then = self._words[COUNTERS + 8 : COUNTERS + 10]
+        first, then, crashes = self._words[COUNTERS + 8 : COUNTERS + 11]
+        found.crashes = self._words[COUNTERS + 10] = crashes + 1
         found.first_applied = first / MICRO if first else None
         found.applied += complete - then
         return found

@@ -139,7 +139,7 @@ def status(server: Server) -> dict[str, Any]:
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
             "pushBytes": counters.bytes,
             "duplicatesRefused": counters.duplicates, "duplicatesDiffering": counters.differing, "fenced": counters.fenced,
-            "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
+            "updatesLost": counters.lost, "crashes": counters.crashes, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),
         },
         "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.copy().items())},

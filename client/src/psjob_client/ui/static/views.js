@@ -106,12 +106,12 @@ export function stages(job) {
 export function shards(job) {
   const late = (one) => (one ? `${number(one.mean ?? 0)} / ${number(one.max ?? 0)}` : "–");
   const rows = (job.shards ?? []).map((one) => [
-    `shard ${one.index}`, badge(one.state ?? "Pending"), number(one.attempt ?? 0), number(one.applied), number(one.dropped), number(one.updatesLost),
+    `shard ${one.index}`, badge(one.state ?? "Pending"), number(one.attempt ?? 0), number(one.applied), number(one.dropped), number(one.updatesLost), number(one.crashes),
     late(one.lag), late(one.gap), bytes(one.memoryBytes),
     one.transfer ? `${one.transfer.doing} ${bytes(one.transfer.done ?? 0)} of ${bytes(one.transfer.total ?? 0)}` : "–", one.problem ?? "",
   ]);
   return rows.length ? table("Shards: pushes, how late they were (mean / largest), memory, and the checkpoint that is read or written",
-    ["shard", "state", "attempt", "pushes", "dropped", "updates lost", "lag", "gap", "memory", "checkpoint", "problem"], rows, [10])
+    ["shard", "state", "attempt", "pushes", "dropped", "updates lost", "crashes", "lag", "gap", "memory", "checkpoint", "problem"], rows, [11])
     : h("p", { class: "soft" }, "No shard is known yet.");
 }
 
