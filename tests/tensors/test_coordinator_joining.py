@@ -111,6 +111,28 @@ def test_a_worker_that_had_not_joined_when_all_shards_were_lost_comes_again(tmp_
         assert rewound.heard == [Kind.WELCOME, Kind.RECORD] and rewound.placed["clock"] == 0
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["the same coordinator", "another process of it"])
+def test_a_worker_that_was_out_of_reach_when_all_went_back_comes_again(tmp_path: Path, another: bool) -> None:
+    """Its process had not joined. Shards let in none of its start but with more rewinds, so that it would wait for ever."""
+    desk = Desk(tmp_path)
+    desk.begun()
+    out_of_reach = desk.hello(1, start=2)
+    out_of_reach.gone()
+    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
+    desk.settle()
+    assert all(server.store.admission.rows[1].incarnation == (2, 1) for server in desk.servers)
+    if another:  # it knows only what shard 0 has in memory
+        desk.c.recovery.fences = {}
+        desk.c.members[1].incarnation = (2, 1)
+    again = desk.hello(1, start=2)
+    desk.settle()
+    assert again.heard == [Kind.REWIND] and again.done.is_set()
+    rewound = desk.hello(1, start=2, rewinds=1)
+    desk.hello(0, rewinds=1)
+    desk.settle()
+    assert rewound.heard[0] is Kind.WELCOME
+
+
 def test_a_run_that_begins_from_another_knows_nothing_of_its_processes(tmp_path: Path) -> None:
     """The other run's workers had been started seven times; this one's first start is not an older process of theirs."""
     desk = Desk(tmp_path)

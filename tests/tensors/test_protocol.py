@@ -31,6 +31,13 @@ def test_promises_hold_in_every_mode(mode: str) -> None:
     assert not broken, f"replay with: python -m tests.simulation --mode {mode} --replay SEED"
 
 
+@pytest.mark.parametrize("seed", [22627, 24019, 29242])
+def test_promises_hold_where_one_was_broken(seed: int) -> None:
+    """A final checkpoint whose writer crashed before it could say so, and fences of a coordinator that was lost before workers heard."""
+    made = run(draw(seed, CRASHING))
+    assert made.broken is None, made.detail
+
+
 def test_a_crash_alone_sends_nobody_back() -> None:
     """Of shard 0 and of another, one after the other, once training has begun."""
     for seed in range(6):

@@ -125,7 +125,7 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
     members.rewound([WorkerFacts(5), WorkerFacts(5)], {1: b"five"})
     assert members[0].state is State.LOST and members[0].left_at is None
     assert members[1].records == {5: b"five"}
-    assert members.fences() == {1: [1, 1]}
+    assert members.fences() == {1: (1, 1)}
     members.rewound([WorkerFacts(5), WorkerFacts(5, record=3)], {1: b"three"})
     assert (members[1].clock, members[1].records) == (5, {3: b"three"})
 

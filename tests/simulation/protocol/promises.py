@@ -102,7 +102,7 @@ class Promises:
         self.durable: Saved | None = None
         """and what it holds."""
         self.final: Saved | None = None
-        self.final_recovery = 0
+        self.final_recovery = self.highest_recovery = 0
         self.sources: dict[int, float] = {}
         """By view: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
@@ -209,7 +209,7 @@ class Promises:
     def found(self, saved: Saved, view: int) -> None:
         """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
-            self.finished(saved, view << 20)
+            self.finished(saved, max(view << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
 
     def chosen(self, saved: Saved, view: int, by: str) -> None:
         """A coordinator goes on from a checkpoint."""
@@ -236,6 +236,7 @@ class Promises:
 
     def opened(self, shard: Any, recovery: int) -> None:
         """A shard begins to serve."""
+        self.highest_recovery = max(self.highest_recovery, recovery)
         if self.final is not None and recovery > self.final_recovery:
             raise Broken("a finished job trains again", f"{shard.pod} serves recovery {recovery} after the final checkpoint")
 

@@ -383,8 +383,7 @@ class SimShard(Process):
 
     def _set_fences(self, action: a.SetFences) -> None:
         for rank, fence in action.fences.items():
-            row = self.store.admission.rows[rank]
-            row.incarnation = max(row.incarnation, fence)
+            self.store.admission.rows[rank].incarnation = fence
         self.store.most = dict(action.most)
 
     def _serve(self, action: a.Serve) -> None:

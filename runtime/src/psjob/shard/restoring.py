@@ -53,12 +53,14 @@ class Restoring:
             pass
 
     def set_fences(self, action: SetFences) -> None:
-        """Older processes of workers may not speak. Those of another run say nothing about this one's."""
+        """Older processes of workers may not speak. Those of another run say nothing about this one's.
+
+        A coordinator that was lost may have ordered higher ones, and not told the workers to begin again: the newest order counts.
+        """
         store = self._store
         with store.lock:
             for rank, fence in () if self._foreign else action.fences.items():
-                row = store.admission.rows[rank]
-                row.incarnation = max(row.incarnation, fence)
+                store.admission.rows[rank].incarnation = fence
                 store.note_rank(rank)
         store.most = dict(action.most)
 

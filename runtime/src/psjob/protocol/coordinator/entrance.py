@@ -22,7 +22,9 @@ class Entrance:
         self.recovery = recovery
 
     def behind(self, stream: Stream) -> bool:
-        """Is a worker of another mode, or of what a restore has undone?"""
+        """Is a worker of another mode, or of what a restore has undone? One that was out of reach then must begin again too."""
+        if stream.incarnation < self.recovery.fences.get(stream.rank, (0, 0)):
+            return True
         missed = not stream.fresh and stream.recovery != self.recovery.recovery
         return (missed and self.recovery.c.mode.rewinds_together) or stream.mode != written(self.recovery.c.mode)
 

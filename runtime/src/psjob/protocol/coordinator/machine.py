@@ -205,12 +205,16 @@ class Coordinator:
         return True
 
     def _hello(self, stream: Stream) -> None:
-        if stream.incarnation < self.members[stream.rank].incarnation:
+        newest = self.members[stream.rank].incarnation
+        if stream.incarnation < newest:
+            if stream.fresh and stream.incarnation[0] == newest[0]:  # no process of its start came after it: it has missed a restore
+                self.recovery.rewind(stream.id)
+                return
             problem = f"worker {stream.rank}: a newer process of this rank is here"
             self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem}))
             self.emit(actions.HangUp(stream.id))
             return
-        if stream.incarnation > self.members[stream.rank].incarnation:
+        if stream.incarnation > newest:
             self.hanging.stirred(stream.rank)
             self.progress.comeback.interrupted(self.progress.step)
         if self.mode.rewinds_together and not stream.fresh and stream.recovery < self.recovery.recovery:

@@ -156,9 +156,9 @@ class Members:
         self.alive = len(self.live())
         self.missing = {m.rank for m in self.live() if not m.here}
 
-    def fences(self, waiting: Set[int] = frozenset()) -> dict[int, list[int]]:
+    def fences(self, waiting: Set[int] = frozenset()) -> dict[int, tuple[int, int]]:
         """Lowest incarnations that may speak after all now known have rewound; those `waiting` to be placed come as they are."""
-        return {m.rank: [m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)] for m in self.all.values() if m.incarnation > (0, 0)}
+        return {m.rank: (m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)) for m in self.all.values() if m.incarnation > (0, 0)}
 
     def met(self) -> str:
         """The ranks whose processes have said hello, by their newest start: `1:0-2,5 2:3-4`."""

@@ -73,6 +73,8 @@ class Recovery:
         """Shards that have what they were ordered to set up or restore,"""
         self.only: set[int] = set()
         """of these."""
+        self.fences: dict[int, tuple[int, int]] = {}
+        """By rank, the lowest incarnation that shards let in since the last restore."""
         self.told: dict[int, events.ShardRestored] = {}
         """What each shard said of itself when it was restored."""
         self._blank: set[int] = set()
@@ -222,7 +224,7 @@ class Recovery:
         if self.entrance.refused(stream):
             return
         if self.entrance.behind(stream):
-            self._rewind(stream.id)
+            self.rewind(stream.id)
             return
         if self.open:
             self.joining.join(stream)
@@ -339,7 +341,8 @@ class Recovery:
             c.progress.rewound(found.step)
         elif 0 in self.only:
             c.members.rewound(saved, records)
-        self._order_restores(found, c.members.fences(set(self.waiting)) if together else {})
+        self.fences = c.members.fences(set(self.waiting)) if together else {}
+        self._order_restores(found)
 
     def _serve_all(self, taken: events.TookUp, found: CheckpointFacts) -> bool:
         """Does every shard serve what shard 0 had served, and does a checkpoint hold the end of each worker that has left?
@@ -364,14 +367,14 @@ class Recovery:
         self._let_in()
         c.norms.go_on()
 
-    def _order_restores(self, found: CheckpointFacts, fences: Mapping[int, list[int]]) -> None:
+    def _order_restores(self, found: CheckpointFacts) -> None:
         c = self.c
         # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
         # Where shard 0 is restored too, or was before, its own clocks may lag behind.
         self.sure = 0 not in self.only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
         body = {
             "do": "restore", "view": self.view, "recovery": self.recovery, "folder": found.folder, "manifest": found.name,
-            "mode": written(c.mode), "fences": {str(rank): fence for rank, fence in fences.items()}, "most": {},
+            "mode": written(c.mode), "fences": {str(rank): list(fence) for rank, fence in self.fences.items()}, "most": {},
         }  # fmt: skip
         for index, peer in self.peers.items():
             if index in self.only:
@@ -402,7 +405,7 @@ class Recovery:
             if member.stream is not stream or not self.open:
                 continue
             if self.entrance.behind(stream):  # it was told so before, and may not be gone yet
-                self._rewind(stream.id)
+                self.rewind(stream.id)
             elif not self.entrance.refused(stream):  # it may have come before there was a model
                 self.joining.join(stream)
         self.joining.ask(c.now)
@@ -412,7 +415,7 @@ class Recovery:
         self.recovery = max(self.recovery, view << 20)
         self.finding.claim()
 
-    def _rewind(self, stream: int) -> None:
+    def rewind(self, stream: int) -> None:
         """Let a worker begin again in the mode of this job."""
         self.c.emit(actions.Tell(stream, Kind.REWIND, {"mode": written(self.c.mode)}))
         self.c.emit(actions.HangUp(stream))
@@ -422,7 +425,7 @@ class Recovery:
             if member.stream is None or not member.here:
                 continue
             if member.welcomed:
-                self._rewind(member.stream.id)
+                self.rewind(member.stream.id)
                 member.welcomed = False
             else:
                 self.waiting[member.rank] = member.stream
