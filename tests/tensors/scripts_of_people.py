@@ -651,6 +651,24 @@ PUT_BACK: Final = {
     "a dict with a default of the script's own": counting(
         "import collections\nown = collections.defaultdict(lambda: 0)", "own['a']", "own['a'] += 1; own[epoch] += 1"
     ),
+    "a fraction": counting("from fractions import Fraction\nown = Fraction()", "int(own)", "own += 1"),
+    "a decimal": counting("from decimal import Decimal\nown = Decimal()", "int(own)", "own += 1"),
+    "a path": counting("from pathlib import Path\nown = Path('0')", "int(own.name)", "own = own / str(int(own.name) + 1)"),
+    "a moment": counting(
+        "import datetime\nown = datetime.datetime(2026, 1, 1)", "own.day + len(str(own.date())) + own.time().hour",
+        "own += datetime.timedelta(days=1)",
+    ),
+    "a span": counting("import datetime\nown = datetime.timedelta()", "own.days", "own += datetime.timedelta(days=1)"),
+    "a frozen set": counting("own = frozenset()", "len(own)", "own |= {len(own)}"),
+    "a shape": counting("own = torch.Size([])", "len(own)", "own = torch.Size([1, *own])"),
+    "a range": counting("own = range(0)", "len(own)", "own = range(len(own) + 1)"),
+    "texts in an array": counting("import numpy\nown = numpy.array(['0', '1'])", "int(own[0])", "own[0] = str(int(own[0]) + 1)"),
+    "the object of a bound method": counting(
+        "class Own:\n    n = 0\n    def add(self, more):\n        self.n += more\n        return self.n\nown = Own().add",
+        "own(0)", "own(1)",
+    ),
+    "a default value": counting("def own(more, n=[0]):\n    n[0] += more\n    return n[0]", "own(0)", "own(1)"),
+    "a list of a module": counting("own = torch.nn.Linear(1, 1)\nown.seen = []", "len(own.seen)", "own.seen.append(1)"),
     "another function": counting("def one(): return 1\ndef two(): return 2\nown = one", "own()", "own = one if own is two else two"),
 }  # fmt: skip
 """What a record holds."""
@@ -662,7 +680,8 @@ LOST: Final = {
     "an iterator": counting("own = iter(list(range(20)))", "next(own)", "pass"),
     "a generator": counting("own = (n for n in range(20))", "next(own)", "pass"),
     "a generator function": counting("def rates():\n    for n in range(20): yield n\nown = rates()", "next(own)", "pass"),
-    "a fraction": counting("from fractions import Fraction\nown = Fraction()", "int(own)", "own += 1"),
+    "a queue": counting("import queue\nown = queue.Queue()", "own.qsize()", "own.put(1)"),
+    "fields in an array": counting("import numpy\nown = numpy.zeros(1, dtype=[('n', 'i4')])", "int(own['n'][0])", "own['n'] += 1"),
     "bytes": counting("own = bytearray(1)", "own[0]", "own[0] += 1"),
     "functools.partial": counting("from functools import partial\nown = partial(int, 0)", "own()", "own = partial(int, own() + 1)"),
     "a new object in a dict": counting(f"import collections\n{_OWN}own = collections.defaultdict(Own)", "own[0].n", "own[0].n += 1"),

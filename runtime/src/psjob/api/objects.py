@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import queue
 import sys
 import zlib
 from argparse import Namespace
@@ -17,8 +18,6 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from fractions import Fraction
 from operator import length_hint
 from types import BuiltinFunctionType, CellType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -26,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from psjob.api import asking, values
+from psjob.resume import tagged
 
 MOST: Final = 100
 """Items of a list or dict that are looked into one by one."""
@@ -33,7 +33,7 @@ DEEP: Final = 8
 """Objects within objects, in a mark."""
 BUDGET: Final = 2000
 """Values in a mark; there is none of what holds more."""
-_WRITTEN: Final = (Fraction, Decimal, bytearray, array, itertools.count, range, slice)
+_WRITTEN: Final = (*tagged.WRITTEN, bytearray, array, itertools.count, slice)
 """Classes whose `repr` says all of a value."""
 _PASS_ON: Final = (GeneratorType, enumerate, zip, map, filter, itertools.islice, itertools.chain, tuple)
 _ADVANCE: Final[tuple[type, ...]] = (
@@ -81,9 +81,12 @@ def parts(value: Any) -> dict[str, Any]:
         return {key: item for key, item in value.items() if type(key) is str and "." not in key}
     if isinstance(value, list | tuple):
         return {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, MethodType):
+        return {"self": value.__self__}
     found = {**dict(_slots(value)), **(_attributes(value) or {})}
     if type(value) is FunctionType:
         found |= {name: cell.cell_contents for name, cell in _cells(value) if _is_full(cell)}
+        found |= {f"{name}=": default for name, default in _defaults(value) if type(default) in values.SEVERAL}
     return found
 
 
@@ -111,6 +114,10 @@ def set_part(holder: Any, name: str, value: Any) -> None:
     elif isinstance(holder, list):
         if int(name) < len(holder):
             holder[int(name)] = value
+    elif isinstance(holder, MethodType):
+        pass  # it is always of the same object
+    elif type(holder) is FunctionType and name.endswith("="):
+        holder.__defaults__ = tuple(value if f"{each}=" == name else default for each, default in _defaults(holder))
     elif type(holder) is FunctionType and name in holder.__code__.co_freevars:
         dict(_cells(holder))[name].cell_contents = value
     elif isinstance(holder, type):
@@ -153,6 +160,12 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Values of its parameters that stay from call to call, by name; not those of keywords only."""
+    code, given = function.__code__, function.__defaults__ or ()
+    return zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
 
 
 def _is_full(cell: CellType) -> bool:
@@ -260,6 +273,8 @@ def _inner(thing: Any) -> Iterator[Any]:
         yield [list(state.values()) for state in thing.state.values()]
     elif isinstance(thing, functools.partial):
         yield from (thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, queue.Queue):
+        yield list(thing.queue)
     elif type(thing) in _ADVANCE:
         yield length_hint(thing)
     elif isinstance(thing, GeneratorType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import sys
 import weakref
@@ -20,7 +21,7 @@ from psjob.layout import memory
 from psjob.resume import tagged
 
 SIMPLE: Final = (bool, int, float, complex, type(None))
-SEVERAL: Final = (list, dict, tuple, set, deque, OrderedDict, Counter, defaultdict)
+SEVERAL: Final = (list, dict, tuple, set, frozenset, torch.Size, deque, OrderedDict, Counter, defaultdict)
 MOST: Final = 1000
 """Numbers and texts that one variable may hold."""
 FRACTIONS: Final = 256
@@ -37,8 +38,8 @@ LOOKED_AT: Final = 256
 """Numbers of an array or tensor that are looked at to see whether it was written."""
 FEW: Final = 4
 """Tensors of a model that are looked at to see whether it was written, where all would take too long."""
-_NUMBERS: Final = "biufc"
-"""Kinds of numbers of numpy."""
+_STRUCTURED: Final = "V"
+"""Kind of numpy's arrays of several fields: they are compared, and not copied."""
 NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
 
 
@@ -51,6 +52,8 @@ def is_plain(value: Any, carried: bool = False) -> bool:
         return True
     if kind in (str, bytes):
         return len(value) <= LONGEST
+    if kind in tagged.WRITTEN:
+        return _is_short(value)
     if kind is torch.Tensor:  # several numbers of a GPU would have to be waited for
         if not _is_usual(value) or value.is_meta or str(value.dtype).removeprefix("torch.") not in CODES:
             return False
@@ -61,8 +64,16 @@ def is_plain(value: Any, carried: bool = False) -> bool:
     if numpy is None:
         return False
     if issubclass(kind, numpy.generic):
-        return value.dtype.kind in _NUMBERS
-    return carried and _is_array(value) and value.size <= LONGEST
+        return value.dtype.kind in tagged.ARRAYS
+    return carried and _is_array(value) and value.dtype.kind != _STRUCTURED and value.size <= LONGEST
+
+
+def _is_short(value: Any) -> bool:
+    """Can a record hold this path, time or number?"""
+    try:
+        return len(json.dumps(tagged.encode(value, []))) <= LONGEST and value == value
+    except Exception:  # a time zone by its name, a number that may not be compared
+        return False
 
 
 def is_wide(value: Any) -> bool:
@@ -103,10 +114,10 @@ def copied(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if kind in (*SIMPLE, str, bytes):
+    if kind in (*SIMPLE, str, bytes, *tagged.WRITTEN):
         return value
-    if kind in (list, tuple, set):
-        return kind(map(copied, value))
+    if kind in (list, tuple, set, frozenset, torch.Size):
+        return kind([copied(item) for item in value])
     if kind is deque:
         return deque(map(copied, value), value.maxlen)
     if kind in SEVERAL:
@@ -158,9 +169,10 @@ def _tensors(thing: Any, deep: int = 0) -> list[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """Is it an array of numbers?"""
+    """Is it an array of numbers, texts, times or fields of these?"""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in _NUMBERS
+    kinds = tagged.ARRAYS + _STRUCTURED
+    return numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in kinds and not value.dtype.hasobject
 
 
 def checksum(thing: Any) -> int:

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -562,17 +562,18 @@ class Variables:
             yield path, value, False, copied
 
     def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
-        """Of its modules that are of the script's own classes, numbers and texts; all, where it has no parameters, as metrics."""
+        """Of itself and its modules that are of the script's own classes, what a record can hold a copy of; all, where it has no
+        parameters, as metrics."""
         if model not in self._parts:
             every = next(model.parameters(), None) is None
-            found = [(name, part) for name, part in model.named_modules() if every or objects.is_of_script(type(part))]
+            found = [(name, part) for name, part in model.named_modules() if every or not name or objects.is_of_script(type(part))]
             paths = ["".join(f"_modules.{each}." for each in name.split(".") if each) for name, _ in found]
             self._parts[model] = every, [(path, weakref.ref(part)) for path, (_, part) in zip(paths, found, strict=True)]
         every, parts = self._parts[model]
         for inner, ref in parts:
             part = ref()
             own = {} if part is None else {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
-            yield from ((f"{way}{inner}{name}", value) for name, value in own.items() if every or values.is_plain(value))
+            yield from ((f"{way}{inner}{name}", value) for name, value in own.items() if every or objects.is_copied(value))
 
     def _plain(self, walked: Collection[_Seen]) -> Found:
         """Of these, what can be copied. A tensor of several numbers can, if it was there at first or is read again."""
@@ -625,6 +626,8 @@ class Variables:
         kind = type(value)
         if kind is FunctionType:
             return asking.is_script(value.__code__)
+        if kind is MethodType:
+            return self._is_own(value.__self__) and not self._is_kept(value.__self__)
         if issubclass(kind, type):
             return objects.is_of_script(value) and not issubclass(value, torch.nn.Module)
         if issubclass(kind, (enum.Enum, *values.NOT_PLAIN, *values.SEVERAL)) or kind.__module__.partition(".")[0] == "psjob":

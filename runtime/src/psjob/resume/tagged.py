@@ -7,7 +7,11 @@ by its path, never guessed.
 from __future__ import annotations
 
 import base64
+import datetime
+import decimal
+import fractions
 import math
+import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +23,8 @@ from psjob.layout import memory
 
 DEPTH: Final = 64
 FACTORIES: Final[dict[str, Callable[[], Any]]] = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
-_ARRAYS: Final = "biufc"
+ARRAYS: Final = "biufcUSmM"
+"""Kinds of numpy's dtypes: numbers, texts and times."""
 
 
 class Unwritable(ValueError):
@@ -106,14 +111,28 @@ def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> A
         return {"~complex": [_encode(value.real, tensors, path, depth), _encode(value.imag, tensors, path, depth)]}
     if kind in (torch.device, torch.dtype):
         return {f"~{kind.__name__}": str(value).removeprefix("torch.")}
+    if kind in _WRITTEN:
+        tag, written = _WRITTEN[kind]
+        return {tag: written(value, path)}
     if kind in (torch.Tensor, torch.nn.Parameter):
         return {"~tensor": _aside(value, tensors, path)}
     numpy = sys.modules.get("numpy")
-    if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)) and value.dtype.kind in _ARRAYS:
+    if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)) and value.dtype.kind in ARRAYS:
         raw = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.empty(0, dtype=torch.uint8)
         tensors.append(raw)
         return {"~array" if kind is numpy.ndarray else "~scalar": [value.dtype.str, list(value.shape), len(tensors) - 1]}
     raise Unwritable(f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be kept in a resume record")
+
+
+def _time(value: datetime.datetime | datetime.time, path: str) -> str:
+    if value.fold or type(value.tzinfo) not in (type(None), datetime.timezone):
+        raise Unwritable(f"{path}: a time in a time zone by its name cannot be kept in a resume record; keep it in UTC")
+    return value.isoformat()
+
+
+def _path(body: Any) -> pathlib.PurePath:
+    name, text = body
+    return _PATHS[name](text)
 
 
 def _aside(value: torch.Tensor, tensors: list[torch.Tensor], path: str) -> int:
@@ -153,7 +172,7 @@ def _array(tag: str, body: Any, tensors: Sequence[torch.Tensor]) -> Any:
         dtype = numpy.dtype(str(kind))
     except SyntaxError as error:  # numpy lets Python parse a list of several
         raise ValueError(f"array of {kind!r}") from error
-    if dtype.kind not in _ARRAYS:
+    if dtype.kind not in ARRAYS:
         raise ValueError(f"array of {kind!r}")
     flat = numpy.frombuffer(bytearray(_bytes(tensors[number])), dtype=dtype).reshape(shape)
     return flat if tag == "~array" else flat[()]
@@ -170,6 +189,21 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
+_PATHS: Final[dict[str, type[pathlib.PurePath]]] = {
+    kind.__name__: kind for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
+}
+_WRITTEN: Final[dict[type, tuple[str, Callable[[Any, str], Any]]]] = {
+    **{kind: ("~path", lambda value, _: [type(value).__name__, str(value)]) for kind in _PATHS.values()},
+    datetime.datetime: ("~datetime", _time),
+    datetime.time: ("~time", _time),
+    datetime.date: ("~date", lambda value, _: value.isoformat()),
+    datetime.timedelta: ("~timedelta", lambda value, _: [value.days, value.seconds, value.microseconds]),
+    decimal.Decimal: ("~decimal", lambda value, _: str(value)),
+    fractions.Fraction: ("~fraction", lambda value, _: [value.numerator, value.denominator]),
+    range: ("~range", lambda value, _: [value.start, value.stop, value.step]),
+}
+"""By class, the tag and what is written."""
+WRITTEN: Final = tuple(_WRITTEN)
 _SEQUENCES: Final[dict[type, str]] = {tuple: "~tuple", set: "~set", frozenset: "~frozenset", torch.Size: "~size"}
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~float": float,
@@ -188,6 +222,14 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~device": torch.device,
     "~dtype": _dtype,
     "~tensor": lambda body: body,
+    "~path": _path,
+    "~datetime": datetime.datetime.fromisoformat,
+    "~time": datetime.time.fromisoformat,
+    "~date": datetime.date.fromisoformat,
+    "~timedelta": lambda body: datetime.timedelta(*body),
+    "~decimal": decimal.Decimal,
+    "~fraction": lambda body: fractions.Fraction(*body),
+    "~range": lambda body: range(*body),
     "~array": lambda body: body,
     "~scalar": lambda body: body,
 }
