@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import time
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
-from tests.e2e.kube import Kube, condition, kill, phase, shard_status, wait_for
+from tests.e2e.kube import Kube, condition, kill, phase, processes, shard_status, wait_for
 from tests.e2e.node_faults import leader
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial]
-FAULTS = ("shard", "worker", "operator")
+FAULTS = ("crash", "shard", "worker", "operator")
+NO_RESTART = {"crash", "operator"}
 RECOVERY_SECONDS = 20.0
 """From SIGKILL of a shard to the first push applied in its new attempt, on a machine that does nothing else."""
 
@@ -47,6 +50,25 @@ def kill_shard(kube: Kube, home: Kube, job: str, within: float) -> None:
     assert first - at <= within
 
 
+def crash_shard(kube: Kube, home: Kube, job: str, within: float) -> None:
+    """The process that serves, and not the first one of its pod: training goes on from memory, in the same attempt."""
+    held = ready_to_kill(kube, job)
+    pod = pod_of(kube, job, "shard", 0)
+    before = (shard_status(kube, pod) or {})["counters"]["crashes"]
+    first, *rest = sorted(processes(pod, "psjob.shard"))
+    assert len(rest) == 1, "the keeper, and the process that serves"
+    os.kill(rest[0], signal.SIGKILL)
+
+    def goes_on() -> bool:
+        said, told = shard_status(kube, pod), coordinator(kube, job)
+        return bool(said and told) and said["counters"]["crashes"] == before + 1 and told["step"] > held + 1
+
+    wait_for("training to go on from memory", goes_on, 120, story=lambda: kube.story(job))
+    now = pod_of(kube, job, "shard", 0)
+    assert now["metadata"]["uid"] == pod["metadata"]["uid"] and now["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert processes(now, "psjob.shard")[0] == first and (shard_status(kube, now) or {})["attempt"] == 1
+
+
 def kill_worker(kube: Kube, home: Kube, job: str, within: float) -> None:
     ready_to_kill(kube, job)
     victim = pod_of(kube, job, "worker", 1)
@@ -75,7 +97,7 @@ def kill_operator(kube: Kube, home: Kube, job: str, within: float) -> None:
     wait_for("the operator to be back", back, 120)
 
 
-STRIKE = {"shard": kill_shard, "worker": kill_worker, "operator": kill_operator}
+STRIKE = {"crash": crash_shard, "shard": kill_shard, "worker": kill_worker, "operator": kill_operator}
 
 
 def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.yaml", within: float = math.inf) -> dict[str, Any]:
@@ -91,7 +113,7 @@ def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.y
     assert reached >= 0.95
     assert [shard["attempt"] for shard in status["shards"]] == [1, 2 if "shard" in faults else 1]
     assert status["workers"]["succeededIndexes"] == "0-1"
-    assert status["restarts"]["total"] == len(set(faults) - {"operator"})
+    assert status["restarts"]["total"] == len(set(faults) - NO_RESTART)
     assert (condition(status, "Complete") or {})["status"] == "True"
     assert (condition(status, "Ready") or {})["status"] == "True"
     assert condition(status, "Stalled") is None and condition(status, "Reconciling") is None
