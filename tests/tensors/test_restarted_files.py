@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
-from tests.tensors.restarted_files import restarts
+from tests.tensors.restarted_files import restarts, run
 
 SCRIPTS = {name: source for name, source in scripts().items() if name not in FRAMEWORKS}
 
@@ -153,3 +154,127 @@ def test_a_file_that_was_there_and_is_written_over_is_refused_or_right(tmp_path:
     assert found.undisturbed.ending == "through" and not found.wrong, found.wrong[:1]
     own = "Write `for epoch in ps.epochs(n)`, which gives what is left of it wherever the script begins"
     assert any(own in why for why in found.refusals), found.refusals
+
+
+OF_WEIGHTS = """import copy
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(3)
+x = torch.randn(64, 5)
+y = x.sum(1, keepdim=True)
+model = nn.Linear(5, 1)
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+def step(inputs, targets, more=0.0):
+    optimizer.zero_grad()
+    out = model(inputs)
+    loss = (out - targets).pow(2)
+    (loss.mean() + more).backward()
+    optimizer.step()
+    return out.detach(), loss.detach()
+
+
+class Outputs:
+    def __init__(self):
+        self.all = []
+
+    def add(self, one):
+        self.all.append(one)
+
+
+loader = ps.shard(DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True))
+BEGIN
+for epoch in LOOP:
+    HEAD
+    for inputs, targets in loader:
+        STEP
+    TAIL
+    print("line", epoch, model.weight.sum().item(), SHOWN)
+"""
+SAME = {
+    "a whole number": ("first = int((model(x) > 0).sum())", "pass", "step(inputs, targets)", "pass", "first"),
+    "classes": ("first = (model(x) > 0).long()", "pass", "step(inputs, targets * first.sum())", "pass", "first.sum()"),
+    "the last loss": (
+        "pass",
+        "pass",
+        "out, loss = step(inputs, targets)",
+        "optimizer.param_groups[0]['lr'] = 0.05 / (1 + loss.max().item())",
+        "0",
+    ),
+}
+MADE_ANEW = {
+    "weights to be drawn to": (
+        "first = [p.detach().clone() for p in model.parameters()]", "pass",
+        "step(inputs, targets, sum((p - q).pow(2).sum() for p, q in zip(model.parameters(), first)))", "pass", "0",
+    ),
+    "a copy of the state": ("first = copy.deepcopy(model.state_dict())", "pass", "step(inputs, targets)", "pass", "first['bias'].item()"),
+    "an output for each sample": ("first = model(x.repeat(8, 1)).detach()", "pass", "step(inputs, targets)", "pass", "first.sum().item()"),
+    "a dataset of outputs": (
+        "pass", "loader = ps.shard(DataLoader(TensorDataset(x, y + model(x).detach()), batch_size=8, shuffle=True))",
+        "step(inputs, targets)", "pass", "0",
+    ),
+    "a subset": (
+        "pass",
+        "loader = ps.shard(DataLoader(Subset(TensorDataset(x, y), model(x).flatten().argsort()[:40].tolist()), batch_size=8))",
+        "step(inputs, targets)", "pass", "0",
+    ),
+    "a list of outputs": ("pass", "outputs = Outputs()", "outputs.add(step(inputs, targets)[0])", "pass", "len(outputs.all)"),
+}  # fmt: skip
+
+
+def of_weights(loop: str, parts: tuple[str, str, str, str, str]) -> str:
+    source = OF_WEIGHTS.replace("LOOP", loop)
+    for word, part in zip(("BEGIN", "HEAD", "STEP", "TAIL", "SHOWN"), parts, strict=True):
+        source = source.replace(word, part)
+    return source
+
+
+@pytest.mark.parametrize("loop", ["range(4)", "ps.epochs(4)"])
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_made_of_weights_is_put_back(tmp_path: Path, name: str, loop: str) -> None:
+    found = restarts(tmp_path, of_weights(loop, SAME[name]), every_line=False)
+    assert found.undisturbed.ending == "through" and found.made > 8 and not found.wrong, found.wrong[:1]
+    assert not found.refusals, found.refusals
+
+
+@pytest.mark.parametrize("loop", ["range(4)", "ps.epochs(4)"])
+@pytest.mark.parametrize("name", MADE_ANEW)
+def test_what_is_made_of_weights_and_is_large_is_refused(tmp_path: Path, name: str, loop: str) -> None:
+    found = restarts(tmp_path, of_weights(loop, MADE_ANEW[name]), every_line=False)
+    assert found.undisturbed.ending == "through" and not found.wrong, found.wrong[:1]
+    assert found.refusals and all(any(sentence in why for sentence in SENTENCES) for why in found.refusals), found.refusals
+
+
+LATER = """epoch, best, names = 0, 0, []
+if os.path.exists("last.pt"):
+    kept = torch.load("last.pt")
+    epoch, best, names = kept["epoch"], kept["best"], kept["names"]
+    model.load_state_dict(kept["model"])
+while epoch < 4:
+    for inputs, targets in loader:
+        step(inputs, targets)
+    epoch += 1
+    best = max(best, int((model(x) > 0).sum()))
+    names.append(f"e{epoch}")
+    torch.save({"epoch": epoch, "best": best, "names": names, "model": model.state_dict()}, "last.pt")
+    print("line", epoch, model.weight.sum().item(), best, names)
+"""
+
+
+def test_a_snapshot_of_after_the_checkpoint_makes_no_loop_shorter(tmp_path: Path) -> None:
+    """A process lives on after its last checkpoint, and writes files that the one after it finds."""
+    source = of_weights("range(0)", ("pass", "pass", "pass", "pass", "0")) + LATER
+    wanted = run(tmp_path / "undisturbed", source)
+    assert wanted.ending == "through" and len(wanted.moments) > 30
+    for at, later in ((1, 12), (1, 33), (5, 20), (14, 33), (20, 24)):
+        moment = replace(wanted.moments[at], files=wanted.moments[later].files)
+        again = run(tmp_path / f"from {at} with files of {later}", source, moment)
+        assert again.ending == "through" and again.lines[-1] == wanted.lines[-1]
+        assert all(again.final[name].equal(tensor) for name, tensor in wanted.final.items())

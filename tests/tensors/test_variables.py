@@ -43,6 +43,7 @@ def at_its_place(records: list[Any]) -> str:
     for each in records:
         one = {name: value for name, value in each.items() if name not in ("ended", "plain", "first")}
         (function,) = {name for name in (*each["plain"], *each["first"]) if name.endswith(": train")}  # the test's own hold records
+        one["made"] = each["made"].get(function, {})
         there = {**each["plain"].get(function, {}), **each["first"].get(function, {})}
         one["there"] = sorted((name, str(value)) for name, value in there.items())
         made.append(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import Any, TypeVar, overload
 
@@ -153,6 +154,15 @@ def settle() -> None:
     clipping.install(current)
 
 
+MISSING = (LookupError, NameError, AttributeError, TypeError, ValueError, ArithmeticError)
+"""What a script raises that reads what is not there."""
+LINES_AGAIN = (
+    "{kind}: {value}. It was raised by lines that run again after a restart, before the script stood where it was. A pass that was "
+    "finished gives nothing there: no gradients, no lists of tensors, no outputs of the model. Write `for epoch in ps.epochs(n)`, which "
+    "gives the epochs that are left, and keep in ps.state what is read before it"
+)
+
+
 def _watch_exit(job: AttachedJob) -> None:
     """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next edge."""
 
@@ -171,4 +181,15 @@ def _watch_exit(job: AttachedJob) -> None:
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
+    crashes = sys.excepthook
+
+    def on_error(kind: Any, value: Any, trace: Any) -> None:
+        crashes(kind, value, trace)
+        if job.comes_back and (issubclass(kind, MISSING) or kind is RuntimeError):
+            try:
+                job.refuse(LINES_AGAIN.format(kind=kind.__name__, value=str(value)[:200]))
+            except SystemExit as end:
+                exits.finish(int(str(end.code)))
+
+    sys.excepthook = on_error
     exits.watch(lambda: job.session.joined and not job.session.ended, leave)

@@ -240,6 +240,11 @@ class AttachedJob:
         if known < self.session.clock and not self.loops.begun and not self.places.gone_on and self._fresh:
             advice.tell("again", advice.AGAIN)
 
+    def began(self) -> None:
+        """The script has begun to train. A plain loop that went on from files which its first start had not read begins again without."""
+        if self._files is not None and ownfiles.other(self._files) and not self.variables.by_epochs:
+            self.refuse("")
+
     def passed_again(self, frame: FrameType, site: str) -> None:
         """A pass that was finished before a restart begins again in this frame, at that place of the script, and is given nothing."""
         if self.restored is not None:

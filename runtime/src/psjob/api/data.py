@@ -153,6 +153,7 @@ class ShardedLoader(Generic[B]):
     def _pass(self, job: AttachedJob, origin: _Origin) -> Iterator[B]:
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
+        job.began()
         job.make_owed()
         if job.zipped is not None and self._zip(origin, sys._getframe(1)) is job.zipped:
             return  # the pass beside it was over

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import data as torch_data
 
+from psjob.api import values
 from psjob.process.errors import Refused
 from psjob.resume.generators import generators, put_generators
 
@@ -40,7 +41,8 @@ class Slices:
     def batches(self, epoch: int) -> Sequence[Indices]:
         """The batches of an epoch, those of all ranks. `order` tells them from others then."""
         order = self._order(epoch)
-        self.order = _checksum(order) if isinstance(order, list) else len(order)
+        told = _checksum(order) if isinstance(order, list) else len(order)
+        self.order = zlib.crc32(str(_content(self._loader.dataset)).encode(), told)
         if self._batches is not None:
             return [list(batch) for batch in order]
         return _Cut(order, self._size or 1, self._size is not None and bool(self._loader.drop_last))
@@ -94,6 +96,16 @@ def _checksum(order: list[Any]) -> int:
         return zlib.crc32(array("q", order))
     except (TypeError, OverflowError):
         return zlib.crc32(repr(order).encode())
+
+
+def _content(dataset: Any) -> list[int]:
+    """Checksums of some numbers of the tensors that a dataset gives, and of which parts; of other datasets nothing."""
+    if isinstance(dataset, torch_data.Subset):
+        return [_checksum(list(dataset.indices)), *_content(dataset.dataset)]
+    if isinstance(dataset, torch_data.ConcatDataset):
+        return [each for part in dataset.datasets for each in _content(part)]
+    tensors = dataset.tensors if isinstance(dataset, torch_data.TensorDataset) else [dataset] if isinstance(dataset, torch.Tensor) else []
+    return [values.sample(tensors, few=False)] if tensors else []
 
 
 def options_of(loader: Any) -> dict[str, Any]:

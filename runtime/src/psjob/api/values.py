@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import pathlib
 import random
 import sys
 import weakref
@@ -24,7 +26,7 @@ SIMPLE: Final = (bool, int, float, complex, type(None))
 SEVERAL: Final = (list, dict, tuple, set, frozenset, torch.Size, deque, OrderedDict, Counter, defaultdict)
 MOST: Final = 1000
 """Numbers and texts that one variable may hold."""
-FRACTIONS: Final = 256
+FEW_VALUES: Final = 256
 """Of several values so many at most are kept if none has changed."""
 LONGEST: Final = 4096
 """Characters or bytes of one text, numbers of one tensor or array."""
@@ -81,13 +83,18 @@ def is_wide(value: Any) -> bool:
     return (isinstance(value, torch.Tensor) and value.numel() > 1) or (_is_array(value) and value.size > 1)
 
 
-def has_fractions(value: Any) -> bool:
-    """Is it a number with a fraction, or some values with such a number among them, and not many?"""
+def is_small(value: Any) -> bool:
+    """Does a plain value hold no more than some numbers and texts?"""
     if type(value) in SEVERAL:
-        return count(value) <= FRACTIONS and any(map(has_fractions, value.values() if isinstance(value, dict) else value))
+        return count(value) <= FEW_VALUES
     if isinstance(value, torch.Tensor):
-        return value.is_floating_point() and value.numel() <= FRACTIONS
-    return isinstance(value, float) or (_is_array(value) and value.dtype.kind == "f" and value.size <= FRACTIONS)
+        return value.numel() <= FEW_VALUES
+    return not _is_array(value) or value.size <= FEW_VALUES
+
+
+def is_nowhere(value: Any) -> bool:
+    """Is it the path of what is not there, such as a temporary folder of another machine?"""
+    return isinstance(value, str | pathlib.PurePath) and str(value).startswith("/") and not os.path.exists(value)
 
 
 def count(several: Any, deep: int = 0) -> int:
@@ -230,6 +237,22 @@ def sample(tensors: Sequence[Any], few: bool) -> int:
     for tensor in tensors[:: 1 + len(tensors) // FEW] if few else tensors:
         total = zlib.crc32(_some(tensor, LOOKED_AT), total)
     return total
+
+
+def sample_of(value: Any) -> int:
+    """A checksum of a plain value: of some numbers of a tensor or array."""
+    if is_wide(value):
+        return sample([value], few=False)
+    if type(value) in (set, frozenset):  # texts have another order in each process
+        return zlib.crc32("".join(sorted(map(repr, value))).encode())
+    return 0 if _holds_sets(value) else zlib.crc32(repr(value).encode())
+
+
+def _holds_sets(value: Any) -> bool:
+    if type(value) not in SEVERAL:
+        return False
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return any(type(item) in (set, frozenset) or _holds_sets(item) for item in items)
 
 
 def is_stateful(value: Any) -> bool:

@@ -14,7 +14,7 @@ import enum
 import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -22,10 +22,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, asking, foreign, liveness, objects, values
+from psjob.api import advice, asking, foreign, liveness, objects, unlike, values
 from psjob.api.state import renewed, the_state
 from psjob.process import ownfiles
-from psjob.process.errors import Refused
 
 NAME: Final = "variables"
 """Of them in a resume record."""
@@ -40,8 +39,8 @@ Found = dict[str, dict[str, Any]]
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
-Values with fractions that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other
-weights. Of models that are as they were `made` it is the class and a checksum. `loops` are the numbers at which `for` loops were when the
+Small values that are as at `first` are there too: what made them, such as an evaluation before the loop, runs again on other weights. Of
+models and tensors that are as they were `made` it is the class and a checksum. `loops` are the numbers at which `for` loops were when the
 script first asked for data.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
@@ -107,6 +106,8 @@ class Variables:
         """By function and name: what is not plain, and its versions at first."""
         self._samples: dict[tuple[str, str, bool], int] = {}
         """Of these a checksum of some numbers at first; and of fewer."""
+        self._large: dict[_Place, str] = {}
+        """By function and name, the class of plain values that are not small."""
         self._objects: Found = {}
         """By function and name, what objects of libraries with a `state_dict`, such as a scheduler, gave at first."""
         self._alike_at_first: dict[_Place, _Place] = {}
@@ -153,6 +154,11 @@ class Variables:
         }
         for place, (thing, _) in self._things.items():
             self._is_sample(place, thing, few=True), self._is_sample(place, thing, few=False)
+        for function, held in self._held.items():
+            for path, value in held.items():
+                if not values.is_small(value):
+                    self._large[function, path] = type(value).__name__
+                    self._samples[function, path, False] = values.sample_of(value)
         self._objects = self._states(walked)
         self._alike_at_first = self._alike(walked)
         self._marks = self._marked(walked)
@@ -197,7 +203,7 @@ class Variables:
         return {
             "plain": _held(changed),
             "first": _held(self._unchanged(now, changed)),
-            "made": self._made(),
+            "made": self._made(changed),
             "loops": self._loops,
             "files": self._files,
             "assigned": {
@@ -212,23 +218,26 @@ class Variables:
         }
 
     def _unchanged(self, now: Found, changed: Found) -> Found:
-        """Values with fractions that are as at first and will be read."""
+        """Small values that are as at first and will be read."""
         found = {
             function: {
                 path: value
                 for path, value in those.items()
-                if path not in changed.get(function, {}) and self._is_read(function, path) and values.has_fractions(value)
+                if path not in changed.get(function, {}) and self._is_read(function, path) and values.is_small(value)
             }
             for function, those in now.items()
         }
         return {function: those for function, those in found.items() if those}
 
-    def _made(self) -> dict[str, dict[str, list[Any]]]:
-        """By function and name, of models that are as at first and will be read, the class and a checksum of some numbers."""
+    def _made(self, changed: Found) -> dict[str, dict[str, list[Any]]]:
+        """By function and name, of models and tensors that are as at first and will be read, the class and a checksum of some numbers."""
         found: dict[str, dict[str, list[Any]]] = {}
         for (function, path), (thing, _) in self._things.items():
-            if isinstance(thing, torch.nn.Module) and self._is_read(function, path) and not self._is_summed(function, path):
+            if self._is_read(function, path) and not self._is_summed(function, path):
                 found.setdefault(function, {})[path] = [type(thing).__name__, self._samples[function, path, False]]
+        for (function, path), kind in self._large.items():
+            if self._is_read(function, path) and path not in changed.get(function, {}):
+                found.setdefault(function, {})[path] = [kind, self._samples[function, path, False]]
         return found
 
     def _is_summed(self, function: str, path: str) -> bool:
@@ -257,46 +266,28 @@ class Variables:
                 if at is not None:
                     mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
                     lost += [f"{path} ({kind})"] if mark != checksum else []
-        _refuse(lost)
-        self._check_loops(state.get("loops", {}))
-        self._check_made(state.get("made", {}))
+        unlike.refuse(lost)
+        unlike.check_loops(state.get("loops", {}), self._loops)
+        unlike.check_made(
+            state.get("made", {}), {(function, path): each for (function, path, few), each in self._samples.items() if not few}
+        )
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
         others = {} if self._resumed else _changed(dict(state.get("first", {})), first)
+        for those in others.values():
+            for path in [path for path, value in those.items() if values.is_nowhere(value)]:
+                advice.tell("nowhere", f"{path} was {those.pop(path)} in the process before, and that is not there. What lay there is lost")
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         changed = _changed(self._plain(walked), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
-        _refuse(lost)
+        unlike.refuse(lost)
         self._load(state.get("objects", {}))
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
-
-    def _check_loops(self, loops: Mapping[str, Mapping[str, int]]) -> None:
-        """Raises Refused if the script has begun its loop further on, as one that goes on from a file of its own."""
-        for function, names in loops.items():
-            for name, began in names.items():
-                now = self._loops.get(function, {}).get(name, began)
-                if now != began:
-                    raise Refused(
-                        f"the loop over {name} began at {now} in this start, and at {began} in the one before. The script goes on from a "
-                        f"file of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever "
-                        "the script begins. Or do not read that file in a job"
-                    )
-
-    def _check_made(self, made: Mapping[str, Mapping[str, Collection[Any]]]) -> None:
-        """Raises Refused if models that had not changed when the record was made are not what they were."""
-        for function, names in made.items():
-            for path, (kind, sample) in names.items() if function in self._functions else ():
-                if self._samples.get((function, path, False), sample) != sample:
-                    raise Refused(
-                        f"{path} ({kind}) is made anew in this start, and is not what it was in the one before. It is made of the model's "
-                        "weights, or of random numbers without a seed. Give it to attach or to ps.state, such as "
-                        f"ps.state({path.rpartition('.')[2]}=…)"
-                    )
 
     def ended(self, frame: FrameType, site: str) -> None:
         """A pass over data that began at this place in the script is over. In that frame the lines follow that are made of it."""
@@ -344,7 +335,7 @@ class Variables:
 
     def _lose(self, function: str, path: str, thing: Any, when: str) -> None:
         self._lost.setdefault(function, {})[path] = type(thing).__name__
-        _tell_lost(path, thing, when)
+        unlike.tell_lost(path, thing, when)
 
     def _is_read(self, function: str, path: str, further: bool = False) -> bool:
         """Does the function read it again before it assigns it anew? `further`: in a further iteration of its loop."""
@@ -362,7 +353,7 @@ class Variables:
         """By function and name, what is read again and is other than at first, and is not among the `states`: its class and a checksum."""
         found: dict[str, dict[str, list[Any]]] = {}
         given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
-        marks = self._marked(walked)
+        marks, summed = self._marked(walked), set[_Place]()
         for function, path, thing, _, copied in walked:
             place = function, path
             was, _ = self._things.get(place, (None, None))
@@ -371,9 +362,11 @@ class Variables:
             if copied or as_at_first or kept or path.partition(".")[0] in given[function] or objects.gives_data(thing):
                 continue
             carried = was is not None or path in self._held.get(function, {}) or place in self._marks or values.is_stateful(thing)
-            if (carried or "." not in path) and self._is_read(function, path, further=not carried):
+            within = function, path.rpartition(".")[0]
+            if within not in summed and self._is_read(function, path, further=not carried):
                 checksum = marks[place] if place in marks else self._summed(function, path, thing) if self._is_other(thing) else None
                 if checksum is not None:
+                    summed |= {place} - marks.keys()
                     found.setdefault(function, {})[path] = [type(thing).__name__, checksum]
         return found
 
@@ -419,7 +412,7 @@ class Variables:
         changes = 0 if before is None or before.checksum == checksum else before.changes + 1
         self._sums[function, path] = _Summed(values.Versions(tensors), checksum, changes)
         if changes > OFTEN:
-            _tell_lost(path, thing, "a restart that does not make it again is")
+            unlike.tell_lost(path, thing, "a restart that does not make it again is")
         return checksum
 
     def _no_longer_plain(self, now: Found) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, str]]]:
@@ -438,7 +431,7 @@ class Variables:
                     long.setdefault(function, {})[path] = len(value)
                 elif values.count(value) > values.MOST:
                     lost.setdefault(function, {})[path] = type(value).__name__
-                    _tell_lost(path, value, "after a restart the job would be")
+                    unlike.tell_lost(path, value, "after a restart the job would be")
         return long, {function: names for function, names in lost.items() if names}
 
     # -- putting back ----------------------------------------------------------------------------
@@ -579,7 +572,7 @@ class Variables:
         """Of these, what can be copied. A tensor of several numbers can, if it was there at first or is read again."""
         found: Found = {}
         for function, path, value, _, copied in walked:
-            carried = self._first is None or path in self._held.get(function, {}) or path in self._reads[function].goes_on
+            carried = self._first is None or path in self._held.get(function, {}) or path in self._reads[function].later
             if copied or values.is_plain(value, carried):
                 found.setdefault(function, {})[path] = value
         return found
@@ -644,25 +637,6 @@ def _like(now: Any, value: Any) -> Any:
 def _place(words: Collection[str]) -> _Place:
     function, path = words
     return function, path
-
-
-def _refuse(found: Sequence[str]) -> None:
-    lost = list(dict.fromkeys(found))
-    if lost:
-        raise Refused(
-            f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
-            f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
-            f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
-        )
-
-
-def _tell_lost(name: str, thing: Any, when: str) -> None:
-    word = name.rpartition(".")[2]
-    advice.tell(
-        "lost",
-        f"{name} ({type(thing).__name__}) changes as the script trains, and nobody keeps it: {when} refused. Give it to attach, or "
-        f"declare it: ps.state({word}=…)",
-    )
 
 
 def _changed(now: Found, first: Found) -> Found:
