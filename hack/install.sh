@@ -3,6 +3,7 @@
 # Nothing is installed outside .venv and the caches: uv is used from PATH, else from an environment of its own under ~/.cache/psjob-dev.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export HOME=${HOME:-$(echo ~)} # some containers have none set
 CACHE=${PSJOB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/psjob-dev}
 STAMP=.venv/.psjob-installed
 SUPPORTED="Python 3.11, 3.12, 3.13 or 3.14"

@@ -8,7 +8,7 @@ the cap of its folder.
 from __future__ import annotations
 
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from hack.testing.runners import CPU
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "budget.toml"
 TOLERANCE = 1.1
+FEWEST = 0.5
+"""Of the tests that its row allows, so many at least are in a folder: fewer, and a mark or a glob has lost some."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
     return lines, breaches
 
 
+def lacking(costs: Mapping[str, float], rows: Mapping[str, Row]) -> list[str]:
+    """A sentence for each folder with a row of its own of which a whole run had too few tests."""
+    found = Counter("/".join(nodeid.split("/")[:2]) for nodeid in costs)
+    return [
+        f"{folder} has {found[folder]} tests, fewer than half of the {row.tests} of its row in tests/budget.toml; find what lost them, or "
+        "lower the row and say why"
+        for folder, row in rows.items()
+        if folder != "*" and found[folder] < FEWEST * row.tests
+    ]
+
+
 def read(file: Path = FILE) -> dict[str, dict[str, Row]]:
     """The rows by tier and folder."""
     tiers = tomllib.loads(file.read_text())
@@ -75,9 +88,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     tier, costs = session.config.getoption("budget"), session.config.stash.get(CPU, {})
-    if tier is None or not costs:
+    if tier is None:
         return
-    lines, breaches = judged(costs, read()[tier])
+    if not costs:
+        session.config.stash[TOLD] = (["not checked: tests are measured with --runners only"], [])
+        return
+    rows = read()[tier]
+    lines, breaches = judged(costs, rows)
+    some = ("slice", "lf", "deselect")
+    whole = not session.config.option.keyword and all(session.config.getoption(word, None) in (None, False) for word in some)
+    breaches += lacking(costs, rows) if whole else []
     session.config.stash[TOLD] = (lines, breaches)
     if breaches and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

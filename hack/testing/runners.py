@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from hack.cluster.proc import die_with_parent
 from hack.testing import cost
 from hack.testing.turns import Load, Test, Turns
 
@@ -56,7 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    runners = min(session.config.getoption("runners"), len(session.items))
+    wanted = session.config.getoption("runners")
+    if wanted < 0:
+        raise pytest.UsageError(f"--runners {wanted}: name how many processes run tests, or 0 for this one")
+    runners = min(wanted, len(session.items))
     if runners < 1 or sys.platform != "linux" or session.config.option.collectonly:
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -73,6 +78,8 @@ class Runner:
     line: socket.socket
     running: int | None = None
     last: int | None = None
+    before: int | None = None
+    """What it ran before `last`: its threads and timers may still be there."""
     since: float = 0.0
     dismissed: bool = False
     unread: bytearray = field(default_factory=bytearray)
@@ -96,6 +103,7 @@ class Loop:
         self._session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined] # one folder for all runners
         gc.collect()
         gc.freeze()  # what was collected stays shared between the forks
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this process ends its tests
         try:
             for number in range(self._count):
                 self._fork(number)
@@ -104,6 +112,7 @@ class Loop:
                 for key, _ in self._selector.select(timeout=1.0):
                     self._hear(key.data)
                 self._end_late()
+                self._find_ended()
         except BaseException:
             self._kill_all()
             raise
@@ -118,6 +127,7 @@ class Loop:
         idle = [number for number, runner in self._runners.items() if runner.running is None and not runner.dismissed]
         for number, index in self._turns.begin(idle):
             runner = self._runners[number]
+            runner.before = runner.last
             runner.running = runner.last = index
             runner.since = time.monotonic()
             _tell(runner.line, {"run": index, "then": self._turns.ahead(number)})
@@ -133,7 +143,20 @@ class Loop:
             data = runner.line.recv(1 << 20)
         if not data:
             self._died(number, runner)
-            return
+        else:
+            self._read(number, runner, data)
+
+    def _find_ended(self) -> None:
+        """A runner's line does not end with it if a process that a test has forked still holds the other end."""
+        for number, runner in list(self._runners.items()):
+            if os.waitid(os.P_PID, runner.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                while data := runner.line.recv(1 << 20, socket.MSG_DONTWAIT):
+                    self._read(number, runner, data)
+            self._died(number, runner)
+
+    def _read(self, number: int, runner: Runner, data: bytes) -> None:
         runner.unread += data
         *lines, rest = runner.unread.split(b"\n")
         runner.unread = bytearray(rest)
@@ -147,6 +170,8 @@ class Loop:
             if isinstance(report.longrepr, list):  # of a skipped test: file, line, reason
                 report.longrepr = tuple(report.longrepr)
             hook.pytest_runtest_logreport(report=report)
+        elif "warning" in said:
+            _record(hook, said["warning"])
         elif "error" in said:  # of fixtures that end late
             self._fail(said["index"], said["error"], "teardown")
         else:
@@ -157,9 +182,11 @@ class Loop:
     def _died(self, number: int, runner: Runner) -> None:
         status = self._forget(number, runner)
         self._turns.end(number)
-        if status or runner.running is not None:
+        if status or runner.running is not None or not runner.dismissed:
             ended = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit code {status}"
-            when = "while the test ran" if runner.running is not None else "after the test, while fixtures ended"
+            when = "while the test ran" if runner.running is not None else "after the test, while fixtures ended or it waited for another"
+            if runner.running is not None and runner.before is not None:
+                when += f". Before it, this process ran {self._items[runner.before].nodeid}"
             index = runner.running if runner.running is not None else runner.last
             if index is None:
                 raise pytest.UsageError(f"a process that runs tests ended with {ended} before its first test; its last words are above")
@@ -246,6 +273,15 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
+def _record(hook: Any, said: dict[str, Any]) -> None:
+    """Tell pytest of a runner's warning."""
+    category = type(said["category"], (Warning,), {})
+    message = warnings.WarningMessage(said["message"], category, said["filename"], said["lineno"])
+    location = said["location"] and tuple(said["location"])
+    words = {"warning_message": message, "when": said["when"], "nodeid": said["nodeid"], "location": location}
+    hook.pytest_warning_recorded.call_historic(kwargs=words)
+
+
 def _tell(line: socket.socket, said: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a runner that died is heard as such
         line.sendall(json.dumps(said, default=str).encode() + b"\n")
@@ -257,7 +293,8 @@ def _tell(line: socket.socket, said: dict[str, Any]) -> None:
 def _serve(session: pytest.Session, number: int, line: socket.socket) -> NoReturn:
     code = 1
     try:
-        os.setpgid(0, 0)
+        die_with_parent()  # in a group of its own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ[NUMBER] = str(number)
         _become_a_runner(session, number, line)
         _run_all(session, line)
@@ -283,7 +320,9 @@ def _become_a_runner(session: pytest.Session, number: int, line: socket.socket) 
     factory._basetemp = factory.getbasetemp() / f"runner-{number}"
     factory._basetemp.mkdir(mode=0o700, exist_ok=True)
     os.environ[cost.LEDGER] = str(factory._basetemp / "costs")
-    config.pluginmanager.register(_Reports(config, line), "runner-reports")
+    reports = _Reports(config)
+    config.pluginmanager.register(reports, "runner-reports")  # which is told all warnings so far
+    reports.line = line
 
 
 class _Terminal:
@@ -294,13 +333,22 @@ class _Terminal:
 
 
 class _Reports:
-    def __init__(self, config: pytest.Config, line: socket.socket) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._line = line
+        self.line: socket.socket | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        _tell(self._line, {"report": data})
+        self._say({"report": data})
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any) -> None:
+        one = warning_message
+        where = {"filename": one.filename, "lineno": one.lineno, "when": when, "nodeid": nodeid, "location": location}
+        self._say({"warning": {"message": str(one.message), "category": one.category.__name__, **where}})
+
+    def _say(self, what: dict[str, Any]) -> None:
+        if self.line is not None:
+            _tell(self.line, what)
 
 
 def _run_all(session: pytest.Session, line: socket.socket) -> None:

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     number, revision = config.getoption("slice"), config.getoption("touched")
     if number is None:
         return
-    drawn = [item for item in items if not item.get_closest_marker("rotating") or slice_of(item.nodeid) == number]
+    drawn = [item for item in items if not rotates(item) or slice_of(item.nodeid) == number]
     others = set(items).difference(drawn)
     modules = touched(revision) if revision else set()
     concerned = [item for item in items if item in others and module_of(item.nodeid.partition("::")[0]) in modules]
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {*drawn, *added}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
-    lines = [f"slice {number} of {SLICES}:", *(f"  {item.nodeid}" for item in drawn if item.get_closest_marker("rotating"))]
+    lines = [f"slice {number} of {SLICES}:", *(f"  {item.nodeid}" for item in drawn if rotates(item))]
     if revision:
         left = len(concerned) - len(added)
         lines += [f"touched since {revision} ({left} more are left to make soak):", *(f"  {item.nodeid}" for item in added)]
@@ -105,6 +105,11 @@ TOLD = pytest.StashKey[list[str]]()
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash.get(TOLD, [])
+
+
+def rotates(item: pytest.Item) -> bool:
+    """Does it take its turn? Of a rotating test, parameters that are left to soak do not."""
+    return item.get_closest_marker("rotating") is not None and item.get_closest_marker("soak") is None
 
 
 def fitting(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -131,5 +136,7 @@ if __name__ == "__main__":
         print(current(commits()))
     else:
         sys.exit(
-            pytest.main(["-p", "no:terminal", "-o", "addopts=", "--collect-only", "-m", "rotating", str(REPO / "tests")], [_Listing()])
+            pytest.main(
+                ["-p", "no:terminal", "-o", "addopts=", "--collect-only", "-m", "rotating and not soak", str(REPO / "tests")], [_Listing()]
+            )
         )

@@ -36,12 +36,14 @@ ENDS = """
 import os
 import signal
 import time
+import warnings
 
 import pytest
 
 
 def test_passes():
     print("said by a test that passes")
+    warnings.warn("it passes for now")
 
 
 def test_exits():
@@ -99,20 +101,64 @@ def test_two(shared):
 """
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run by two runners says."""
-    folder = tmp_path_factory.mktemp("project")
+LEFT = """
+import os
+import threading
+import time
+
+
+def test_leaves():
+    threading.Timer(0.3, lambda: os._exit(0)).start()
+
+
+def test_waits():
+    time.sleep(30)
+"""
+
+
+ORPHAN = """
+import os
+import signal
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_is_killed_and_leaves_a_process():
+    if os.fork() == 0:  # it holds all that is open
+        os.setsid()
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends and not (HERE / "gone on").exists():
+            time.sleep(0.05)
+        (HERE / ("seen" if time.monotonic() < ends else "gave up")).touch()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_goes_on():
+    (HERE / "gone on").touch()
+"""
+
+
+def run(folder: Path, files: dict[str, str], runners: int) -> str:
+    """What a run of these files says, which fails."""
     tests = folder / "tests" / "live"
     tests.mkdir(parents=True)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = serial: alone\n")
-    for name, text in {"conftest.py": SETTINGS, "test_ends.py": ENDS, "test_late.py": LATE}.items():
+    for name, text in {"conftest.py": SETTINGS, **files}.items():
         (tests / name).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "hack.testing.runners", "-p", "no:cacheprovider", "--runners", "2", "-rA", str(tests)]
+    words = ["-p", "hack.testing.runners", "-p", "no:cacheprovider", "--runners", str(runners), "-rA", str(tests)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run by two runners says."""
+    return run(tmp_path_factory.mktemp("project"), {"test_ends.py": ENDS, "test_late.py": LATE}, runners=2)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +176,23 @@ def test_what_becomes_of_a_runner_is_the_failure_of_its_test(told: str, test: st
     assert reason in line
 
 
+def test_a_runner_that_ends_by_what_a_test_before_has_left_names_that_one(tmp_path: Path) -> None:
+    done = run(tmp_path, {"test_left.py": LEFT}, runners=1)
+    assert re.search(
+        r"^FAILED \S+::test_waits - .* ended with exit code 0 while the test ran\. Before it, this process ran \S+::test_leaves", done, re.M
+    )
+
+
+def test_a_runner_is_dead_while_a_process_that_its_test_forked_lives_on(tmp_path: Path) -> None:
+    told = run(tmp_path, {"test_orphan.py": ORPHAN}, runners=1)
+    assert "process ended" not in told and "ended with signal 9 (SIGKILL) while the test ran" in told
+    assert (tmp_path / "tests/live/seen").exists(), "the next test ran before that process had ended"
+
+
 def test_all_other_tests_run_once(told: str) -> None:
     passed = sorted(re.findall(r"^PASSED \S+::test_(\S+)$", told, re.MULTILINE))
     assert passed == sorted(["passes", *(f"after_them[{number}]" for number in range(6)), "alone", "one", "two"])
-    assert "said by a test that passes" in told
+    assert "said by a test that passes" in told and len(re.findall("UserWarning: it passes for now", told)) == 1
 
 
 def test_a_test_that_cannot_run_says_why(told: str) -> None:

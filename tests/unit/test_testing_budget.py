@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hack.testing import slices
-from hack.testing.budget import Row, judged, read
+from hack.testing.budget import Row, judged, lacking, read
 
 ROW = Row(tests=10, seconds=10.0, cap=2.0)
 
@@ -40,6 +40,15 @@ def test_one_test_above_the_cap_is_named() -> None:
 def test_a_folder_without_a_row_is_told() -> None:
     (sentence,) = breaches({"tests/new/test_a.py::test_b": 0.1})
     assert sentence.startswith("tests/new has no row in tests/budget.toml")
+
+
+def test_a_whole_run_that_has_lost_tests_is_told() -> None:
+    costs = {f"tests/unit/test_a.py::test_{index}": 0.1 for index in range(5)}
+    rows = {"tests/unit": ROW, "tests/live": ROW, "*": ROW}
+    (sentence,) = lacking(costs, rows)
+    assert sentence.startswith("tests/live has 0 tests, fewer than half of the 10 of its row")
+    costs.popitem()
+    assert len(lacking(costs, rows)) == 2
 
 
 def test_the_budget_of_the_repository_is_read() -> None:
