@@ -199,7 +199,7 @@ for epoch in LOOP:
     print("line", epoch, model.weight.sum().item(), SHOWN)
 """
 SAME = {
-    "a whole number": ("first = int((model(x) > 0).sum())", "pass", "step(inputs, targets)", "pass", "first"),
+    "a whole number in a list": ("first = [int((model(x) > 0).sum())]", "pass", "step(inputs, targets)", "pass", "first"),
     "classes": ("first = (model(x) > 0).long()", "pass", "step(inputs, targets * first.sum())", "pass", "first.sum()"),
     "the last loss": (
         "pass",

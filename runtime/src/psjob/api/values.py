@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import pathlib
 import random
 import sys
 import weakref
@@ -92,9 +90,9 @@ def is_small(value: Any) -> bool:
     return not _is_array(value) or value.size <= FEW_VALUES
 
 
-def is_nowhere(value: Any) -> bool:
-    """Is it the path of what is not there, such as a temporary folder of another machine?"""
-    return isinstance(value, str | pathlib.PurePath) and str(value).startswith("/") and not os.path.exists(value)
+def may_be_of_weights(value: Any) -> bool:
+    """May it be made of a model's weights? A single whole number, text or truth value rather says which start of the script this is."""
+    return type(value) in SEVERAL or isinstance(value, float | torch.Tensor) or _is_array(value)
 
 
 def count(several: Any, deep: int = 0) -> int:

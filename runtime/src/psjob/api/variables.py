@@ -218,14 +218,18 @@ class Variables:
         }
 
     def _unchanged(self, now: Found, changed: Found) -> Found:
-        """Small values that are as at first and will be read."""
+        """Copies of small values that are as at first, may be of weights, and will be read. Another thread may change a list meanwhile."""
         found = {
             function: {
                 path: value
                 for path, value in those.items()
-                if path not in changed.get(function, {}) and self._is_read(function, path) and values.is_small(value)
+                if path in now.get(function, {})
+                and path not in changed.get(function, {})
+                and self._is_read(function, path)
+                and values.is_small(value)
+                and values.may_be_of_weights(value)
             }
-            for function, those in now.items()
+            for function, those in (self._first or {}).items()
         }
         return {function: those for function, those in found.items() if those}
 
@@ -276,9 +280,6 @@ class Variables:
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
         others = {} if self._resumed else _changed(dict(state.get("first", {})), first)
-        for those in others.values():
-            for path in [path for path, value in those.items() if values.is_nowhere(value)]:
-                advice.tell("nowhere", f"{path} was {those.pop(path)} in the process before, and that is not there. What lay there is lost")
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         changed = _changed(self._plain(walked), first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
