@@ -52,7 +52,7 @@ def run(folder: Path, after: str, end: str, *what: str) -> Ran:
 def test_os_exit_fails_with_a_sentence(tmp_path: Path) -> None:
     ran = run(tmp_path, "pass", "train()\nos._exit(0)")
     assert ran.code == 1 and ran.summary["result"] == "Failed"
-    assert "ended with exit code 0: in the middle of training: by os._exit" in ran.err
+    assert "ended with exit code 0: it left in the middle of training: by os._exit" in ran.err
     assert ran.summary["restarts"] == {"UnfinishedExit": 2}
 
 
@@ -80,3 +80,58 @@ def test_a_script_that_trains_in_a_child_process_is_complete(tmp_path: Path, how
 """
     ran = run(tmp_path, "pass", body)
     assert ran.code == 0 and ran.summary["restarts"] == {} and ran.summary["steps"] == 24, ran.err[-3000:]
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_a_child_process_begins_again_in_place(tmp_path: Path, how: str) -> None:
+    """Its parent gets its result once, and no failure is counted but the shard's."""
+    body = f"""def told(results):
+    train()
+    results.put(list(range(1000)))
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{how}")
+    results = context.Queue()
+    process = context.Process(target=told, args=(results,))
+    process.start()
+    print("result", len(results.get()))
+    process.join()
+    sys.exit(process.exitcode)
+"""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "hit").mkdir()
+    wanted = run(tmp_path / "plain", *PLAIN)
+    ran = run(tmp_path / "hit", "pass", body, "kill:ps-0@step=11", "kill:ps-0@step=20")
+    assert ran.code == 0 and ran.summary["steps"] == 24, ran.err[-3000:]
+    assert sum(ran.summary["restarts"].values()) == 2 and "Traceback" not in ran.err, ran.err[-3000:]
+    assert (ran.out + ran.err).count("result 1000") == 1
+    assert ran.sha == wanted.sha
+
+
+@pytest.mark.rotating
+def test_a_loop_in_a_thread_begins_again_in_place(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "hit").mkdir()
+    wanted = run(tmp_path / "plain", *PLAIN)
+    body = "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"
+    ran = run(tmp_path / "hit", "pass", body, "kill:ps-0@step=11")
+    assert ran.code == 0 and ran.summary["restarts"] == {"Signal": 1} and "Traceback" not in ran.err, ran.err[-3000:]
+    assert ran.sha == wanted.sha
+
+
+@pytest.mark.rotating
+def test_a_second_process_of_a_worker_is_refused_at_once(tmp_path: Path) -> None:
+    """As in Hogwild: each would be the same worker to the job."""
+    body = """def child(_):
+    train()
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing
+    torch.multiprocessing.spawn(child, nprocs=2)
+"""
+    ran = run(tmp_path, "pass", body)
+    assert ran.code == 1 and ran.summary["restarts"] == {}, ran.err[-3000:]
+    assert "Failed: Refused: worker" in ran.err and "has attached. Processes that train side by side are those of spec.workers" in ran.err

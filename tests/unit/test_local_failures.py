@@ -78,7 +78,7 @@ def test_an_end_with_0_in_the_middle_of_training_is_tried_once_more() -> None:
     again = replace(ended("worker-1", 0), name="worker-1-again")
     failures.note_unfinished(again, 12)
     told = failures.verdict(12, 2.0, 2.5)
-    assert told is not None and "worker-0 ended with exit code 0: in the middle of training" in told and "os._exit" in told
+    assert told is not None and "worker-0 ended with exit code 0: it left in the middle of training" in told and "os._exit" in told
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,10 @@ def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
     assert fate(pod("worker", 0, **ended(EXIT_REFUSED, message='{"error": "no"}'))).kind == "fatal"
     caught = fate(pod("worker", 0, **ended(0, message='{"error": "no"}')))
     assert (caught.kind, caught.cause, caught.message) == ("fatal", "Refused", "no"), "a script that catches it ends with 0"
+    child = fate(pod("worker", 0, **ended(1, message='{"error": "no", "refused": true}')))
+    assert (child.kind, child.cause, child.message) == ("fatal", "Refused", "no"), "its parent has an exit code of its own"
+    for message in ('{"error": "no", "refused": 1}', '{"error": "no", "refused": true}\n', '{"error": "no", "refused": true, "x": 1}'):
+        assert fate(pod("worker", 0, **ended(1, message=message))).kind == "lost"
     for message in ('{"ending": ""}', "a line of its own", '{"error": "no"}\n', ""):
         assert fate(pod("worker", 0, **ended(0, message=message))).kind == "done"
 

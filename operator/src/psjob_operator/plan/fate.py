@@ -15,7 +15,7 @@ from psjob_operator.plan.text import short
 
 SIGNALLED = 128
 """The exit code of a process that signal n ended is this and n."""
-UNSEEN = "in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
+UNSEEN = "it left in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
 """Why a worker may have ended with exit code 0 without having finished."""
 UNFINISHED = "UnfinishedExit"
 """The cause of a loss that is found long after the process ended: as soon as the job shows that its script was not through."""
@@ -124,7 +124,7 @@ def _ended(process: Process, exit: Exit) -> Fate:
         refused = process.role == "worker" and of_the_runtime(exit) and _sentence(exit)
         return Fate("fatal", "Refused", message=refused) if refused else Fate("done")
     ours = process.role == "shard" or of_the_runtime(exit)
-    if exit.code == EXIT_REFUSED and ours:
+    if ours and (exit.code == EXIT_REFUSED or read_message(exit).get("refused") is True):
         return Fate("fatal", "Refused", message=_sentence(exit))
     if exit.code == EXIT_CHECKPOINT_LOST and process.role == "shard":
         return Fate("fatal", "CheckpointLost", message=_sentence(exit))

@@ -11,6 +11,7 @@ import dis
 import gc
 import inspect
 import itertools
+import multiprocessing.process
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,8 +82,9 @@ def is_script(code: CodeType) -> bool:
 
 
 def is_begin(frame: FrameType) -> bool:
-    """Is it the script itself? What has started it may be another thing after a restart."""
-    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    """Is it the script itself, or a process of multiprocessing? What has started it may be another thing after a restart."""
+    own = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    return own or frame.f_code is multiprocessing.process.BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -14,6 +15,8 @@ from psjob import contract
 
 LONGEST_MESSAGE = 2048
 """Bytes of a termination message."""
+_REFUSED = '"refused": true'
+"""In the message of a process of multiprocessing."""
 
 
 class Refused(Exception):
@@ -29,7 +32,10 @@ class Fenced(Exception):
 
 
 def leave_message(body: dict[str, object]) -> None:
-    """Write the termination message that the planner reads; silently nothing where there is no such file, and outside a job."""
+    """Write the termination message that the planner reads; silently nothing where there is no such file, and outside a job.
+
+    The refusal of a process of multiprocessing stays: what its parent does then, and its siblings, follows from it.
+    """
     path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG if contract.ENV_ROLE in os.environ else "")
     raw = json.dumps(body)
     while len(raw) > LONGEST_MESSAGE and len(body) > 1:
@@ -37,8 +43,11 @@ def leave_message(body: dict[str, object]) -> None:
         raw = json.dumps(body)
     data = raw.encode()
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        try:  # another thread may end this process at any line: what is there is whole then, an earlier message or this one
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if _REFUSED.encode() in os.pread(file, LONGEST_MESSAGE, 0):
+                return
+            # Another thread may end this process at any line: what is there is whole then, an earlier message or this one.
             os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
             os.ftruncate(file, len(data))
         finally:
@@ -50,7 +59,8 @@ def leave_message(body: dict[str, object]) -> None:
 def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     print(f"psjob: {message}", file=sys.stderr, flush=True)
-    leave_message({"error": message})
+    child = multiprocessing.parent_process() is not None
+    leave_message({"error": message, "refused": True} if child else {"error": message})
     raise SystemExit(contract.EXIT_REFUSED)
 
 

@@ -6,12 +6,15 @@ is room for one. Then it becomes the one that waits for a fork of that (see psjo
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +23,7 @@ from psjob import contract
 from psjob.process import began, forkserver, forkwaiter, memory
 from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
+from psjob.worker import children
 
 APART = 0.5
 """Seconds between workers, which may share a machine: each sees what those before it have taken."""
@@ -28,10 +32,16 @@ ROOM = 2 << 30
 _server: tuple[int, socket.socket] | None = None
 """Its process and the socket to it."""
 _looked = False
+_sent: children.Sent | None = None
+"""What began this process, if it is one that multiprocessing has spawned."""
 
 
 def check_possible() -> None:
-    """Raises Refused when this process could not start itself again: a script from stdin or an interactive session."""
+    """Raises Refused when this process could not start itself again: a script from stdin, an interactive session, a process of a pool."""
+    global _sent
+    _sent = children.sent()
+    if _sent is not None:
+        return
     words = sys.orig_argv[1:]
     script = [w for w in words if not w.startswith("-")]
     if not words or "-" in words or (not script and "-c" not in words):
@@ -64,7 +74,8 @@ def _differs() -> bool:
     now, then = dict(os.environ), began.ENVIRONMENT
     names = {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
     return (
-        any(name.startswith(forkserver.READ_AT_IMPORT) for name in names)
+        multiprocessing.parent_process() is not None
+        or any(name.startswith(forkserver.READ_AT_IMPORT) for name in names)
         or forkserver.split(sys.orig_argv[1:]) is None
         or _hides_a_module()
     )
@@ -121,6 +132,16 @@ def _ready() -> bool:
         return False
 
 
+def _reset(number: int) -> None:
+    """Give a signal its default action. A script may train in a thread, where Python refuses that."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, signal.SIG_DFL)
+    else:
+        action = ctypes.CDLL(None).signal
+        action.argtypes, action.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        action(number, None)
+
+
 def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
     """End child processes and start the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
 
@@ -128,7 +149,7 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
     be meant for this process alone, such as the address of a child.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
-        signal.signal(number, signal.SIG_DFL)
+        _reset(number)
     forks = _ready() and not _hands_down()
     end_children(but=_server[0] if forks and _server is not None else 0)
     for stream in (sys.stdout, sys.stderr):
@@ -142,7 +163,7 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
     if forkserver.talk is not None:
         forkserver.say_again(environment)
     os.chdir(began.FOLDER)
-    words = [sys.executable, *sys.orig_argv[1:]]
+    words = [sys.executable, *sys.orig_argv[1:]] if _sent is None else _sent.words()
     if forks and _server is not None:
         fd = _server[1].fileno()
         os.set_inheritable(fd, True)
