@@ -43,6 +43,11 @@ class Fault:
         words = [f"fault {what}:" for what in self.what]
         return f"__import__('tests.restarts.holding').restarts.holding.hold({self.place!r}, {step}, {words}, {TOLD!r}); "
 
+    def earlier(self) -> Fault:
+        """The same in half as many steps, for workers that may be done with theirs before others; where rank 0 waits it strikes in time."""
+        halved = tuple(re.sub(r"\d+$", lambda step: str(int(step[0]) // 2), what) for what in self.what)
+        return self if self.place is not None else Fault(halved)
+
 
 FAULTS = {
     "shard 0 in a pass": Fault(("kill:ps-0@step=14",)),
@@ -141,7 +146,7 @@ def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path,
 @pytest.mark.parametrize("cell", cells([name for name in SCRIPTS if "RMSprop" not in SCRIPTS[name]], list(ASYNC)))
 def test_in_async_each_tail_has_its_effect_once(tmp_path: Path, cell: str) -> None:
     name, fault = cell.split(": ")
-    ran = run(tmp_path / "hit", name, SCRIPTS[name], FAULTS[fault], mode="async")
+    ran = run(tmp_path / "hit", name, SCRIPTS[name], FAULTS[fault].earlier(), mode="async")
     assert ran.code == 0, ran.err[-4000:]
     made = re.findall(r"^line tails (\d+) of (\d+)", ran.out + ran.err, re.MULTILINE)
     assert made and made[-1][0] == made[-1][1], (made, ran.err[-3000:])

@@ -32,7 +32,7 @@ from tests.tensors.restarted_scripts import Refusal, nothing, place, some, surro
 
 @dataclass(frozen=True)
 class Moment:
-    """Between two steps: the record, what the shards hold, the files of the script, and how many lines were printed."""
+    """Between two steps, or at the end: the record, what the shards hold, the script's files, and how many lines were printed."""
 
     clock: int
     record: bytes
@@ -46,6 +46,7 @@ class Run:
     """What one process of a script did."""
 
     moments: list[Moment] = field(default_factory=list)
+    end: Moment | None = None
     lines: list[str] = field(default_factory=list)
     ending: str = ""
     final: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -182,10 +183,10 @@ def _served(session: WorkerSession, made: Run, blocks: list[BlockState], start: 
         made.moments.append(Moment(session.clock, bytes(make()), [block.copy() for block in blocks], _files(folder), len(made.lines)))
 
     def leave(make: Any, parameters: Sequence[torch.Tensor]) -> None:
-        make()
-        job = attaching.current
+        job, end = attaching.current, bytes(make())
         assert job is not None
         made.final = {f"{n}.{name}": t.clone() for n, pair in enumerate(job.pairs) for name, t in pair.model.state_dict().items()}
+        made.end = Moment(session.clock, end, [block.copy() for block in blocks], _files(folder), len(made.lines))
         raise SessionEnd("left", "")
 
     for name in ("stir", "inside_round", "close", "watch", "report", "inputs"):
@@ -235,4 +236,8 @@ def restarts(folder: Path, source: str, most: int = 8, every_line: bool = True) 
 
     for moment in some(first.moments, most) if first.ending == "through" else ():
         compare(moment, first.lines[: moment.printed], 1)
+    if first.end is not None:  # the process was lost after that, and no checkpoint said yet that it had left
+        again = run(folder / "end", source, first.end)
+        if again.ending != "through" or again.moments or again.end is None or again.end.record != first.end.record:
+            found.wrong.append(f"from its end: {again.ending}, {len(again.moments)} records, printed {again.lines}")
     return found

@@ -37,7 +37,8 @@ for epoch in ps.epochs(8):
         state.best = loss
         if accelerator.is_main_process:
             torch.save(accelerator.unwrap_model(model).state_dict(), "best.pt")
-    accelerator.print(f"line epoch {epoch}: {loss:.6f} best {state.best:.6f} bad {state.bad} lr {schedule.get_last_lr()[0]:.6f}")
+    if accelerator.is_main_process:  # accelerator.print is one of each machine
+        print(f"line epoch {epoch}: {loss:.6f} best {state.best:.6f} bad {state.bad} lr {schedule.get_last_lr()[0]:.6f}")
     if state.bad == 5:
         break
 if accelerator.is_main_process:

@@ -1,4 +1,4 @@
-"""Trainer with evaluation, early stopping, and its best model loaded at the end."""
+"""Trainer with evaluation and a checkpoint of its own every three steps, early stopping, and its best model loaded at the end."""
 
 import os
 
@@ -25,10 +25,10 @@ data = [{"input_ids": row, "labels": row} for row in rows]
 model = GPT2LMHeadModel(GPT2Config(vocab_size=24, n_positions=8, n_embd=16, n_layer=1, n_head=2))
 arguments = TrainingArguments(
     "out", num_train_epochs=5, per_device_train_batch_size=5, learning_rate=3e-2, lr_scheduler_type="linear", max_grad_norm=0.5,
-    eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_loss",
+    eval_strategy="steps", eval_steps=3, save_steps=3, save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="eval_loss",
     logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=19,
 )  # fmt: skip
-stopping = EarlyStoppingCallback(early_stopping_patience=4)
+stopping = EarlyStoppingCallback(early_stopping_patience=5)
 trainer = Trainer(model, arguments, train_dataset=data[:40], eval_dataset=data[40:], callbacks=[PSCallback(), stopping, Told()])
 last = get_last_checkpoint("out") if os.path.isdir("out") else None  # as the examples of transformers do
 trainer.train(resume_from_checkpoint=last)

@@ -62,6 +62,10 @@ def _knows_data(kept: record.ResumeRecord) -> bool:
     return "begun" in (kept.cursor or {})
 
 
+THROUGH = "through"
+"""In the place of a record that was taken at the script's end."""
+
+
 class AttachedJob:
     """The attached script: its models, optimizers and session. One a process."""
 
@@ -183,8 +187,10 @@ class AttachedJob:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         self.replay = self.session.clock
         if self.session.record is not None:
-            restored = self.restored = record.unpack(self.session.record)
-            self._fresh = False
+            restored = record.unpack(self.session.record)
+            if THROUGH in (restored.cursor or {}):
+                self._leave_again(bytes(self.session.record))
+            self.restored, self._fresh = restored, False
             self._files = restored.stateful.get(variables.NAME, {}).get("files")
             wire = restored.wire
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
@@ -384,7 +390,13 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
         self.by_hand.leave()
-        self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.cursor, last=True), self.parameters))
+        self.carry_out(
+            lambda: self.session.leave(lambda: self.records.make({**(self.cursor or {}), THROUGH: True}, last=True), self.parameters)
+        )
+
+    def _leave_again(self, end: bytes) -> None:
+        """The script had come to its end before its process was lost, and only the checkpoint that says so was not yet made."""
+        self.carry_out(lambda: self.session.leave(lambda: end, self.parameters))
 
     def _too_early(self) -> str:
         made, clock = self.session.clock - self.replay, self.session.clock

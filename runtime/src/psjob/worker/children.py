@@ -80,14 +80,16 @@ _claims: dict[str, socket.socket] = {}
 
 
 def claim(place: Place) -> None:
-    """Hold this place in the job until this process ends or begins again. Nothing where sockets have no abstract names, as on macOS.
+    """Hold this place in the job until this process ends or begins again.
+
+    Nothing is held where sockets have no abstract names, as on macOS, and for a place that no file describes.
 
     Raises:
         Refused: another process of this worker holds it.
     """
     job = (place.run, place.rank, place.number, place.config_path, place.config.shards)
     name = f"\0psjob-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
-    if sys.platform != "linux" or name in _claims:
+    if sys.platform != "linux" or not place.config_path or name in _claims:
         return
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
