@@ -33,4 +33,5 @@ trainer = Trainer(model, arguments, train_dataset=data[:40], eval_dataset=data[4
 last = get_last_checkpoint("out") if os.path.isdir("out") else None  # as the examples of transformers do
 trainer.train(resume_from_checkpoint=last)
 if ps.is_first():
-    print("line tails", round(trainer.state.epoch), "of 5; best", round(trainer.state.best_metric, 6), trainer.state.global_step)
+    steps, made = trainer.state.global_step, sum("eval_loss" in entry for entry in trainer.state.log_history)
+    print(f"line tails {made} of {-(-steps // 3)}; best {trainer.state.best_metric:.6f}, {steps} steps")  # the last step is evaluated too
