@@ -36,7 +36,7 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
     """A line for each folder with its figures, and a sentence for each breach. `costs` are processor seconds by node id."""
     folders: dict[str, dict[str, float]] = defaultdict(dict)
     for nodeid, seconds in costs.items():
-        folders["/".join(nodeid.split("/")[:2])][nodeid] = seconds
+        folders[_folder(nodeid)][nodeid] = seconds
     lines, breaches = [], []
     for folder in sorted(folders):
         found, row = folders[folder], rows.get(folder, rows.get("*"))
@@ -63,9 +63,14 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
     return lines, breaches
 
 
+def _folder(nodeid: str) -> str:
+    """Of a row: `tests/unit` of `tests/unit/test_plan.py::test_it`."""
+    return "/".join(nodeid.split("/")[:2])
+
+
 def lacking(costs: Mapping[str, float], rows: Mapping[str, Row]) -> list[str]:
     """A sentence for each folder with a row of its own of which a whole run had too few tests."""
-    found = Counter("/".join(nodeid.split("/")[:2]) for nodeid in costs)
+    found = Counter(map(_folder, costs))
     return [
         f"{folder} has {found[folder]} tests, fewer than half of the {row.tests} of its row in tests/budget.toml; find what lost them, or "
         "lower the row and say why"

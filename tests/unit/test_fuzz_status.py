@@ -32,7 +32,8 @@ STAGE = {
 }  # fmt: skip
 COORDINATOR: dict[str, Any] = {
     "mode": "async", "lag": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
-    "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1, "here": True}],
+    "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1, "here": True,
+        "passesAgain": 1}],
     "checkpoint": CHECKPOINT, "stages": [STAGE],
     "checkpointProgress": {"doing": "writing", "shards": [{"index": 0, "doing": "writing", "done": 1, "total": 2}], "done": 1, "total": 2},
     "checkpointProblem": None, "waiting": "workers 1 have not pushed step 5", "hung": [{"rank": 0, "start": 1, "seconds": 9.0}],

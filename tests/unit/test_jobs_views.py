@@ -20,7 +20,7 @@ from psjob_client.local.words import amount, span
 TOLD = {
     "step": 40, "rate": 10.0, "eta": 6.0, "loss": "nan", "totalSteps": 100, "metrics": {"acc": 0.5, "bad": "nan"}, "mode": "bounded:3",
     "workers": [
-        {"rank": 0, "clock": 42, "state": "joined", "start": 1, "rewinds": 1, "idle": 0.25},
+        {"rank": 0, "clock": 42, "state": "joined", "start": 1, "rewinds": 1, "idle": 0.25, "passesAgain": 3},
         {"rank": 1, "clock": 40, "state": "absent"},
     ],
     "checkpoint": {"step": 30, "view": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
@@ -64,8 +64,9 @@ def test_a_running_run() -> None:
     (shard,) = job.shards
     assert (shard.attempt, shard.restarts, shard.pushes, shard.memory_bytes, shard.name) == (2, 1, 7, 1 << 20, "j-ps-0-a2")
     first, second = job.workers
-    assert (first.state, first.clock, first.behind, first.idle, first.rewinds) == ("Running", 42, 0, 0.25, 1)
-    assert (second.state, second.behind) == ("Waiting", 2)
+    assert (first.state, first.clock, first.behind, first.idle, first.rewinds, first.passes_again) == ("Running", 42, 0, 0.25, 1, 3)
+    assert (second.state, second.behind, second.passes_again) == ("Waiting", 2, 0)
+    assert ("run again", "3 passes over data") in rows.facts(job, 1000.0)
     assert job.lag is not None and (job.lag.mean, job.lag.max) == (2.0, 3.0)
     assert job.warnings == ("the loss is nan",) and job.problems == ("disk full",)
     assert job.checkpoint is not None and job.checkpoint.age(1000.0) == 10.0

@@ -76,6 +76,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
     told, kept = view.progress, view.checkpoint
     step = f"{told.step}/{told.total}" if told.total else str(told.step)
     crashes = sum(one.crashes or 0 for one in view.shards)
+    again = sum(one.passes_again for one in view.workers)
     found = [
         ("name", view.id),
         ("where", view.place),
@@ -92,6 +93,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),
         ("restarts", f"{view.restarts}" + "".join(f", {cause} {count}" for cause, count in view.causes.items())),
         ("crashes", f"{crashes}, gone on from memory" if crashes else ""),
+        ("run again", f"{again} passes over data" if again else ""),
         ("age", span(None if view.created is None else now - view.created)),
         ("took", span(view.seconds(now)) if view.ended is not None else ""),
         ("weights", f"sha256 {view.weights_sha256}" if view.weights_sha256 else ""),

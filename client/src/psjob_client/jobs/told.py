@@ -91,6 +91,7 @@ def worker_view(rank: int, state: str, start: int, told: Mapping[str, Any] | Non
     return WorkerView(
         index=rank, state=state, attempt=start or int(numbers(told, "start")), clock=clock, behind=max(0, first - clock),
         idle=finite(told.get("idle")), rewinds=int(numbers(told, "rewinds")),
+        passes_again=int(numbers(told, "passesAgain")),
     )  # fmt: skip
 
 

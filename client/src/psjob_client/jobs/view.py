@@ -100,6 +100,8 @@ class WorkerView(ProcessView):
     """The part of its time in which the script waited for others, 0..1."""
     rewinds: int = 0
     """How often it went back to a checkpoint in place."""
+    passes_again: int = 0
+    """Passes over its data that its script ran through again after restarts, since shard 0's process began."""
 
 
 class StageView(View):

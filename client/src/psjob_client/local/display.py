@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.local.probe import numbers, part
+from psjob_client.local.probe import numbers, part, passes_again
 from psjob_client.local.watch import Watch
 from psjob_client.local.words import span
 from psjob_operator.api.status import JobStatus
@@ -85,7 +85,7 @@ def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step"
     ]
     restarts = status.restarts.total if status else 0
     words.append(f"restarts {restarts}" if restarts else "")
-    words.append(_crashes(watch))
+    words += [_crashes(watch), _passes_again(told)]
     words.append(str(told.get("waiting") or ""))
     return "  ".join(word for word in words if word)
 
@@ -107,6 +107,11 @@ def _numbers(told: Mapping[str, Any], unit: str) -> list[str]:
 def _crashes(watch: Watch) -> str:
     found = watch.total("crashes")
     return f"crashes {found}, gone on from memory" if found else ""
+
+
+def _passes_again(told: Mapping[str, Any]) -> str:
+    found = passes_again(told)
+    return f"passes run again {found}" if found else ""
 
 
 def _checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
@@ -137,6 +142,7 @@ def _table(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
         _checkpoint(told, now, unit),
         f"restarts {restarts.total}" if restarts and restarts.total else "",
         _crashes(watch),
+        _passes_again(told),
         str(told.get("waiting") or ""),
     ]
     return Group(head, bar, table, Text("  ".join(word for word in words if word), "dim"))

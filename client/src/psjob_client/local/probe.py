@@ -87,6 +87,14 @@ def numbers(told: Mapping[str, Any] | None, *path: str) -> float:
     return part if is_number(part) else 0
 
 
+def passes_again(coordinator: Mapping[str, Any]) -> int:
+    """Passes over data that scripts ran through again after restarts, all workers together."""
+    workers = coordinator.get("workers")
+    return sum(
+        int(numbers(one, "passesAgain")) for one in (workers if isinstance(workers, list | tuple) else ()) if isinstance(one, Mapping)
+    )
+
+
 def part(told: Mapping[str, Any] | None, *path: str) -> Mapping[str, Any]:
     """The object at `path`, empty where there is none."""
     found: Any = told

@@ -7,7 +7,7 @@ from typing import Any
 
 from psjob_client.local.backend import Backend
 from psjob_client.local.lateness import lateness
-from psjob_client.local.probe import numbers
+from psjob_client.local.probe import numbers, passes_again
 
 
 def summary(backend: Backend, result: str, seconds: float) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def summary(backend: Backend, result: str, seconds: float) -> dict[str, Any]:
         "duplicates_refused": watch.total("duplicatesRefused"),
         "updates_lost": watch.total("updatesLost"),
         "crashes": watch.total("crashes"),
+        "passes_again": passes_again(told),
         "restarts": dict(status.restarts.causes) if status else {},
         "view": (status and status.view) or 0,
         "attempts": [shard.attempt for shard in status.shards] if status else [],

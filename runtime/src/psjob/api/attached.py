@@ -133,6 +133,7 @@ class AttachedJob:
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
+        self._passes_again = 0
         """To be put back where the script stands as this record says."""
         self.beginning: record.ResumeRecord | None = None
         """Of its epoch, to be put back where that begins."""
@@ -253,6 +254,7 @@ class AttachedJob:
 
     def passed_again(self, frame: FrameType, site: str) -> None:
         """A pass that was finished before a restart begins again in this frame, at that place of the script, and is given nothing."""
+        self._passes_again += 1
         if self.restored is not None:
             self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}), site)
 
@@ -281,6 +283,7 @@ class AttachedJob:
             self.carry_out(lambda: self._restore(restored, self.records.kept))
             self._files = None
             ownfiles.stand()
+            self.session.came_back(self._passes_again)
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
         whole = _kept_for(things, kept)

@@ -139,8 +139,4 @@ def stand() -> None:
 def other(than: Mapping[str, Collection[int]]) -> list[str]:
     """Files that were read here and not there, or have changed since; none where some are left out already, or there are too many."""
     found = [path for path, stamp in _read.items() if list(than.get(path, ())) != stamp]
-    return [] if _left_out_at_first() or len(_read) == MOST else found
-
-
-def _left_out_at_first() -> bool:
-    return bool(_left_out) or os.stat is not _stat
+    return [] if os.stat is not _stat or len(_read) == MOST else found

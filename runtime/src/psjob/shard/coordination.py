@@ -184,7 +184,7 @@ class Coordination:
         elif kind is Kind.MEASURED:
             self.post(border.measured(stream, header.clock, body, self.place.config.workers))
         elif kind is Kind.STIRRED:
-            self.post(signs.Stirred(stream))
+            self.post(signs.Stirred(stream, border.passes(body)))
         elif kind is Kind.INPUTS:
             self.post(signs.InputsSeen(stream, border.inputs(body)))
 

@@ -82,7 +82,9 @@ class Kind(IntEnum):
     RECORD_HAS = 26
     """`part` bytes of the record of `clock` and `version`, as in RECORD_PIECE, have come."""
     STIRRED = 27
-    """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again."""
+    """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again.
+
+    `passes`: so many passes over its data it has run through again on its way to its place."""
     HUNG = 28
     """To a worker: others have waited too long for its step; it writes down where it stands, and ends."""
     RECORD_DELTA = 29

@@ -157,6 +157,11 @@ class WorkerSession:
             self._stirred = now
             self.links[0].send_json(self.header(Kind.STIRRED), {})
 
+    def came_back(self, passes: int) -> None:
+        """The script stands where it was, and has run through so many passes over its data again."""
+        if passes:
+            self.links[0].send_json(self.header(Kind.STIRRED), {"passes": passes})
+
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
         self.exchange.finish()

@@ -87,10 +87,10 @@ export function workers(job) {
   const rows = (job.workers ?? []).map((one) => [
     `worker ${one.index}`, badge(one.state ?? "Pending"), number(one.clock), number(one.behind),
     one.idle === undefined || one.idle === null ? "–" : `${(100 * one.idle).toFixed(0)} %`, number(one.restarts ?? 0), number(one.rewinds ?? 0),
-    one.node ?? "", one.problem ?? "",
+    number(one.passesAgain ?? 0), one.node ?? "", one.problem ?? "",
   ]);
   return rows.length ? table("Workers: steps made, steps behind the first, and the part of their time in which they wait",
-    ["worker", "state", "steps", "behind", "waits", "restarts", "rewinds", "node", "problem"], rows, [8]) : h("p", { class: "soft" }, "No worker is known yet.");
+    ["worker", "state", "steps", "behind", "waits", "restarts", "rewinds", "passes again", "node", "problem"], rows, [9]) : h("p", { class: "soft" }, "No worker is known yet.");
 }
 
 export function stages(job) {

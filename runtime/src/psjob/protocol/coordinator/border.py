@@ -115,6 +115,11 @@ def inputs(body: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(value for value in told[:MOST_INPUTS] if type(value) is int) if isinstance(told, list) else ()
 
 
+def passes(body: Mapping[str, Any]) -> int:
+    """The passes of a STIRRED; 0 where it tells none, or not in shape."""
+    return _size(body.get("passes")) or 0
+
+
 def step_lost(stream: int, body: Mapping[str, Any], workers: int) -> signs.StepLost:
     """A worker's STEP_LOST. Raises Malformed."""
     return signs.StepLost(stream, _rank(body.get("rank"), workers), _number(body, "step"))

@@ -258,6 +258,8 @@ class Coordinator:
                     self.recovery.rewind_all(
                         f"worker {member.rank} needs what only a lost process of worker {rank} had made in step {step}"
                     )
+            case signs.Stirred(_, passes):
+                member.passes_again += passes
             case events.CheckpointAsked():
                 self.cutting.cuts.ask(self.now)
             case events.WorkerStops():

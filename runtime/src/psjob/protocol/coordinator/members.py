@@ -38,6 +38,7 @@ class Member:
     clock: int = 0
     left_at: int | None = None
     idle: float | None = None
+    passes_again: int = 0
     """The part of its time in which its script has waited, as it last told; None: not known."""
     records: dict[int, bytes] = field(default_factory=dict)
     stream: Stream | None = None
@@ -176,6 +177,6 @@ class Members:
         """For the status port."""
         return [
             {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}
-            | {"idle": m.idle, "here": m.here}
+            | {"idle": m.idle, "here": m.here, "passesAgain": m.passes_again}
             for m in self.all.values()
         ]

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Stirred:
-    """A worker's script goes on, by a step that pushes nothing."""
+    """A worker's script goes on, by a step that pushes nothing.
+
+    `passes`: how many passes over its data it has run through again, told once it stands where it was.
+    """
 
     stream: int
+    passes: int = 0
 
 
 @dataclass(frozen=True)
