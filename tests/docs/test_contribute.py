@@ -167,16 +167,18 @@ def test_the_map_shows_every_package_once_in_light_and_dark() -> None:
     assert "prefers-color-scheme: dark" in text and picture() == text
 
 
-def test_the_picture_of_a_run_shows_where_steps_were_undone() -> None:
+def test_the_picture_of_a_run_shows_its_faults() -> None:
     history = [
         {"time": 10.0, "step": 0, "metrics": {}, "passed": []},
-        {"time": 12.0, "step": 100, "metrics": {"test_accuracy": 0.5}, "passed": [[50, 11.0], [100, 12.0]]},
-        {"time": 14.0, "step": 50, "metrics": {"test_accuracy": 0.5}, "passed": []},
-        {"time": 20.0, "step": 200, "metrics": {"test_accuracy": 0.9}, "passed": [[200, 20.0]]},
+        {"time": 12.0, "step": 900, "metrics": {"test_accuracy": 0.5}, "passed": [[50, 11.0], [900, 12.0]]},
+        {"time": 14.0, "step": 1300, "metrics": {"test_accuracy": 0.5}, "passed": []},
+        {"time": 20.0, "step": 2000, "metrics": {"test_accuracy": 0.9}, "passed": [[2000, 20.0]]},
     ]
-    text = runpicture.picture(history, {"restarts": {"Signal": 1}, "steps": 200, "updates_lost": 0})
-    assert "Restarts: 1. Steps made: 200." in text and text.count('class="kill"') == 1
-    assert 'class="kill"' not in runpicture.picture(history[:2], {"restarts": {}, "steps": 100, "updates_lost": 0})
+    text = runpicture.picture(history, {"restarts": {"Signal": 1}, "steps": 2000, "updates_lost": 0})
+    assert "Restarts: 1. Steps made: 2000." in text and text.count('class="kill"') == 2
+    assert text.index("a process of shard 0 crashes") < text.index("shard 1 is killed")
+    summary = {"restarts": {}, "steps": 1300, "updates_lost": 0}
+    assert [runpicture.picture(history[:end], summary).count('class="kill"') for end in (2, 3)] == [0, 1]
 
 
 def test_a_layout_keeps_what_does_not_follow_and_names_a_circle() -> None:

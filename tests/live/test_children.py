@@ -7,7 +7,9 @@ import multiprocessing
 import multiprocessing.queues
 import os
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +62,31 @@ def test_a_child_begins_again_as_it_began(tmp_path: Path, how: str, size: int) -
     assert (tmp_path / "starts").read_text() == f"{child.pid}\n" * 3
 
 
+def place(folder: Path) -> Any:
+    return SimpleNamespace(run="r", rank=0, index=0, number=1, config_path=str(folder), config=SimpleNamespace(shards=()))
+
+
+def holding(folder: Path, out: Any) -> None:
+    children.claim(place(folder))
+    out.put("held")
+    time.sleep(120)
+
+
+def test_one_process_of_a_worker_holds_its_place_until_it_is_gone(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    out: multiprocessing.queues.Queue[str] = context.Queue()
+    child = context.Process(target=holding, args=(tmp_path, out))
+    child.start()
+    assert out.get(timeout=60) == "held"
+    with pytest.raises(Refused, match="another process of worker 0 has attached"):
+        children.claim(place(tmp_path))
+    child.kill()
+    children.claim(place(tmp_path))  # it is given the time that it takes to go
+    children.claim(place(tmp_path))
+    child.join(60)
+    children._drop_claims()
+
+
 def test_the_first_process_was_sent_nothing() -> None:
     assert children.sent() is None
 
@@ -95,4 +122,4 @@ def test_what_cannot_be_sent_once_more_is_refused() -> None:
     child.start()
     said = out.get(timeout=60)
     child.join(60)
-    assert "its target and arguments cannot be sent once more (TypeError" in said
+    assert "Its target and arguments cannot be sent once more (TypeError" in said

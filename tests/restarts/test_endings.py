@@ -122,7 +122,15 @@ def test_a_loop_in_a_thread_begins_again_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.rotating
-def test_a_second_process_of_a_worker_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_that_trains_is_no_end(tmp_path: Path) -> None:
+    body = "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"
+    ran = run(tmp_path, "assert step != 11, 'of the thread'", body)
+    assert ran.code == 1 and ran.summary["result"] == "Failed", ran.err[-3000:]
+    assert "ScriptFailed" in ran.err and "AssertionError: of the thread" in ran.err
+
+
+@pytest.mark.rotating
+def test_a_second_process_of_a_worker_is_refused(tmp_path: Path) -> None:
     """As in Hogwild: each would be the same worker to the job."""
     body = """def child(_):
     train()

@@ -119,7 +119,8 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="WHAT:PROCESS@step=N|cut=N",
-            help="kill or stop ps-<i>, or kill worker-<i>, when step N is complete; or a shard while it writes checkpoint N. Repeatable.",
+            help="kill or stop ps-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete; or a "
+            "shard while it writes checkpoint N. Repeatable.",
         ),
     ] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,

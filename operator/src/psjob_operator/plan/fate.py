@@ -76,7 +76,7 @@ def fate(process: Process | None) -> Fate:
 
 def unfinished() -> Fate:
     """The fate of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
-    return Fate("lost", UNFINISHED, counted=True, message=f"exit code 0 {UNSEEN}")
+    return Fate("lost", UNFINISHED, counted=True, message=f"exit code 0: {UNSEEN}")
 
 
 def hung(seconds: float) -> Fate:

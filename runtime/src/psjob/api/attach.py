@@ -179,6 +179,8 @@ def _watch_exit(job: AttachedJob) -> None:
     def on_term(_number: int, _frame: Any) -> None:
         job.session.stop()
 
+    if threading.current_thread() is not threading.main_thread():
+        exits.watch_thread()
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)

@@ -31,9 +31,9 @@ from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message
-from psjob.resume import record
+from psjob.resume import composite, record
 from psjob.rules import optimizers
-from psjob.worker import hooks
+from psjob.worker import exits, hooks
 from psjob.worker.clip import Clip
 from psjob.worker.deferred import Deferred
 from psjob.worker.ending import EXIT_OF, SessionEnd
@@ -63,7 +63,7 @@ def _knows_data(kept: record.ResumeRecord) -> bool:
 
 
 THROUGH = "through"
-"""In the place of a record that was taken at the script's end."""
+"""In the place of a record that was taken at the script's end: the run that came to it."""
 
 
 class AttachedJob:
@@ -133,8 +133,8 @@ class AttachedJob:
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
-        self._passes_again = 0
         """To be put back where the script stands as this record says."""
+        self._passes_again = 0
         self.beginning: record.ResumeRecord | None = None
         """Of its epoch, to be put back where that begins."""
         self._passed: dict[int, int] = {}
@@ -189,7 +189,7 @@ class AttachedJob:
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
-            if THROUGH in (restored.cursor or {}):
+            if (restored.cursor or {}).get(THROUGH) == self.place.run:
                 self._leave_again(bytes(self.session.record))
             self.restored, self._fresh = restored, False
             self._files = restored.stateful.get(variables.NAME, {}).get("files")
@@ -393,13 +393,12 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
         self.by_hand.leave()
-        self.carry_out(
-            lambda: self.session.leave(lambda: self.records.make({**(self.cursor or {}), THROUGH: True}, last=True), self.parameters)
-        )
+        end = {**(self.cursor or {}), THROUGH: self.place.run}
+        self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
 
     def _leave_again(self, end: bytes) -> None:
         """The script had come to its end before its process was lost, and only the checkpoint that says so was not yet made."""
-        self.carry_out(lambda: self.session.leave(lambda: end, self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: composite.split(end)[0], self.parameters))
 
     def _too_early(self) -> str:
         made, clock = self.session.clock - self.replay, self.session.clock
@@ -609,6 +608,8 @@ class AttachedJob:
             print(f"psjob: {message}", file=sys.stderr, flush=True)
         if how in ("stopped", "lost", "fenced"):
             leave_message({"ending": message})
+        if self.place.config_path and threading.current_thread() is not threading.main_thread():  # the script would go on behind the thread
+            exits.finish(EXIT_OF[how])
         raise SystemExit(EXIT_OF[how])
 
     def refuse(self, message: str) -> None:

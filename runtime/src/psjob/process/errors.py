@@ -60,7 +60,7 @@ def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     print(f"psjob: {message}", file=sys.stderr, flush=True)
     child = multiprocessing.parent_process() is not None
-    leave_message({"error": message, "refused": True} if child else {"error": message})
+    leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True} if child else {"error": message})
     raise SystemExit(contract.EXIT_REFUSED)
 
 

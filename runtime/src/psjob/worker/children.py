@@ -15,19 +15,29 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import re
+import signal
 import socket
+import struct
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
-from multiprocessing import context, queues, reduction, resource_tracker, spawn, util
+from multiprocessing import context, managers, queues, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from psjob.process import began
 from psjob.process.config import Place
 from psjob.process.errors import Refused
 
-POOLS = ("concurrent.futures.process", "multiprocessing.pool")
+POOLS = ("concurrent.futures.process", "multiprocessing.pool", "torch.multiprocessing.pool", "joblib.externals.loky.process_executor")
 """Their processes take one task after the other."""
+QUEUES = -5
+"""Priority of a queue's finalizer."""
+FLUSH_SECONDS = 5.0
 BEGIN = (
     "import sys; from multiprocessing import resource_tracker as t, spawn; "
     "t._resource_tracker._fd = {tracker}; sys.exit(spawn._main({sent}, {parent}))"
@@ -55,6 +65,13 @@ class Sent:
         return [sys.executable, *flags, "-c", begin, "--multiprocessing-fork"]
 
 
+def flush() -> None:
+    """Let queues send what was put into them: an exec would lose it, and with it the lock that a queue holds as it writes."""
+    flushing = threading.Thread(target=util._run_finalizers, args=(QUEUES,), daemon=True)  # type: ignore[attr-defined]
+    flushing.start()
+    flushing.join(FLUSH_SECONDS)
+
+
 class _Sending:
     """What multiprocessing asks about the process for which it writes."""
 
@@ -73,9 +90,14 @@ class _Sending:
             self.file = file
 
         def detach(self) -> int:
+            os.set_inheritable(self.file, False)
             return self.file
 
 
+CLAIM_SECONDS = 15.0
+"""So long a process that has gone may take to give back its memory, and then its place."""
+EXITING = 0x4
+"""PF_EXITING of Linux, in the flags of /proc/PID/stat."""
 _claims: dict[str, socket.socket] = {}
 
 
@@ -91,18 +113,40 @@ def claim(place: Place) -> None:
     name = f"\0psjob-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
     if sys.platform != "linux" or not place.config_path or name in _claims:
         return
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        held.bind(name)
-    except OSError as error:
+    held, until = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + CLAIM_SECONDS
+    while not _bound(held, name):
+        if time.monotonic() < until and _is_going(name):
+            time.sleep(0.1)
+            continue
         held.close()
-        if error.errno != errno.EADDRINUSE:
-            return
         raise Refused(
             f"another process of worker {place.index} has attached. Processes that train side by side are those of "
             "spec.workers.processes; leave multiprocessing out, or let it start one process"
-        ) from None
+        )
     _claims[name] = held
+
+
+def _bound(held: socket.socket, name: str) -> bool:
+    try:
+        held.bind(name)
+        held.listen()
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE  # without such names there is nothing to hold
+    return True
+
+
+def _is_going(name: str) -> bool:
+    """Is the process that holds this name killed, or not to be seen?"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(1.0)
+        try:
+            asking.connect(name)
+            pid, _, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+            signals = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        except (OSError, IndexError, ValueError):
+            return True
+    return bool(flags & EXITING) or any(int(pending, 16) >> (signal.SIGKILL - 1) & 1 for pending in signals)
 
 
 def _drop_claims() -> None:
@@ -137,11 +181,11 @@ def sent() -> Sent | None:
 
 
 def _check_fork(this: Any) -> None:
-    for held in (*getattr(this, "_args", ()), *getattr(this, "_kwargs", {}).values()):
-        if isinstance(held, (queues.Queue, queues.SimpleQueue, Connection)):
+    for held in (*getattr(this, "_args", ()), *getattr(this, "_kwargs", {}).values(), *vars(this).values()):
+        if isinstance(held, (queues.Queue, queues.SimpleQueue, Connection, managers.BaseProxy)):
             raise Refused(
                 f"{this.name} was forked and has a {type(held).__name__} of its parent. After a restart the whole script runs in it "
-                "again, and nothing would come out of that; start it by multiprocessing.get_context('spawn').Process"
+                "again. Nothing would come out of that; start it by multiprocessing.get_context('spawn').Process"
             )
 
 
@@ -151,13 +195,13 @@ def _written(this: Any) -> Sent:
     context.set_spawning_popen(sending)  # type: ignore[arg-type]
     try:
         with os.fdopen(os.dup(file), "wb") as writing:
-            reduction.dump(spawn.get_preparation_data(this.name), writing)
+            reduction.dump({**spawn.get_preparation_data(this.name), "dir": began.FOLDER}, writing)
             reduction.dump(this, writing)
     except Exception as error:  # whatever the script's objects raise
         os.close(file)
         raise Refused(
-            f"{this.name} could not be started again after a failure: its target and arguments cannot be sent once more "
-            f"({type(error).__name__}: {str(error)[:200]}); train in the script itself, or pass what can be pickled"
+            f"{this.name} could not be started again after a failure. Its target and arguments cannot be sent once more "
+            f"({type(error).__name__}: {str(error)[:200]}). Train in the script itself, or pass what can be pickled"
         ) from None
     finally:
         context.set_spawning_popen(None)

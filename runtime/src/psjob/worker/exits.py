@@ -40,6 +40,19 @@ def watch(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None
     ExitWatch(concerned, ended_well)
 
 
+def watch_thread() -> None:
+    """The script trains in this thread. An error that ends it ends the process, which would come to its own end as if nothing had been."""
+    own, hook = threading.get_ident(), threading.excepthook
+
+    def on_error(of: threading.ExceptHookArgs) -> None:
+        hook(of)
+        if threading.get_ident() == own and not (isinstance(of.exc_value, SystemExit) and of.exc_value.code in (0, None)):
+            code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
+            finish(code if isinstance(code, int) else CRASHED)
+
+    threading.excepthook = on_error
+
+
 class ExitWatch:
     """The hooks of one process; forked copies of it say nothing."""
 

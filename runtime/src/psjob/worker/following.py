@@ -90,6 +90,9 @@ class FollowerSession(WorkerSession):
     def report(self, numbers: dict[str, float | str]) -> None:
         self._first.say({"report": numbers})
 
+    def came_back(self, passes: int) -> None:
+        """Process 0 tells those of the worker."""
+
     def inputs(self, sums: list[int]) -> None:
         """Process 0 tells those of the worker."""
 

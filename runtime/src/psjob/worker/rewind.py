@@ -39,7 +39,7 @@ _sent: children.Sent | None = None
 def check_possible() -> None:
     """Raises Refused when this process could not start itself again: a script from stdin, an interactive session, a process of a pool."""
     global _sent
-    _sent = children.sent()
+    _sent = _sent or children.sent()
     if _sent is not None:
         return
     words = sys.orig_argv[1:]
@@ -150,6 +150,8 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         _reset(number)
+    if _sent is not None:
+        children.flush()
     forks = _ready() and not _hands_down()
     end_children(but=_server[0] if forks and _server is not None else 0)
     for stream in (sys.stdout, sys.stderr):

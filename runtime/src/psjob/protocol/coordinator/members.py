@@ -38,8 +38,9 @@ class Member:
     clock: int = 0
     left_at: int | None = None
     idle: float | None = None
-    passes_again: int = 0
     """The part of its time in which its script has waited, as it last told; None: not known."""
+    passes_again: int = 0
+    """Passes over its data that its scripts have run through again."""
     records: dict[int, bytes] = field(default_factory=dict)
     stream: Stream | None = None
     """The newest one that it said hello on."""
