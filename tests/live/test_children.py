@@ -8,6 +8,7 @@ import multiprocessing.queues
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,19 +33,27 @@ def twice(folder: Path, words: list[str], out: Any, lock: Any) -> None:
     out.put((words, multiprocessing.current_process().name, parent is not None and parent.is_alive()))
 
 
-def asked(out: Any) -> None:
+def asked() -> str:
     """What `sent` says here."""
-    try:
-        out.put(str(children.sent()))
-    except Refused as refused:
-        out.put(str(refused))
-
-
-def asked_in_a_pool() -> str:
     try:
         return str(children.sent())
     except Refused as refused:
         return str(refused)
+
+
+def answering(out: Any) -> None:
+    out.put(asked())
+
+
+def answer(how: str, target: Callable[[Any], None]) -> str:
+    """What a process says that multiprocessing has started in this way."""
+    context = multiprocessing.get_context(how)
+    out: multiprocessing.queues.Queue[str] = context.Queue()
+    child = context.Process(target=target, args=(out,))
+    child.start()
+    said = out.get(timeout=60)
+    child.join(60)
+    return said
 
 
 @pytest.mark.parametrize("how", ["spawn", "forkserver"])
@@ -84,7 +93,7 @@ def test_one_process_of_a_worker_holds_its_place_until_it_is_gone(tmp_path: Path
     children.claim(place(tmp_path))  # it is given the time that it takes to go
     children.claim(place(tmp_path))
     child.join(60)
-    children._drop_claims()
+    children._let_go()
 
 
 def test_the_first_process_was_sent_nothing() -> None:
@@ -92,12 +101,7 @@ def test_the_first_process_was_sent_nothing() -> None:
 
 
 def test_a_fork_that_answers_its_parent_is_refused() -> None:
-    context = multiprocessing.get_context("fork")
-    out: multiprocessing.queues.Queue[str] = context.Queue()
-    child = context.Process(target=asked, args=(out,))
-    child.start()
-    said = out.get(timeout=60)
-    child.join(60)
+    said = answer("fork", answering)
     assert "was forked and has a Queue of its parent" in said and "get_context('spawn').Process" in said
 
 
@@ -105,21 +109,15 @@ def test_a_fork_that_answers_its_parent_is_refused() -> None:
 def test_a_process_of_a_pool_is_refused(how: str) -> None:
     context = multiprocessing.get_context(how)
     with concurrent.futures.ProcessPoolExecutor(1, context) as executor:
-        assert "is a process of a pool" in executor.submit(asked_in_a_pool).result(60)
+        assert "is a process of a pool" in executor.submit(asked).result(60)
     with context.Pool(1) as pool:
-        assert "is a process of a pool" in pool.apply_async(asked_in_a_pool).get(60)
+        assert "is a process of a pool" in pool.apply_async(asked).get(60)
 
 
 def locked(out: Any) -> None:
     multiprocessing.current_process()._kwargs = {"lock": threading.Lock()}  # type: ignore[attr-defined]
-    asked(out)
+    answering(out)
 
 
 def test_what_cannot_be_sent_once_more_is_refused() -> None:
-    context = multiprocessing.get_context("spawn")
-    out: multiprocessing.queues.Queue[str] = context.Queue()
-    child = context.Process(target=locked, args=(out,))
-    child.start()
-    said = out.get(timeout=60)
-    child.join(60)
-    assert "Its target and arguments cannot be sent once more (TypeError" in said
+    assert "Its target and arguments cannot be sent once more (TypeError" in answer("spawn", locked)

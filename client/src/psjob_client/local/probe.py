@@ -90,9 +90,7 @@ def numbers(told: Mapping[str, Any] | None, *path: str) -> float:
 def passes_again(coordinator: Mapping[str, Any]) -> int:
     """Passes over data that scripts ran through again after restarts, all workers together."""
     workers = coordinator.get("workers")
-    return sum(
-        int(numbers(one, "passesAgain")) for one in (workers if isinstance(workers, list | tuple) else ()) if isinstance(one, Mapping)
-    )
+    return sum(int(numbers(one, "passesAgain")) for one in workers) if isinstance(workers, list | tuple) else 0
 
 
 def part(told: Mapping[str, Any] | None, *path: str) -> Mapping[str, Any]:

@@ -98,7 +98,8 @@ CLAIM_SECONDS = 15.0
 """So long a process that has gone may take to give back its memory, and then its place."""
 EXITING = 0x4
 """PF_EXITING of Linux, in the flags of /proc/PID/stat."""
-_claims: dict[str, socket.socket] = {}
+_held: socket.socket | None = None
+"""By its name this process holds its place."""
 
 
 def claim(place: Place) -> None:
@@ -109,9 +110,10 @@ def claim(place: Place) -> None:
     Raises:
         Refused: another process of this worker holds it.
     """
+    global _held
     job = (place.run, place.rank, place.number, place.config_path, place.config.shards)
     name = f"\0psjob-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
-    if sys.platform != "linux" or not place.config_path or name in _claims:
+    if sys.platform != "linux" or not place.config_path or _held is not None:
         return
     held, until = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), time.monotonic() + CLAIM_SECONDS
     while not _bound(held, name):
@@ -123,7 +125,7 @@ def claim(place: Place) -> None:
             f"another process of worker {place.index} has attached. Processes that train side by side are those of "
             "spec.workers.processes; leave multiprocessing out, or let it start one process"
         )
-    _claims[name] = held
+    _held = held
 
 
 def _bound(held: socket.socket, name: str) -> bool:
@@ -149,14 +151,15 @@ def _is_going(name: str) -> bool:
     return bool(flags & EXITING) or any(int(pending, 16) >> (signal.SIGKILL - 1) & 1 for pending in signals)
 
 
-def _drop_claims() -> None:
+def _let_go() -> None:
     """In a fork, which may outlive the process that trains."""
-    for held in _claims.values():
-        held.close()
-    _claims.clear()
+    global _held
+    if _held is not None:
+        _held.close()
+        _held = None
 
 
-os.register_at_fork(after_in_child=_drop_claims)
+os.register_at_fork(after_in_child=_let_go)
 
 
 def sent() -> Sent | None:

@@ -46,8 +46,8 @@ def watch_thread() -> None:
 
     def on_error(of: threading.ExceptHookArgs) -> None:
         hook(of)
-        if threading.get_ident() == own and not (isinstance(of.exc_value, SystemExit) and of.exc_value.code in (0, None)):
-            code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
+        code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
+        if threading.get_ident() == own and code not in (0, None):
             finish(code if isinstance(code, int) else CRASHED)
 
     threading.excepthook = on_error
