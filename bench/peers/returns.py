@@ -1,7 +1,8 @@
 """How soon training goes on after a SIGKILL: seconds until the next step is counted, by what was lost.
 
 `--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod.
-Moments and victims follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam. Steps sleep for 20 ms.
+Victims and moments, which fall anywhere in a step, follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam.
+Steps sleep for 20 ms.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ FAULT = {"process": ("crash", "ps"), "worker": ("kill", "worker"), "shard": ("ki
 MOST = {"process": 0.3, "worker": 1.0, "shard": 3.0}
 """Seconds of the median."""
 EPOCH = 20
+MEGABYTES = 17
+"""Of weights that make a step on two cores last about twice as long as the sleep: with more there are fewer steps between two kills."""
 
 
 def main() -> None:
@@ -35,14 +38,16 @@ def main() -> None:
         train(words.megabytes, int(words.part))
         return
     what, _, count = (words.what or "process:40").partition(":")
-    draw, faults, step = random.Random(7), list[str](), FIRST
+    longer = 1 + words.megabytes // MEGABYTES
+    apart = max(12, APART[what] // longer)
+    draw, faults, step = random.Random(7), list[str](), max(apart, FIRST // longer)
     for _ in range(int(count)):
         action, kind = FAULT[what]
-        faults += ["--fault", f"{action}:{kind}-{draw.randrange(2)}@step={step}"]
-        step += draw.randint(APART[what] // 2, 3 * APART[what] // 2)
+        faults += ["--fault", f"{action}:{kind}-{draw.randrange(2)}@step={step}+{longer * draw.random() * SLEEP:.3f}s"]
+        step += draw.randint(apart // 2, 3 * apart // 2)
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(__file__).resolve()), "--part", str(step + EPOCH), "--megabytes", str(words.megabytes)]
-        seconds = 120 + 10 * SLEEP * step + 8 * len(faults)
+        seconds = 120 + 10 * SLEEP * step * longer + 8 * len(faults)
         process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"interval": "2s"}, runPolicy={"backoffLimit": 1000})
         summary = psjob_run.ended(folder, process, seconds)
     passed = sorted(float(recovery["secondsToPassStep"]) for recovery in summary["recoveries"])
@@ -50,6 +55,9 @@ def main() -> None:
     note = f"{len(passed)} kills in {summary['steps']} steps of {words.megabytes} MB, longest {passed[-1]:.2f} s"
     rows = [clock.row(f"{what} lost, until the next step: median", statistics.median(passed), "s", most=MOST[what], note=note)]
     rows.append(clock.row("the same: 99th percentile", passed[int(0.99 * (len(passed) - 1))], "s", most=1.0 if what == "process" else None))
+    if what != "process":
+        first = statistics.median(float(recovery["secondsToFirstPush"]) for recovery in summary["recoveries"])
+        rows.append(clock.row("until it had joined again" if what == "worker" else "until its first push again", first, "s"))
     rows.append(clock.row("workers that began again", rewinds, "", most=0 if what == "process" else None))
     clock.answer_rows(rows)
 
@@ -58,8 +66,9 @@ def train(megabytes: int, steps: int) -> None:
     torch.set_num_threads(1)
     model = torch.nn.ParameterList([torch.zeros(megabytes * 62_500) for _ in range(4)])
     _, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=clock.RATE))
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2 * EPOCH)))
     for _ in ps.epochs(-(-steps // EPOCH)):
-        for _ in range(EPOCH):
+        for _ in ps.shard(batches):
             time.sleep(SLEEP)
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)

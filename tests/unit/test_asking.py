@@ -143,7 +143,38 @@ def test_loops_and_calls_are_told_from_each_other(script: Callable[[Loader], Non
     first = loader.ways[:3]
     assert {each.called for each in loader.ways} == {called}
     assert {each.endless for each in loader.ways} == {endless_}
-    assert (len({tuple(each.values.items()) for each in first}) > 1) == moves
+    assert any(each.advances(first[0], made_by_loop=False) for each in first[1:]) == moves
+
+
+def reused(loader: Loader) -> None:
+    for _ in range(2):
+        for _ in loader:
+            pass
+
+
+def reused_in_a_tuple(loader: Loader) -> None:
+    for _ in "ab":
+        for _i, _ in enumerate(loader):
+            pass
+
+
+def reused_over_one_iterator(loader: Loader) -> None:
+    batches = iter(loader)
+    for _ in "abc":
+        for _ in batches:
+            break
+
+
+@pytest.mark.parametrize(
+    ("script", "made_by_loop", "moves"), [(reused, True, False), (reused_in_a_tuple, False, False), (reused_over_one_iterator, False, True)]
+)
+def test_a_name_that_two_loops_assign_is_told_from_a_loop_that_advances(
+    script: Callable[[Loader], None], made_by_loop: bool, moves: bool
+) -> None:
+    loader = Loader()
+    script(loader)
+    first, *others = loader.ways[:3]
+    assert any(each.advances(first, made_by_loop) for each in others) == moves
 
 
 def test_loops_around_are_seen_by_their_variables() -> None:

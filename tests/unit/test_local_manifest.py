@@ -150,6 +150,8 @@ def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: 
         ("kill:ps-0@step=0", "1 or more"),
         ("stop:ps-1@cut=0", "1 or more"),
         ("kill:worker-0@cut=2", "name a shard"),
+        ("kill:ps-0@cut=2+1s", "takes no seconds"),
+        ("kill:ps-0@step=2+1", "a step or a cut"),
         ("kill:ps-0", "such as kill:ps-1@step=200"),
         ("kill:ps-0@view=2", "a step or a cut"),
         ("burn:ps-0@step=5", "kill, crash, hang or stop"),
@@ -164,11 +166,11 @@ def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:
 
 
 def test_faults_come_in_the_order_of_their_numbers() -> None:
-    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@cut=3", "kill:worker-2@step=9"], shards=2, workers=3)
-    assert [(fault.target, fault.when, fault.number) for fault in faults] == [
-        ("ps-0", "cut", 3),
-        ("ps-1", "step", 9),
-        ("worker-2", "step", 9),
+    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@cut=3", "kill:worker-2@step=9+0.25s"], shards=2, workers=3)
+    assert [(fault.target, fault.when, fault.number, fault.later) for fault in faults] == [
+        ("ps-0", "cut", 3, 0),
+        ("ps-1", "step", 9, 0),
+        ("worker-2", "step", 9, 0.25),
     ]
 
 

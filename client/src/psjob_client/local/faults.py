@@ -16,7 +16,9 @@ from psjob_operator.plan.snapshot import Role
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")
 """They hit the process that serves in a shard, not its keeper."""
-EXAMPLES = "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=9 or kill:ps-0@cut=2"
+EXAMPLES = (
+    "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=9+0.5s or kill:ps-0@cut=2"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Fault:
     """`step` or `cut`."""
     number: int
     """The step; or the number of the checkpoint, 1 for the first one above step 0."""
+    later: float = 0.0
+    """Seconds after the step."""
 
     def due(self, step: int, checkpoints: int) -> bool:
         """Is its time come, or may it come at any moment? `checkpoints`: so many above step 0 are committed."""
@@ -60,7 +64,9 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     """
     faults, problems = [], []
     for text in texts:
-        found = re.fullmatch(r"(kill|crash|hang|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
+        found = re.fullmatch(
+            r"(kill|crash|hang|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})(?:\+([0-9]{1,4}(?:\.[0-9]{1,3})?)s)?", text, re.ASCII
+        )
         if found is None:
             problems.append(f"--fault {text}: must be kill, crash, hang or stop, a process, and a step or a cut, {EXAMPLES}")
             continue
@@ -79,8 +85,10 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
         elif number < 1:
             first = "first step is complete then" if when == "step" else "first checkpoint above step 0 has this number"
             problems.append(f"--fault {text}: the {when} must be 1 or more; the {first}")
+        elif when == "cut" and found[6]:
+            problems.append(f"--fault {text}: a cut takes no seconds after it; write cut={number}, or step={number}+{found[6]}s")
         else:
-            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number))
+            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number, float(found[6] or 0)))
     if problems:
         raise BadInput(*problems)
     return tuple(sorted(faults, key=lambda fault: fault.number))

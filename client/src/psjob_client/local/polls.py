@@ -38,7 +38,7 @@ async def poll_shards(backend: Backend, wake: asyncio.Event) -> None:
 
 async def strike_at(backend: Backend, faults: tuple[Fault, ...], story: Story, wake: asyncio.Event) -> None:
     """Do each fault when its time has come."""
-    waiting = list(faults)
+    waiting, since = list(faults), dict[Fault, float]()
     while waiting:
         await asyncio.sleep(ARMED)
         coordinator = backend.current("shard", 0)
@@ -47,7 +47,7 @@ async def strike_at(backend: Backend, faults: tuple[Fault, ...], story: Story, w
             continue
         step, checkpoints = int(numbers(told, "coordinator", "step")), backend.watch.checkpoints
         for fault in [fault for fault in waiting if fault.due(step, checkpoints)]:
-            if await _strike(backend, fault, story):
+            if time.monotonic() - since.setdefault(fault, time.monotonic()) >= fault.later and await _strike(backend, fault, story):
                 waiting.remove(fault)
                 wake.set()
 

@@ -35,6 +35,8 @@ class Site:
     """Names that the `for` loops assign in which it lies, or whose head it is."""
     around: frozenset[str]
     """Those of the loops in which it lies."""
+    own: frozenset[str]
+    """Those of the loop whose head it is."""
     looped: bool
     """It lies in a loop, of any kind; the head of a loop lies in that one only if there is another around it."""
 
@@ -43,7 +45,7 @@ class Site:
 def site(code: CodeType, at: int) -> Site:
     """What lies at byte `at` of a function's code."""
     instructions = list(dis.get_instructions(code))
-    targets, around = set[str](), set[str]()
+    targets, around, own = set[str](), set[str](), set[str]()
     drives = looped = False
     for number, one in enumerate(instructions):
         if one.opname == "FOR_ITER" and one.offset <= at < int(one.argval):
@@ -51,7 +53,7 @@ def site(code: CodeType, at: int) -> Site:
             names = frozenset(_assigned(instructions[number + 1 :]))
             targets |= names
             drives |= head
-            around |= frozenset() if head else names
+            (own if head else around).update(names)
             looped |= not head
         elif one.opname == "SEND" and one.offset <= at < instructions[number + 1].offset:  # `yield from`
             drives = True
@@ -59,7 +61,7 @@ def site(code: CodeType, at: int) -> Site:
             # The jump of a loop's own end leads to its head, and that of a loop around it to somewhere before that.
             start = _meant(instructions, int(one.argval))
             looped |= not any(it.opname == "FOR_ITER" and it.offset == start <= at for it in instructions)
-    return Site(drives, frozenset(targets), frozenset(around), looped)
+    return Site(drives, frozenset(targets), frozenset(around), frozenset(own), looped)
 
 
 def _meant(instructions: list[dis.Instruction], target: int) -> int:
@@ -99,6 +101,17 @@ class Way:
     """Where, from the innermost function of the script on: `train.py: step: 12+40 < train.py: <module>: 30+6`."""
     values: dict[tuple[int, str], Any]
     """Of the `for` loops that lie around this pass, by frame and name; of what is no number or text its identity."""
+    reused: frozenset[tuple[int, str]]
+    """Those of them that the loop over the data assigns too: `for _ in range(epochs): for x, _ in loader`."""
+
+    def advances(self, first: Way, made_by_loop: bool) -> bool:
+        """Has a loop around the pass advanced since it was asked the first time? None can that has made the iterator in its own body."""
+        told = {at: value for at, value in self.values.items() if not self._is_own(at, value, first, made_by_loop)}
+        return told != {at: value for at, value in first.values.items() if at in told or at not in self.values}
+
+    def _is_own(self, at: tuple[int, str], value: Any, first: Way, made_by_loop: bool) -> bool:
+        """Has the loop over the data assigned it? A value of another kind than a loop around gave at first is not of that one."""
+        return (made_by_loop and at[0] == 0) or (at in self.reused and type(value) is not type(first.values.get(at)))
 
 
 def way(frame: FrameType | None) -> Way:
@@ -106,10 +119,11 @@ def way(frame: FrameType | None) -> Way:
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     if frame is None:
-        return Way(False, False, "", {})
+        return Way(False, False, "", {}, frozenset())
     at = site(frame.f_code, frame.f_lasti)
     endless = at.drives and at.looped and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     values: dict[tuple[int, str], Any] = {}
+    reused = set[tuple[int, str]]()
     direct, depth = frame, 0
     sites = []
     while frame is not None:
@@ -120,10 +134,11 @@ def way(frame: FrameType | None) -> Way:
             names = here.around if frame is direct or at.drives else here.targets
             held = frame.f_locals if names else {}
             values.update({(depth, name): _compared(held[name]) for name in names if name in held})
+            reused.update((depth, name) for name in here.around & here.own if name in names and at.drives)
         if is_begin(frame):
             break
         frame, depth = frame.f_back, depth + 1
-    return Way(not at.drives, endless, " < ".join(sites), values)
+    return Way(not at.drives, endless, " < ".join(sites), values, frozenset(reused))
 
 
 @cache

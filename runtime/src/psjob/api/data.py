@@ -280,7 +280,7 @@ class Taken:
             self._lose("batches are read ahead of the steps that use them", ahead=True)
         elif threading.get_ident() != job.stepper:
             self._lose("another thread than the one that trains reads the batches", ahead=True)
-        elif way.endless or (self._first is not None and way.values != self._first.values):
+        elif way.endless or (self._first is not None and way.advances(self._first, self._origin.looped)):
             self._lose("a loop advances that is not over the data, such as `for step in range(n)`")
         elif way.called and places.goes_on_by_calls(self._number):
             self._lose("`next` takes one batch after the other")

@@ -26,6 +26,8 @@ MORE_STREAMS = 512
 """Beside one of each worker's and shard's: those that are dialled again before the old ones are closed."""
 TRIAL_SECONDS = 120.0
 """For the import and the trial of a reduction of the user's own."""
+PORT_SECONDS = 15.0
+"""A killed predecessor on this host holds its port until the kernel has freed its memory, which takes a second for gigabytes."""
 M_ARENA_MAX = -8
 COLLECT_EVERY = 20_000
 """Objects made and not freed, after which the youngest are looked through for circles."""
@@ -54,7 +56,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
         raise
     peer = here.config.shards[here.index]
     try:
-        listener = tcp.listen(here.bind, peer.port)
+        listener = tcp.listen(here.bind, peer.port, PORT_SECONDS)
     except OSError as error:
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY

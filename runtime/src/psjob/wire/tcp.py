@@ -6,6 +6,7 @@ called from several threads; reading belongs to one thread.
 
 from __future__ import annotations
 
+import errno
 import functools
 import select
 import socket
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
+AGAIN_SECONDS = 0.02
 BACKLOG = 4096
 """Connections that the kernel holds until they are accepted."""
 JOINED = 16 << 10
@@ -250,18 +252,24 @@ def again(stream: Stream, seconds: float) -> Stream:
     return Stream(sock)
 
 
-def listen(bind: str | None, port: int) -> socket.socket:
-    """A listening socket on `bind`, or on every address. Raises OSError naming the address."""
-    try:
-        if bind:
-            sock = socket.create_server((bind, port), backlog=BACKLOG)
-        else:
-            dual = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if dual else socket.AF_INET
-            sock = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {bind or '*'}:{port}: {error.strerror or error}") from error
-    return sock
+def listen(bind: str | None, port: int, patience: float = 0.0) -> socket.socket:
+    """A listening socket on `bind`, or on every address; one in use is tried again for `patience` seconds. Raises OSError naming it."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return _listening(bind, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                raise OSError(error.errno, f"cannot listen on {bind or '*'}:{port}: {error.strerror or error}") from error
+            time.sleep(AGAIN_SECONDS)
+
+
+def _listening(bind: str | None, port: int) -> socket.socket:
+    if bind:
+        return socket.create_server((bind, port), backlog=BACKLOG)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
 
 def accept_forever(
