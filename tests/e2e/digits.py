@@ -46,7 +46,7 @@ def job(
     }
     (container,) = pod["containers"]
     container |= {"image": image, "imagePullPolicy": "IfNotPresent", "securityContext": RESTRICTED}
-    container["resources"] = {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "1500Mi"}}
+    container["resources"] = {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "2Gi"}}
     container.setdefault("env", []).append({"name": "OMP_NUM_THREADS", "value": "1"})
     if args:
         container["args"] = [*container.get("args", []), *args]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.reading import AHEAD, WINDOW
 from psjob.wire.tcp import Stream, StreamClosed
@@ -23,6 +24,15 @@ def ends() -> Iterator[tuple[Stream, Stream]]:
     yield one, other
     one.close()
     other.close()
+
+
+def test_a_port_that_a_process_on_its_way_out_still_holds_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+            tcp.listen("127.0.0.1", port)
+        threading.Timer(0.2, held.close).start()
+        tcp.listen("127.0.0.1", port, patience=10.0).close()
 
 
 @pytest.mark.parametrize("sums", [False, True])

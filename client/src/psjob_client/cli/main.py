@@ -119,8 +119,8 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="WHAT:PROCESS@step=N[+Ss]|cut=N",
-            help="kill or stop ps-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete, or S "
-            "seconds later; or a shard while it writes checkpoint N. Repeatable.",
+            help="kill or stop ps-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete. +Ss: S "
+            "seconds later. cut=N: a shard while it writes checkpoint N. Repeatable.",
         ),
     ] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,

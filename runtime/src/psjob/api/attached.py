@@ -599,7 +599,7 @@ class AttachedJob:
             how, message = ending.how, ending.message
         except Refused as refused:  # a record that has grown too large, or one of other objects than attach was given
             how, message = "refused", str(refused)
-        self.session.close(JOIN_SECONDS)
+        self.session.close(0.0 if how == "rewind" else JOIN_SECONDS)  # exec ends threads; one may be dialling a shard that is gone
         if how == "rewind":
             self.session.begin_again(message, trackers.hand_over())
         if how == "refused":

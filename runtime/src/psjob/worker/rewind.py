@@ -27,8 +27,8 @@ from psjob.worker import children
 
 APART = 0.5
 """Seconds between workers, which may share a machine: each sees what those before it have taken."""
-ROOM = 2 << 30
-"""Bytes of memory that must be free: a fork server takes about 300 MB, and the script may still grow."""
+SERVER, ROOM = 400 << 20, 2 << 30
+"""Bytes of memory that must be free: those of a fork server, and as many as the script has, which may still grow; and at most so many."""
 _server: tuple[int, socket.socket] | None = None
 """Its process and the socket to it."""
 _looked = False
@@ -58,7 +58,8 @@ def prepare(trained: float) -> None:
         return
     _looked = True
     room = memory.free()
-    if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= ROOM and not _differs():
+    wanted = min(ROOM, SERVER + (memory.resident() or ROOM))
+    if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= wanted and not _differs():
         _start()
 
 
