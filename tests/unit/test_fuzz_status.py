@@ -12,7 +12,7 @@ import pytest
 
 from psjob_client.jobs import series
 from psjob_client.jobs.told import coordinator_facts, finite, shard_view, worker_view
-from psjob_client.local import display, history, lateness, probe, summary
+from psjob_client.local import history, lateness, probe, screen, summary
 from psjob_client.local.faults import Recovery, parse_faults
 from psjob_client.local.shapes import shaped
 from psjob_client.local.standing import Standing
@@ -107,7 +107,7 @@ def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
         history.News().of(told, time.time())
         json.dumps([history.waste(watch), summary.metrics(coordinator), lateness.lateness(watch.told.values())])
         Standing().see(watch.step, coordinator, 1.0)
-        display._numbers(coordinator, "step"), display._checkpoint(coordinator, 1.0, "step")
+        screen.progress(coordinator, "step"), screen.checkpoint(coordinator, 1.0, "step")
         for one in (told, shaped(dict(progress.parse(raw(case)) or {}))):
             coordinator_facts(probe.part(one, "coordinator"), 1.0)
             shard_view(0, "Serving", 1, one)

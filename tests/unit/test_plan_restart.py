@@ -263,9 +263,27 @@ def test_a_failure_names_container_code_limits_and_log() -> None:
     base = job(workers={"template": {"spec": {"containers": [container]}}})
     killed = ended(137, "OOMKilled", log_tail="step 40\nepoch 3")
     message = said(plan(running(base, worker_1=pod("worker", 1, **killed)), NOW).status)["Ready"].message
-    for words in ("worker 1", "container trainer", "memory limit 2Gi", "exit code 137", "epoch 3", "failures: 1", "backoffLimit: 6"):
+    for words in ("worker 1", "container trainer", "memory limit 2Gi", "exit code 137", "OOMKilled", "failures: 1", "backoffLimit: 6"):
         assert words in message
     assert len(message) <= 256
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"code": 1, "log_tail": "step 40\nValueError: no data"}, "exit code 1: ValueError: no data"),
+        ({"code": 139, "log_tail": "step 40\nFatal Python error: Segmentation fault"}, "exit code 139: Fatal Python error"),
+        ({"code": 137, "log_tail": "step 40"}, "exit code 137;"),
+        ({"code": 0, "signal": 9, "log_tail": "checkpoint of step 396 committed"}, "signal 9;"),
+        ({"code": 143, "message": "epoch 3\n"}, "exit code 143;"),
+        ({"code": 137, "message": '{"error": "the disk is full"}'}, "exit code 137: the disk is full"),
+        ({"code": 137, "message": "left by the script"}, "exit code 137: left by the script"),
+    ],
+)
+def test_the_last_line_of_a_log_is_a_cause_only_if_the_process_ended_itself(how: dict[str, Any], told: str) -> None:
+    worker = pod("worker", 1, phase="Failed", ready=False, exit=Exit(reason="Error", **how))
+    message = said(plan(running(worker_1=worker), NOW).status)["Ready"].message
+    assert told in message and "step 40;" not in message and "committed" not in message
 
 
 def test_a_pod_that_went_out_of_sight_without_an_end_is_deleted_when_it_was_replaced() -> None:

@@ -34,7 +34,7 @@ from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 from psjob_client.cli.validate import validate
 from psjob_client.jobs.problems import JobProblem
 from psjob_client.local.errors import BadInput
-from psjob_client.local.request import Request
+from psjob_client.local.request import FIRST, Request
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, run_job
 
 DEBUG = "PSJOB_DEBUG"
@@ -133,11 +133,12 @@ def run(
         ),
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve the page of `psjob ui` while it trains, and print its address.")] = False,
+    logs: Annotated[str, typer.Option(metavar="all|none|0,2", help="Workers whose lines are shown.")] = FIRST,
     name: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     work_folder: Annotated[Path | None, typer.Option("--work-folder", hidden=True)] = None,
 ) -> None:
     """Train a job on this machine, each shard and worker a process."""
-    request = Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history, name, work_folder)
+    request = Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history, name, logs, work_folder)
     with page_beside() if ui else nullcontext():
         code = run_job(request)
     raise typer.Exit(code)

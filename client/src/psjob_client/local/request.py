@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STANDARD_INPUT = "-"
+FIRST = "0"
+"""Of --logs: the worker that evaluates and prints in most scripts."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Request:
     """Where the job's numbers are written while it runs."""
     run: str | None = None
     """Name of the run; None: one is made."""
+    logs: str = FIRST
+    """Workers whose lines are shown: `all`, `none`, or their numbers."""
     work_folder: Path | None = None
     """Where workers start; None: in the manifest's folder."""
 

@@ -20,6 +20,7 @@ from psjob_client.local.folder import Folder, new_folder
 from psjob_client.local.history import keep_history
 from psjob_client.local.lateness import lateness, line
 from psjob_client.local.manifest import read_job
+from psjob_client.local.output import parse_logs
 from psjob_client.local.polls import poll_shards, strike_at
 from psjob_client.local.ports import reserve
 from psjob_client.local.request import Request
@@ -65,6 +66,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
+    shown = parse_logs(request.logs, job.spec.workers.replicas)
     resume = resumed(request.resume, job.spec)
     for option, path in (("--summary", request.summary), ("--history", request.history)):
         if path is not None and not path.absolute().parent.is_dir():
@@ -76,7 +78,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     keys = _keys(folder, job.spec)
     watch = Watch(float(job.spec.ps.shard_timeout_seconds), keys.questions, began_at=0 if resume is None else None)
     story = Story(
-        Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
+        Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder, shown
     )
     backend = Backend(job, folder, commands, sites, watch, story.event, keys, story.ended, resume)
     backend.prepare()

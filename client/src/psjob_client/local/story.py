@@ -21,6 +21,7 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
 from psjob_operator.plan.actions import Event
+from psjob_operator.plan.fate import FROM_OUTSIDE
 
 MANY = 16
 """Processes a core that are worth a word."""
@@ -30,10 +31,11 @@ QUIET = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED})
 class Story:
     """Everything that is said between the first line and the last."""
 
-    def __init__(self, display: Display, folder: Folder) -> None:
+    def __init__(self, display: Display, folder: Folder, shown: frozenset[int]) -> None:
+        """`shown`: workers whose lines are passed on, with their numbers where those are several."""
         self.display = display
         self.record = Record(folder)
-        self._folder = folder
+        self._folder, self._shown = folder, shown
         self._follows: dict[str, Follow] = {}
         self._last_tail = ""
         self._warned: object = None
@@ -47,6 +49,8 @@ class Story:
             f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
             f" on this machine; run {self.near(self._folder.path)}"
         )
+        if spec.workers.replicas > 1 and self._shown == {0}:
+            self.display.say("the lines of worker 0 follow; --logs all shows those of every worker")
         processes, cores = spec.workers.replicas + spec.ps.shards, os.cpu_count() or 1
         if processes > MANY * cores:
             self.display.say(
@@ -65,11 +69,11 @@ class Story:
         """A process has ended: the end of its log, where that is news."""
         self._pass_on(child, whole=True)
         self.record.ended(child)
-        if child.code in QUIET or child.deleting is not None:
+        if child.code in QUIET or child.deleting is not None or (child.signal in FROM_OUTSIDE and not child.problem):
             return
         how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
         tail = child.problem or tail_of(self._folder.log(child.name))
-        news = "" if not tail or self._is_first_worker(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
+        news = "" if not tail or self._is_shown(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
         self._last_tail = tail
         self.display.say(f"{child.name} {how}{news}", "yellow")
 
@@ -86,7 +90,8 @@ class Story:
         if backend.phase not in TERMINAL:
             for line in self.standing.see(backend.watch.step, told, time.time()):
                 self.display.say(line, "yellow")
-        self.display.refresh(backend.status, backend.watch)
+        drawn = next((self._follows[child.name].drawn for child in backend.children if child.running and child.name in self._follows), "")
+        self.display.refresh(backend.status, backend.watch, drawn)
 
     def farewell(self, request: Request, backend: Backend) -> None:
         """After Ctrl-C: how to go on."""
@@ -106,15 +111,16 @@ class Story:
         relative = os.path.relpath(path)
         return str(path) if relative.startswith("..") else relative
 
-    def _is_first_worker(self, child: ChildProcess) -> bool:
-        return child.role == "worker" and child.index == 0
+    def _is_shown(self, child: ChildProcess) -> bool:
+        return child.role == "worker" and child.index in self._shown
 
     def _pass_on(self, child: ChildProcess, *, whole: bool) -> None:
-        if not self._is_first_worker(child):
+        if not self._is_shown(child):
             return
+        rank = f"{child.index}: " if len(self._shown) > 1 else ""
         follow = self._follows.setdefault(child.name, Follow(self._folder.log(child.name)))
         for line in follow.lines(whole=whole):
-            self.display.output(line)
+            self.display.output(rank + line)
 
 
 def _count(number: int, word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from signal import SIGKILL, SIGTERM
 from typing import Any, Literal
 
 from psjob_operator import contract
@@ -15,6 +16,8 @@ from psjob_operator.plan.text import short
 
 SIGNALLED = 128
 """The exit code of a process that signal n ended is this and n."""
+FROM_OUTSIDE = frozenset({SIGKILL, SIGTERM})
+"""Signals that say nothing of the program that they end."""
 UNSEEN = "it left in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
 """Why a worker may have ended with exit code 0 without having finished."""
 UNFINISHED = "UnfinishedExit"
@@ -171,6 +174,8 @@ def _words(exit: Exit) -> str:
     """`exit code 1`, `signal 9`, and the last of what it said."""
     what = f"signal {exit.signal}" if exit.signal else f"exit code {exit.code}"
     said = _sentence(exit) or exit.log_tail
+    if (exit.signal or exit.code - SIGNALLED) in FROM_OUTSIDE:  # the last line of a log is about something else then
+        said = "" if exit.message.endswith("\n") else _sentence(exit)
     # The last line says most: Python's error, after its traceback.
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
     reason = f" ({exit.reason})" if exit.reason not in ("", "Error", "Completed", "Signal") else ""

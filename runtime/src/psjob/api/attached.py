@@ -27,6 +27,7 @@ from psjob.api.places import Places
 from psjob.api.processes import check_processes
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.totals import Totals
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
@@ -113,7 +114,7 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         resumed = place.begins_again and place.number == 1 and place.rewinds == 0
-        self.places, self.loops = Places(edited=resumed), Loops()
+        self.places, self.loops, self.totals = Places(edited=resumed), Loops(), Totals()
         self.zipped: object = None
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
@@ -360,7 +361,12 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None:
             late.edge(self)
             return
+        self._tell_total()
         self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.cursor), self.half is not None))
+
+    def _tell_total(self) -> None:
+        if self.place.rank == 0 and (total := self.totals.news(self.session.clock)) is not None:
+            self.session.report({"total": float(total if self.rounds is None else self.rounds.rounds_in(float(total)))})
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""

@@ -172,6 +172,7 @@ class ShardedLoader(Generic[B]):
             if places.begun > number + 1:  # others had begun within it
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
+        job.totals.begin_pass(rounds_of(len(self.loader), self._world) if isinstance(self._source, Slices) else None, int(begin["round"]))
         place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
@@ -215,6 +216,8 @@ class ShardedLoader(Generic[B]):
                 elif not found.again or (job.training and found.batch is not None):
                     given += 1
                     places.give(found.again, place)
+                    if not found.again:
+                        job.totals.give()
                     job.gradients_of_now()
                     for one in told:
                         one.gives(found.last)

@@ -71,6 +71,8 @@ class Epochs:
         if job is not None and self._number is not None and not self._left:
             self._left = is_over
             job.begin_epoch(self._number, epoch, sys._getframe(1))
+            if not is_over:
+                job.totals.begin_epoch(self._count, epoch, job.session.clock)
         if is_over:
             raise StopIteration
         self._next += 1

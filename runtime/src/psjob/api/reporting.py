@@ -83,9 +83,9 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     MLflow and Weights & Biases that it has open. A call costs one small message; outside a job nothing.
 
     Args:
-        numbers: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own: numbers, or tensors of one element. A `loss`
-            that is NaN or inf is reported as divergence in status, summary and exit code. Others that are not finite are left out. The last
-            256 names are kept, 64 characters of each.
+        numbers: `loss`, `total` (optimizer steps in all, for an ETA; not needed with `ps.epochs` and `ps.shard`) and metrics of your
+            own: numbers, or tensors of one element. A `loss` that is NaN or inf is reported as divergence in status, summary and exit
+            code. Others that are not finite are left out. The last 256 names are kept, 64 characters of each.
 
     Raises:
         TypeError: what is no number, in a job.
@@ -99,6 +99,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     if job is None or job.behind:
         return
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
+    job.totals.by_script |= "total" in plain
     if job.rounds is not None and "total" in plain:
         plain["total"] = job.rounds.rounds_in(float(plain["total"]))
     told = {name[:64]: float(value) for name, value in list(plain.items())[:256]}
