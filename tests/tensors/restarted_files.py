@@ -11,7 +11,7 @@ import io
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -59,21 +59,21 @@ class Again(BaseException):
     """The process begins again, with this environment."""
 
 
-def run(folder: Path, source: str, start: Moment | None = None) -> Run:
-    """Run a script in an empty folder from its beginning, or as it would be started again at this moment."""
+def run(folder: Path, source: str, start: Moment | None = None, name: str = "run-1") -> Run:
+    """Run a script in an empty folder from its beginning, or as it would be started again at this moment. `name`: that of the run."""
     try:
-        return _run(folder, source, start, {})
+        return _run(folder, source, start, {}, name)
     except Again as again:
         shutil.rmtree(folder)
-        return _run(folder, source, start, again.args[0])
+        return _run(folder, source, start, again.args[0], name)
 
 
-def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[str, str]) -> Run:
+def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[str, str], name: str) -> Run:
     made, blocks = Run(), [] if start is None else [block.copy() for block in start.blocks]
     folder.mkdir()
-    for name, content in (start.files if start is not None else {}).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+    for file, content in (start.files if start is not None else {}).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(content)
     path = folder / "train.py"
     path.write_text(source)
     out = _Lines(made)
@@ -81,7 +81,7 @@ def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[s
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    with _process(made, blocks, start, folder), contextlib.chdir(folder), contextlib.redirect_stdout(out):
+    with _process(made, blocks, start, folder, name), contextlib.chdir(folder), contextlib.redirect_stdout(out):
         ownfiles.begin(environment)
         try:
             exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})  # noqa: S102
@@ -113,7 +113,7 @@ class _Lines(io.StringIO):
 
 
 @contextlib.contextmanager
-def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: Path) -> Iterator[None]:
+def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: Path, name: str) -> Iterator[None]:
     """The globals of one process, in which the shards' part of the session is done here."""
 
     def session_at(at: config.Place, *given: Any) -> WorkerSession:
@@ -124,7 +124,7 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
     def refuse(message: str) -> None:
         raise Refusal(message)
 
-    here = place(1, 0)
+    here = replace(place(1, 0), run=name)
     with surroundings(here), contextlib.ExitStack() as stack:
         for what in (
             mock.patch.object(config, "place", return_value=here),
@@ -237,7 +237,8 @@ def restarts(folder: Path, source: str, most: int = 8, every_line: bool = True) 
     for moment in some(first.moments, most) if first.ending == "through" else ():
         compare(moment, first.lines[: moment.printed], 1)
     if first.end is not None:  # the process was lost after that, and no checkpoint said yet that it had left
-        again = run(folder / "end", source, first.end)
-        if again.ending != "through" or again.moments or again.end is None or again.end.record != first.end.record:
-            found.wrong.append(f"from its end: {again.ending}, {len(again.moments)} records, printed {again.lines}")
+        for name in ("run-1", "run-2"):  # the second goes on from the first, which was stopped then
+            again = run(folder / f"end of {name}", source, first.end, name)
+            if again.ending != "through" or again.moments or again.end is None or again.end.record != first.end.record:
+                found.wrong.append(f"from its end: {again.ending}, {len(again.moments)} records, printed {again.lines}")
     return found

@@ -190,7 +190,7 @@ class AttachedJob:
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
-            if (restored.cursor or {}).get(THROUGH) == self.place.run:
+            if THROUGH in (restored.cursor or {}):  # of this run, or of one that was stopped as its scripts ended
                 self._leave_again(bytes(self.session.record))
             self.restored, self._fresh = restored, False
             self._files = restored.stateful.get(variables.NAME, {}).get("files")
