@@ -25,6 +25,16 @@ def summary(path: Path) -> dict[str, Any]:
     return told
 
 
+def test_a_script_needs_no_manifest(tmp_path: Path) -> None:
+    manifest(tmp_path)  # writes the script too
+    ended = run(tmp_path, "worker.py", "--workers", "3", "--save", "saved.yaml", "--summary", "s.json", "--", "0.3")
+    assert ended.returncode == 0, ended.stderr
+    assert f"worker 0 start 1 of {tmp_path.resolve()}" in ended.stdout
+    assert "sync, 3 workers and 1 shard" in ended.stderr and "not used on this machine" not in ended.stderr
+    again = run(tmp_path, "saved.yaml", "--summary", "t.json")
+    assert again.returncode == 0 and "sync, 3 workers and 1 shard" in again.stderr, "the manifest that was saved is the same job"
+
+
 def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "0.3"), "--summary", "s.json", "--history", "h.jsonl")
     told = summary(tmp_path / "s.json")

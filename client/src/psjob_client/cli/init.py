@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -12,12 +11,10 @@ from typing import Annotated
 import typer
 
 from psjob_client.convert.draft import job_name
+from psjob_client.convert.fromscript import MANIFEST, SUFFIX, TEMPLATES, command_of, image_of
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.load import load_job
 
-TEMPLATES = files("psjob_client") / "templates"
-"""A folder a template, each file with this suffix; what all have in common is in `_common`."""
-SUFFIX = ".tmpl"
 TESTED = {"torch": "2.15.0", "transformers": "5.23.0", "lightning": "2.6.6", "accelerate": "1.15.0"}
 """For requirements.txt, where a package is not installed here."""
 EXAMPLES = """Examples:
@@ -42,14 +39,15 @@ def init(
 ) -> None:
     """Write a manifest, a training script and a Dockerfile to start from."""
     name = name if name is not None else job_name(folder.absolute().name)
-    image = image if image is not None else f"registry.example.com/{name}:1"
-    words = {"name": name, "image": image, "workers": str(workers), "shards": str(shards), **versions()}
+    image = image if image is not None else image_of(name)
+    words = {"name": name, "image": image, "workers": str(workers), "shards": str(shards), "mode": "sync", **versions()}
+    words["command"] = command_of(["python", "train.py"])
     made = {file: Template(text).substitute(words) for file, text in _texts(template).items()}
-    job, problems = load_job(made["job.yaml"])
+    job, problems = load_job(made[MANIFEST])
     if job is None:
         raise BadInput(*(f"nothing was written: {problem}" for problem in problems))
     if job.spec.workers.template["spec"]["containers"][0]["image"] != image:
-        raise BadInput(f"--image {image}: is no name of an image, and nothing was written; give one such as registry.example.com/{name}:1")
+        raise BadInput(f"--image {image}: is no name of an image, and nothing was written; give one such as {image_of(name)}")
     there = [file for file in made if (folder / file).exists()]
     if there and not force:
         raise BadInput(

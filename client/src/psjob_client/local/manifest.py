@@ -19,13 +19,13 @@ ROOTS = ("spec", "metadata", "apiVersion", "kind")
 """One step of a path: a name, in which `\\.` is a dot (as in Helm), or `[number]`."""
 
 
-def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
-    """The job in `path` with each `path=value` of `settings` laid over it.
+def read_job(path: Path, settings: tuple[str, ...] = (), made: str | None = None) -> PSTrainingJob:
+    """The job in `path`, or in the text that was `made` of what is there, with each `path=value` of `settings` laid over it.
 
     Raises:
         BadInput: one line a problem; of the file, of a setting, or of a value in the manifest.
     """
-    text: str | bytes = read_text(path, "a PSTrainingJob manifest")
+    text: str | bytes = read_text(path, "a PSTrainingJob manifest") if made is None else made
     job, problems = load_job(text)
     if settings and not any(problem.field == "" for problem in problems):
         raw = yaml.safe_load(text)

@@ -63,7 +63,5 @@ def parse_logs(text: str, workers: int) -> frozenset[int]:
     if not all(word.isascii() and word.isdigit() for word in words):
         raise BadInput(f"--logs {text}: must be all, none, or numbers of workers such as 0,2")
     if above := [word for word in words if int(word) >= workers]:
-        raise BadInput(
-            f"--logs {text}: there is no worker {above[0]}; this job has worker 0{f' to {workers - 1}' if workers > 1 else ' only'}"
-        )
+        raise BadInput(f"--logs {text}: there is no worker {above[0]}; this job has {workers}, numbered from 0")
     return frozenset(map(int, words))

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from psjob_client.local import runkeys
@@ -59,7 +60,7 @@ def run_job(request: Request, sites: Sites | None = None) -> int:
 
 
 def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Fault, ...], Story]:
-    job = read_job(request.manifest, request.settings)
+    job = read_job(request.manifest, request.settings, request.text)
     if importlib.util.find_spec("psjob") is None:
         raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
     if job.spec.suspend:
@@ -82,7 +83,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     )
     backend = Backend(job, folder, commands, sites, watch, story.event, keys, story.ended, resume)
     backend.prepare()
-    story.opening(job, commands[0], request.words())
+    story.opening(job, commands[0] if request.text is None else replace(commands[0], unused=()), request.words())
     return backend, faults, story
 
 

@@ -100,7 +100,8 @@ class Story:
             step = backend.watch.coordinator["checkpoint"].get("step")
             unit = self.display.unit
             self.display.say(f"stopped at {unit} {backend.watch.step}, checkpoint at {unit} {step}. Go on with:")
-            words = ["psjob", "resume", backend.folder.run] if request.from_input else [*words, "--resume", self.near(backend.folder.path)]
+            path = self.near(backend.folder.path)
+            words = ["psjob", "resume", backend.folder.run] if request.from_input else request.words("--resume", path)
         else:
             self.display.say("stopped before a checkpoint was committed. Start again with:")
         self.display.say("  " + shlex.join(words))
