@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -11,10 +12,13 @@ from typing import Annotated
 import typer
 
 from psjob_client.convert.draft import job_name
-from psjob_client.convert.fromscript import MANIFEST, SUFFIX, TEMPLATES, command_of, image_of
+from psjob_client.convert.fromscript import command_of, image_of
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.load import load_job
 
+TEMPLATES = files("psjob_client") / "templates"
+"""A folder a template, each file with this suffix; what all have in common is in `_common`."""
+SUFFIX, COMMON, MANIFEST = ".tmpl", "_common", "job.yaml"
 TESTED = {"torch": "2.15.0", "transformers": "5.23.0", "lightning": "2.6.6", "accelerate": "1.15.0"}
 """For requirements.txt, where a package is not installed here."""
 EXAMPLES = """Examples:
@@ -63,6 +67,11 @@ def init(
     typer.echo(f"  psjob submit {_path(folder, 'job.yaml')}     trains on a cluster")
 
 
+def manifest_template() -> str:
+    """That of every job."""
+    return (TEMPLATES / COMMON / f"{MANIFEST}{SUFFIX}").read_text()
+
+
 def versions() -> dict[str, str]:
     """Of the packages that scripts import: what is installed here, else what psjob is tested with."""
     return {package: _installed(package) or tested for package, tested in TESTED.items()}
@@ -72,8 +81,8 @@ def _texts(template: str) -> dict[str, str]:
     names = sorted(place.name for place in TEMPLATES.iterdir() if place.is_dir() and not place.name.startswith("_"))
     if template not in names:
         raise BadInput(f"--template {template}: there is no such template; take {', '.join(names)}")
-    places = [place for folder in ("_common", template) for place in (TEMPLATES / folder).iterdir() if place.name.endswith(SUFFIX)]
-    places.sort(key=lambda place: (place.name != "job.yaml.tmpl", place.name))
+    places = [place for folder in (COMMON, template) for place in (TEMPLATES / folder).iterdir() if place.name.endswith(SUFFIX)]
+    places.sort(key=lambda place: (place.name != f"{MANIFEST}{SUFFIX}", place.name))
     return {place.name.removesuffix(SUFFIX): place.read_text() for place in places}
 
 

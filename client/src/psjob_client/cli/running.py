@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from psjob_client.cli.init import manifest_template
 from psjob_client.cli.ui import page_beside
 from psjob_client.convert.fromscript import Script
 from psjob_client.local.errors import BadInput
@@ -32,16 +33,32 @@ EXAMPLES = """Examples:
   psjob run job.yaml --resume .psjob/digits-1121-120000-a1b2c3
 
 Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 3 Complete but the loss is NaN or inf, 130 interrupted."""
+SCRIPT = ".py"
 PYTHONS = ("python", "python3", "torchrun")
 FIELDS = {"workers": "spec.workers.replicas", "shards": "spec.ps.shards", "mode": "spec.training.mode"}
 
 
 class RunCommand(TyperCommand):
-    """Options that are not psjob's are the script's."""
+    """Options that are not psjob's are the script's. A manifest takes none."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = {**(kwargs.pop("context_settings", None) or {}), "ignore_unknown_options": True, "allow_extra_args": True}
         super().__init__(*args, context_settings=settings, **kwargs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest: list[str] = super().parse_args(ctx, args)
+        job = Path(ctx.params.get("job") or "")
+        if ctx.args and not ctx.params.get("module") and job.suffix != SCRIPT:
+            ctx.fail(self._too_much(job, ctx.args[0].partition("=")[0]))
+        return rest
+
+    def _too_much(self, job: Path, word: str) -> str:
+        if str(job) in PYTHONS:
+            return f"{job} {word}: is no manifest; give the script itself, such as psjob run train.py --workers 4"
+        if not word.startswith("-"):
+            return f"{word}: is one word too many behind {job}; only a script (SCRIPT.py) takes arguments"
+        close = difflib.get_close_matches(word, [option for parameter in self.params for option in parameter.opts], 1)
+        return f"No such option: {word}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def run(
@@ -91,12 +108,13 @@ def run(
     chosen = {"workers": workers, "shards": shards, "mode": mode}
     given = {field: value for field, value in chosen.items() if value is not None}
     laid, text, options, arguments = list(settings or ()), None, list[str](), list(ctx.args)
-    if module or job.suffix == ".py":
+    if module or job.suffix == SCRIPT:
         text = _of_script(job, arguments, module, given)
         options = [*(["-m"] if module else []), *(word for field, value in given.items() for word in (f"--{field}", str(value)))]
         work_folder = work_folder or Path.cwd()
     else:
-        _no_more(ctx, job, arguments, save)
+        if save is not None:
+            raise BadInput(f"--save {save}: {job} is a manifest already; --save writes that of a script")
         laid += [f"{FIELDS[field]}={value}" for field, value in given.items()]
     request = Request(
         job, tuple(laid), tuple(fault or ()), summary, resume, progress, history, name, logs, work_folder,
@@ -112,23 +130,7 @@ def run(
 def _of_script(path: Path, arguments: list[str], module: bool, given: dict[str, Any]) -> str:
     if not module and not path.is_file():
         raise BadInput(f"{path}: there is no such file; give the path of a script or of a manifest")
-    return Script(str(path), arguments, module, **given).manifest()
-
-
-def _no_more(ctx: typer.Context, job: Path, arguments: list[str], save: Path | None) -> None:
-    """Only a script has arguments. Raises BadInput."""
-    if str(job) in PYTHONS and arguments:
-        raise BadInput(f"{job} {arguments[0]}: is no manifest; give the script itself, such as psjob run train.py --workers 4")
-    if save is not None:
-        raise BadInput(f"--save {save}: {job} is a manifest already; --save writes that of a script")
-    if not arguments:
-        return
-    word = arguments[0].partition("=")[0]
-    if word.startswith("-"):
-        known = [option for parameter in ctx.command.params for option in parameter.opts]
-        close = difflib.get_close_matches(word, known, 1)
-        raise BadInput(f"{word}: psjob run has no such option" + (f"; did you mean {close[0]}?" if close else "; see psjob run --help"))
-    raise BadInput(f"{word}: is one word too many behind {job}; only a script (SCRIPT.py) takes arguments")
+    return Script(str(path), arguments, module, **given).manifest(manifest_template())
 
 
 def _save(path: Path, text: str) -> None:

@@ -1,21 +1,14 @@
-"""The manifest that `psjob run train.py` stands for."""
+"""The manifest that `psjob run train.py` stands for. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import PurePath
 from string import Template
 
 import yaml
 
 from psjob_client.convert.draft import job_name
-
-TEMPLATES = files("psjob_client") / "templates"
-"""A folder a template, each file with this suffix; what all have in common is in `_common`."""
-SUFFIX = ".tmpl"
-MANIFEST = "job.yaml"
 
 
 @dataclass(frozen=True)
@@ -31,13 +24,12 @@ class Script:
     shards: int = 1
     mode: str = "sync"
 
-    def manifest(self) -> str:
-        """As YAML with comments; the image is one to be replaced."""
-        name = job_name(self.path.rpartition(".")[2] if self.module else PurePath(self.path).stem)
+    def manifest(self, template: str) -> str:
+        """As YAML with the comments of `template`; the image is one to be replaced."""
+        name = job_name(self.path.rpartition(".")[2] if self.module else self.path.rpartition("/")[2].removesuffix(".py"))
         words = ["python", *(["-m"] if self.module else []), self.path, *self.arguments]
         values = {"name": name, "image": image_of(name), "command": command_of(words), "mode": self.mode}
-        text = (TEMPLATES / "_common" / f"{MANIFEST}{SUFFIX}").read_text()
-        return Template(text).substitute(values, workers=self.workers, shards=self.shards)
+        return Template(template).substitute(values, workers=self.workers, shards=self.shards)
 
 
 def image_of(name: str) -> str:
