@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import time
 from pathlib import Path
 
 from psjob_client.local.backend import Backend
 from psjob_client.local.children import ChildProcess
+from psjob_client.local.command import base_environment
 from psjob_client.local.faults import Fault, Recovery, unfinished
 from psjob_client.local.probe import numbers, part
 from psjob_client.local.sites import Listening
@@ -99,9 +101,10 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
 
 async def _hit_inside(child: ChildProcess, number: signal.Signals) -> None:
     """A shard without a keeper is hit itself. One whose process is being replaced is waited for."""
-    until = time.monotonic() + REPLACED_SECONDS
+    has_keeper = contract.fork_server_after(base_environment()) < math.inf
+    until = time.monotonic() + (REPLACED_SECONDS if has_keeper else 0)
     while not child.send_inside(number):
-        if time.monotonic() > until:
+        if time.monotonic() >= until:
             child.send(number)
             return
         await asyncio.sleep(GLANCE)
