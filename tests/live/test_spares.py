@@ -41,7 +41,7 @@ def test_it_becomes_a_worker_and_ends_as_that(tmp_path: Path, spare: Spare) -> N
     assert spare._process is None, "the job has not been running for five seconds"
     spare.keep(True, 25.0)
     assert eventually(spare._imported)
-    process = spare.take(["python", "train.py", "-x"], {**os.environ, "RANK": "3"}, tmp_path, tmp_path / "log")
+    process = spare.take([sys.executable, "train.py", "-x"], {**spare._environment, "RANK": "3"}, tmp_path, tmp_path / "log")
     assert process is not None and process.wait(60) == 7
     seen = json.loads((tmp_path / "log").read_text())
     assert seen == [process.pid, ["train.py", "-x"], str(tmp_path), "3", True, str(tmp_path), os.getpid()]
