@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyte
 
@@ -72,7 +71,7 @@ class Terminal:
 
 
 @contextmanager
-def terminal(columns: int, lines: int = LINES) -> Iterator[Any]:
+def terminal(columns: int, lines: int = LINES) -> Iterator[Terminal]:
     """A `Terminal` that is closed at the end."""
     made = Terminal(columns, lines)
     try:

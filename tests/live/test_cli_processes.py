@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.terminal import terminal
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import switched
 
@@ -24,19 +24,13 @@ MAIN = [sys.executable, "-m", "psjob_client.cli.main"]
 def test_on_a_terminal_it_is_a_table(tmp_path: Path) -> None:
     file = tmp_path / "machine.yaml"
     file.write_text(yaml.safe_dump(switched(3)))
-    ours, theirs = pty.openpty()
-    env = os.environ | {"COLUMNS": "150", "TERM": "xterm"}
-    with subprocess.Popen([*MAIN, "plan-topology", str(file)], stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        text = b""
-        try:
-            while part := os.read(ours, 65536):
-                text += part
-        except OSError:
-            pass  # Linux says EIO when the last writer is gone
-    os.close(ours)
+    with terminal(150) as shown:
+        command = [*MAIN, "plan-topology", str(file)]
+        process = subprocess.run(command, stdout=shown.theirs, stderr=shown.theirs, env=os.environ | shown.environment, check=False)
+        shown.end()
+        text = "\n".join(shown.all())
     assert process.returncode == 0
-    assert "┃" in text.decode() and "pick: ps takes" in text.decode()
+    assert "┃" in text and "pick: ps takes" in text
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:

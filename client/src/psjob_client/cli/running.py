@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.ui import page_beside
 from psjob_client.convert.fromscript import Script
+from psjob_client.local.command import PYTHONS
 from psjob_client.local.errors import BadInput
 from psjob_client.local.request import FIRST, Request
 from psjob_client.local.run import run_job
@@ -34,7 +35,7 @@ EXAMPLES = """Examples:
 
 Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 3 Complete but the loss is NaN or inf, 130 interrupted."""
 SCRIPT = ".py"
-PYTHONS = ("python", "python3", "torchrun")
+LAUNCHERS = PYTHONS | {"torchrun"}
 FIELDS = {"workers": "spec.workers.replicas", "shards": "spec.ps.shards", "mode": "spec.training.mode"}
 
 
@@ -53,7 +54,7 @@ class RunCommand(TyperCommand):
         return rest
 
     def _too_much(self, job: Path, word: str) -> str:
-        if str(job) in PYTHONS:
+        if str(job) in LAUNCHERS:
             return f"{job} {word}: is no manifest; give the script itself, such as psjob run train.py --workers 4"
         if not word.startswith("-"):
             return f"{word}: is one word too many behind {job}; only a script (SCRIPT.py) takes arguments"

@@ -64,7 +64,7 @@ def _knows_data(kept: record.ResumeRecord) -> bool:
 
 
 THROUGH = "through"
-"""In the place of a record that was taken at the script's end: the run that came to it."""
+"""In the place of a record that was taken at the script's end."""
 
 
 class AttachedJob:
@@ -399,7 +399,7 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
         self.by_hand.leave()
-        end = {**(self.cursor or {}), THROUGH: self.place.run}
+        end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
 
     def _leave_again(self, end: bytes) -> None:

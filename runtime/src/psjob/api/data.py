@@ -172,7 +172,7 @@ class ShardedLoader(Generic[B]):
             if places.begun > number + 1:  # others had begun within it
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
-        job.totals.begin_pass(rounds_of(len(self.loader), self._world) if isinstance(self._source, Slices) else None, int(begin["round"]))
+        job.totals.begin_pass(len(self) if isinstance(self._source, Slices) else None, int(begin["round"]))
         place = begin
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None

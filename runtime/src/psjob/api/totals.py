@@ -54,9 +54,8 @@ class Totals:
         """The total, if it is another than was told last."""
         if self.by_script or (found := self.total(clock)) is None:
             return None
-        if self._told is not None and abs(found - self._told) <= CHANGE * self._told and clock != self._began:
-            return None
-        if found == self._told:
+        least = 0.0 if clock == self._began else CHANGE  # at an epoch's beginning it is known
+        if self._told is not None and abs(found - self._told) <= least * self._told:
             return None
         self._told = found
         return found
