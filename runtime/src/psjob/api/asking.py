@@ -12,7 +12,6 @@ import gc
 import inspect
 import itertools
 import multiprocessing.process
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +19,9 @@ from pathlib import Path
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, Final
 
-HERE: Final = f"{Path(__file__).parents[1]}/"
-FOREIGN: Final = (HERE, *(f"{Path(sysconfig.get_path(name))}/" for name in ("stdlib", "purelib", "platlib")))
+from psjob.api import installed
+from psjob.api.installed import HERE
+
 _UNPACKS: Final = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP")
 
 
@@ -80,7 +80,7 @@ def _assigned(instructions: list[dis.Instruction]) -> Iterator[str]:
 @cache
 def is_script(code: CodeType) -> bool:
     """Is the function the script's, and not of an installed package?"""
-    return not code.co_filename.startswith(("<frozen", *FOREIGN))
+    return not code.co_filename.startswith(("<frozen", *installed.places()))
 
 
 def is_begin(frame: FrameType) -> bool:
@@ -154,7 +154,7 @@ def _compared(value: Any) -> Any:
 
 _PASS_ON: Final = (enumerate, zip, map, filter, itertools.islice, itertools.cycle, itertools.chain, GeneratorType, tuple)
 _ONE_BY_ONE: Final = (enumerate, zip, map, tuple)
-_SHOW_PROGRESS: Final = tuple(f"{Path(sysconfig.get_path('purelib')) / name}/" for name in ("tqdm", "rich"))
+_SHOW_PROGRESS: Final = ("tqdm", "rich")
 _LONGEST_CHAIN: Final = 8
 
 
@@ -239,7 +239,8 @@ def keeps_count(iterator: object, chain: Sequence[Holder], own: Callable[[object
 
 def _shows_progress(thing: object) -> bool:
     """A generator that gives each thing that it was given, and none else."""
-    return isinstance(thing, GeneratorType) and thing.gi_code.co_filename.startswith(_SHOW_PROGRESS)
+    shows = tuple(f"{place}{name}/" for place in installed.places() for name in _SHOW_PROGRESS)
+    return isinstance(thing, GeneratorType) and thing.gi_code.co_filename.startswith(shows)
 
 
 def count_on(counter: object, more: int) -> bool:
