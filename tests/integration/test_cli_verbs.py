@@ -87,6 +87,20 @@ def test_a_manifest_names_its_namespace(control_plane: Cluster, job_api: Api, na
     assert f"metadata.namespace is {namespace}" in refused(psjob(control_plane, "submit", "-", "-n", "default", stdin=json.dumps(body)))
 
 
+def test_a_script_is_submitted_with_its_arguments(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import sys\n\nprint(sys.argv[1:], '$(HOME)')\n")
+    words = ("submit", str(file), "--workers", "3", "--mode", "async", "--image", "me/torch:1", "-n", namespace, "-o", "name")
+    done = psjob(control_plane, *words, "--", "--lr", "0.1", "--", "--image")
+    assert done.returncode == 0, done.stderr
+    spec = job_api.get(namespace, done.stdout.strip().rpartition("/")[2])["spec"]
+    (container,) = spec["workers"]["template"]["spec"]["containers"]
+    assert (spec["workers"]["replicas"], spec["training"]["mode"], container["image"]) == (3, "async", "me/torch:1")
+    words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
+    printed = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert printed == "['--lr', '0.1', '--', '--image'] $(HOME)\n"
+
+
 @pytest.mark.parametrize(
     "verb", ["get", "logs", "events", "metrics", "checkpoints", "wait", "suspend", "resume", "checkpoint", "delete", "top"]
 )

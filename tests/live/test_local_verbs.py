@@ -176,6 +176,36 @@ def test_each_verb_prints_for_people_and_for_programs(home: Path) -> None:
     assert "there is no run in" in psjob(home, "list").stderr
 
 
+def test_a_script_that_cannot_be_submitted_is_refused(home: Path) -> None:
+    def refused(*words: str) -> str:
+        done = psjob(home, "submit", *words, fails=True)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+        return done.stderr
+
+    (home / "train.py").write_text("import os, nets.small\nfrom . import loss\n\nimport tools\n")
+    for name in ("nets/small.py", "loss.py", "other.py", "os/no-python"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).touch()
+    said = refused("train.py")
+    assert (
+        "train.py: imports loss.py, nets, and only the script itself is sent" in said
+        and "--image registry.example.com/train:1 --in-image" in said
+    )
+    assert "--image is missing: name the image that /app/train.py lies in" in refused("/app/train.py", "--in-image")
+    assert "--image is missing" in refused("-m", "package.train")
+    assert "there is no such file" in refused("none.py", "--image", "me/x:1")
+    assert "No such option: --worker; did you mean --workers?" in psjob(home, "submit", "job.yaml", "--worker", "3", fails=True).stderr
+    assert "is for a script" in refused(str(manifest(home, "1")), "--in-image")
+
+
+def test_a_script_is_submitted_to_this_machine(home: Path) -> None:
+    (home / "train.py").write_text("import sys\nprint(sys.argv)\n")
+    name = psjob(home, "submit", "train.py", "--local", "-o", "name", "--workers", "3", "--", "--lr", "$(HOME)").stdout.strip()
+    spec = Client.local(home).get(name).manifest["spec"]
+    assert spec["workers"]["replicas"] == 3
+    assert spec["workers"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", "--lr", "$$(HOME)"]
+
+
 def test_a_job_is_submitted_to_the_background(home: Path) -> None:
     path = manifest(home, "0.5")
     done = psjob(home, "submit", str(path), "--local", "--wait", "--set", "metadata.name=other")

@@ -33,7 +33,7 @@ from psjob_operator.api.spec import Training
 
 EXAMPLES = """Examples:
 
-  psjob compare examples/digits/job.yaml --modes sync,async
+  psjob compare job.yaml --modes sync,async
 
   psjob compare job.yaml --modes sync,async --repeat 3
 

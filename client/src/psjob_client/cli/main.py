@@ -18,11 +18,13 @@ from psjob_client.cli.convert import LineCommand, convert
 from psjob_client.cli.crd import crd
 from psjob_client.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from psjob_client.cli.doctor import doctor
+from psjob_client.cli.helping import Helped, HelpedGroup
 from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
 from psjob_client.cli.init import init
 from psjob_client.cli.render import render
 from psjob_client.cli.running import EXAMPLES as RUN_EXAMPLES
-from psjob_client.cli.running import RunCommand, run
+from psjob_client.cli.running import run
+from psjob_client.cli.scripts import ScriptCommand
 from psjob_client.cli.stages import EXAMPLES as STAGES_EXAMPLES
 from psjob_client.cli.stages import plan_stages
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
@@ -38,6 +40,7 @@ from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 DEBUG = "PSJOB_DEBUG"
 cli = typer.Typer(
     name="psjob",
+    cls=HelpedGroup,
     help="Trains PyTorch models with a parameter server: on this machine, or on Kubernetes from the same manifest.",
     no_args_is_help=True,
     add_completion=True,
@@ -80,7 +83,15 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@cli.callback(epilog="Example: psjob run examples/digits/job.yaml")
+@cli.callback(
+    epilog="""Examples:
+
+psjob init hello && psjob run hello/job.yaml
+
+psjob run train.py --workers 4
+
+psjob COMMAND --help"""
+)
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a fault of psjob.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
@@ -89,22 +100,22 @@ def _root(
         os.environ[DEBUG] = "1"
 
 
-cli.command("run", cls=RunCommand, epilog=RUN_EXAMPLES)(run)
-cli.command(epilog=COMPARE_EXAMPLES)(compare)
+cli.command("run", cls=ScriptCommand, epilog=RUN_EXAMPLES)(run)
+cli.command(cls=Helped, epilog=COMPARE_EXAMPLES)(compare)
 cli.command(cls=LineCommand, epilog=CONVERT_EXAMPLES)(convert)
-cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
-cli.command(epilog=DOCTOR_EXAMPLES)(doctor)
-cli.command(epilog=INIT_EXAMPLES)(init)
-cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
-cli.command(epilog=STAGES_EXAMPLES)(plan_stages)
-cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)
+cli.command(cls=Helped, epilog="Example: psjob crd | kubectl apply -f -")(crd)
+cli.command(cls=Helped, epilog=DOCTOR_EXAMPLES)(doctor)
+cli.command(cls=Helped, epilog=INIT_EXAMPLES)(init)
+cli.command(cls=Helped, epilog="Example: psjob render job.yaml | less")(render)
+cli.command(cls=Helped, epilog=STAGES_EXAMPLES)(plan_stages)
+cli.command(cls=Helped, epilog=TOPOLOGY_EXAMPLES)(plan_topology)
 cli.add_typer(simulate.cli, name="simulate")
 verbs.register(cli)
-cli.command("ui", epilog=UI_EXAMPLES)(ui_command)
-cli.command(epilog=VALIDATE_EXAMPLES)(validate)
+cli.command("ui", cls=Helped, epilog=UI_EXAMPLES)(ui_command)
+cli.command(cls=Helped, epilog=VALIDATE_EXAMPLES)(validate)
 
 
-@cli.command(epilog="Example: psjob version")
+@cli.command(cls=Helped, epilog="Example: psjob version")
 def version() -> None:
     """Print the version."""
     typer.echo(f"psjob {installed('psjob-operator')}")

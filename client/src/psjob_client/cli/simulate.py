@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from psjob_client.cli.helping import HelpedGroup
 from psjob_client.local.errors import BadInput
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
 HEAD = "Compare modes and rules on a virtual clock."
-cli = typer.Typer(help=HEAD, no_args_is_help=True, rich_markup_mode=None)
+cli = typer.Typer(cls=HelpedGroup, help=HEAD, no_args_is_help=True, rich_markup_mode=None)
 
 
 class Library(enum.StrEnum):

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
+from psjob_client.cli import scripts
 from psjob_client.cli.looking import gather, renamed
 from psjob_client.cli.output import Form, data, job_names, say
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Name, Names, Namespace, Where, go, plain
+from psjob_client.convert.draft import job_name
+from psjob_client.convert.fromscript import image_of
 from psjob_client.jobs.problems import Conflict
 from psjob_client.jobs.view import JobView
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.local.words import span
+from psjob_client.sdk.building import IMAGE, build
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.machine import Machine
+from psjob_client.sdk.shipping import imported_beside
 from psjob_operator.api import duration
 from psjob_operator.contract import GROUP, KIND
 
@@ -28,6 +35,8 @@ PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 SUBMIT_EXAMPLES = """Examples:
 
   psjob submit job.yaml -n team-a --wait
+
+  psjob submit train.py --workers 4 --image registry.example.com/me/torch:1 -- --lr 0.1
 
   psjob submit job.yaml --local --set spec.workers.replicas=2
 
@@ -61,7 +70,23 @@ Wait = Annotated[bool | None, typer.Option("--wait/--no-wait", help="Wait until 
 
 
 def submit(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob; -: from standard input.")],
+    ctx: typer.Context,
+    job: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOB.yaml|SCRIPT.py",
+            help="Manifest of one PSTrainingJob; -: from standard input. Or a script, which is sent along; what follows it, and is no "
+            "option of psjob, are its arguments.",
+        ),
+    ],
+    workers: scripts.Workers = None,
+    shards: scripts.Shards = None,
+    mode: scripts.Mode = None,
+    image: Annotated[
+        str | None, typer.Option(help=f"The workers' image: Python, torch and what the script imports; of a script {IMAGE} if absent.")
+    ] = None,
+    in_image: Annotated[bool, typer.Option("--in-image", help="SCRIPT.py lies in the image; it is not sent.")] = False,
+    module: scripts.Module = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
     ] = None,
@@ -75,7 +100,14 @@ def submit(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Start a job on the cluster, or with --local on this machine, where it goes on in the background."""
-    made = read_job(job, tuple(settings or ()))
+    given = scripts.given(workers=workers, shards=shards, mode=mode, image=image)
+    if scripts.is_script(job, module):
+        here = local or folder is not None
+        made = read_job(job, tuple(settings or ()), _of_script(job, ctx.args, module, in_image, here, given))
+    elif in_image:
+        raise BadInput(f"--in-image: {job} is a manifest, whose command says what runs; --in-image is for a script")
+    else:
+        made = read_job(job, (*(settings or ()), *scripts.settings_of(given)))
     where = renamed(Where(local, folder, namespace, context, kubeconfig), None if local or folder else made.metadata.namespace)
     client = where.machine() if where.says_local else where.cluster()
     most = seconds(timeout)
@@ -83,7 +115,7 @@ def submit(
     async def starting() -> JobView:
         place = await client.place()
         if isinstance(place, Machine):
-            work_folder = Path.cwd() if str(job) == "-" else job.absolute().parent
+            work_folder = Path.cwd() if str(job) == "-" or scripts.is_script(job, module) else job.absolute().parent
             name = await place.submit(as_written(made), work_folder=work_folder)
         else:
             name = await place.submit(as_written(made))
@@ -99,6 +131,25 @@ def submit(
         job_names([view])
     elif wait and output is Form.table:
         _tell(view)
+
+
+def _of_script(path: Path, arguments: Sequence[str], module: bool, in_image: bool, here: bool, given: dict[str, Any]) -> str:
+    """The manifest of a script, as text. On a cluster the script travels in it, but for one that lies in the image."""
+    if not in_image:
+        scripts.must_exist(path, module)
+    if (in_image or module) and not here and "image" not in given:
+        raise BadInput(f"--image is missing: name the image that {path} lies in, such as --image {image_of(path.stem)}")
+    if in_image or module or here:
+        words = ["python", *(["-m"] if module else []), str(path), *arguments]
+        name = job_name(str(path).rpartition(".")[2] if module else path.stem)
+        return yaml.safe_dump(build([word.replace("$", "$$") for word in words], name=name, **given), sort_keys=False)
+    beside = imported_beside(path)
+    if beside:
+        raise BadInput(
+            f"{path}: imports {', '.join(beside)}, and only the script itself is sent. Put the files into an image, and say so: "
+            f"psjob submit {path} --image {image_of(path.stem)} --in-image"
+        )
+    return yaml.safe_dump(build(path, arguments=arguments, **given), sort_keys=False)
 
 
 def wait_for(

@@ -1,4 +1,4 @@
-"""Runs a script that travels as text in a manifest: `python -c THIS SOURCE [PACKAGE…]`. Standard library alone.
+"""Runs a script that travels as text in a manifest: `python -c THIS SOURCE [PACKAGE…] [-- ARGUMENT…]`. Standard library alone.
 
 The script becomes a file and this process becomes `python FILE`: tracebacks show its lines, loader processes can import it, and a worker
 that goes back to a checkpoint starts it again. It is imported from the working folder, as a script that lies there would be.
@@ -32,14 +32,16 @@ def missing(packages: list[str]) -> list[str]:
 
 def main() -> None:
     """Install what is missing, write the script, become it."""
-    source, packages = sys.argv[1], sys.argv[2:]
+    source, words = sys.argv[1], sys.argv[2:]
+    end = words.index("--") if "--" in words else len(words)
+    packages, arguments = words[:end], words[end + 1 :]
     paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
     wanted = missing(packages) if packages else []
     if wanted:
         target = tempfile.mkdtemp(prefix="psjob-packages-")
         done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", target, *wanted], check=False)
         if done.returncode:
-            sys.exit(f"packages: pip could not install {', '.join(wanted)}; put them into the image, or mend their names")
+            sys.exit(f"packages: pip could not install {', '.join(wanted)}; put them into the image, or correct their names")
         paths.insert(0, target)
     folder = os.path.join(tempfile.gettempdir(), f"psjob-scripts-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -51,7 +53,7 @@ def main() -> None:
         file.write(source)
     os.replace(part, path)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    os.execv(sys.executable, [sys.executable, path])
+    os.execv(sys.executable, [sys.executable, path, *arguments])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ IMAGE = "pytorch/pytorch:latest"
 """Has Python and torch, which is all that a worker needs; psjob puts its own library in."""
 GPU = "nvidia.com/gpu"
 LONGEST_NAME = 40
+END = "--"
+"""Of packages, in the words of boot.py: the script's own arguments follow."""
 Train = Callable[..., Any] | str | Path | Sequence[str]
 
 
@@ -32,6 +34,7 @@ def build(
     what: Train,
     *,
     args: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
     name: str | None = None,
     workers: int = 2,
     shards: int = 1,
@@ -43,13 +46,15 @@ def build(
     spec: Mapping[str, Any] | None = None,
     unique: bool = True,
 ) -> dict[str, Any]:
-    """A valid PSTrainingJob; the arguments are those of `Client.train`. `unique`: a name that is made is no other job's.
+    """A valid PSTrainingJob; its arguments are those of `Client.train`.
+
+    `arguments` are words for a file. `unique`: a name that is made is no other job's.
 
     Raises:
         CannotShip: a function or file that cannot travel.
         BadManifest: a value that no manifest may have; the text names the field.
     """
-    container: dict[str, Any] = {"name": "worker", "image": image or IMAGE, **_command(what, args, packages)}
+    container: dict[str, Any] = {"name": "worker", "image": image or IMAGE, **_command(what, args, packages, arguments)}
     if env:
         container["env"] = [{"name": str(key), "value": str(value)} for key, value in env.items()]
     if resources:
@@ -104,14 +109,14 @@ def named(what: Train, *, unique: bool = True) -> str:
     return f"{clean}-{secrets.token_hex(2)}" if unique else clean
 
 
-def _command(what: Train, args: Mapping[str, Any] | None, packages: Sequence[str]) -> dict[str, Any]:
+def _command(what: Train, args: Mapping[str, Any] | None, packages: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
     if isinstance(packages, str):
         raise BadManifest(f"packages: {packages!r} is one text; give a list, such as [{packages!r}]")
     if not isinstance(what, str | Path) and not callable(what):
         if packages or args:
             raise BadManifest("packages and args go with a function or a file; what a command needs is in its image and in its own words")
         return {"command": [str(word) for word in what]}
-    words = [script_of(what, args), *packages]
+    words = [script_of(what, args), *packages, *([END, *arguments] if arguments else [])]
     # Kubernetes would put a variable's value where a script has $(NAME); a doubled $ stands for one.
     return {"command": ["python", "-c", boot()], "args": [word.replace("$", "$$") for word in words]}
 

@@ -5,6 +5,7 @@ A function takes along what it names of modules (`import torch`, `from torch imp
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import inspect
@@ -43,6 +44,27 @@ def script_of(what: Callable[..., Any] | str | Path, args: Mapping[str, Any] | N
             f"the script has {size} bytes, at most {LARGEST} travel in a manifest; put it into the image, and train its command"
         )
     return text
+
+
+def imported_beside(path: Path) -> list[str]:
+    """Names of files and folders beside a script that it imports. They do not travel with it.
+
+    Raises:
+        CannotShip: it is no Python.
+    """
+    try:
+        tree = ast.parse(script_of(path))
+    except SyntaxError as error:
+        raise CannotShip(f"{path}: line {error.lineno} is no Python: {error.msg}; correct it, and try `python {path}` first") from None
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update([(node.module or "").partition(".")[0]] if not node.level else [node.module or alias.name for alias in node.names])
+    folder = path.absolute().parent
+    places = [folder / form for name in sorted(names) if name for form in (f"{name}.py", name)]
+    return [place.name for place in places if place.is_file() or (place.is_dir() and any(place.glob("*.py")))]
 
 
 def _file(path: str | Path, args: Mapping[str, Any] | None) -> str:
