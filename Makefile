@@ -66,9 +66,10 @@ format: install ## let ruff write the format
 generate: install ## write what is generated: CRD, chart copy, references, copies of contract and licence
 	@python hack/generate.py
 
-docs: install ## what of the documentation is generated: references, the map of the packages, and a picture of a run of the digits example
+docs: install ## what of the documentation is generated: references, the map of the packages, and pictures of runs
 	@python hack/generate.py
 	@python -m hack.runpicture
+	@python -m hack.displaypicture
 
 verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check

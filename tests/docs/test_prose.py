@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hack.cluster.paths import ClusterError, Unavailable
-from hack.prose.__main__ import Finding, findings, judge, of_sources, vale
+from hack.prose.__main__ import ROOT, Finding, _asked, findings, judge, of_sources, vale
 from hack.prose.extract import extract
 
 LONG = "word " * 30 + "end."
@@ -84,3 +84,17 @@ def test_a_count_that_is_too_high_is_named() -> None:
 def test_a_page_that_is_not_there_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="there is no page"):
         findings([str(tmp_path / "gone.md")])
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.rotating
+def test_sentences_of_the_first_pages_are_short(tmp_path: Path) -> None:
+    """The rule finds a page like them with longer ones, and the linter asks it of both (`python -m hack.prose`)."""
+    text = "word " * 13 + "end. " + "word " * 16 + "end."
+    for name, rules in (("README.md", ["1 psjob.First"]), ("other.md", [])):
+        (tmp_path / name).write_text(f"# Page\n\n{text}\n")
+        assert [f"{one.line} {one.rule}" for one in _asked([name], tmp_path) if one.error] == rules

@@ -6,8 +6,10 @@ Nothing of psjob is installed at first. The packages that it needs are there alr
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -24,8 +26,9 @@ from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import ROOT, Kube, install, tool
 from tests.newcomer import third_party
 
-README = (ROOT / "README.md").read_text()
-LAPTOP, CLUSTER = "On a laptop", "On a cluster"
+README = commands((ROOT / "README.md").read_text(), "Try it")
+CLUSTER = commands((ROOT / "docs/install.md").read_text(), "On a cluster")
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/first-cluster.md").read_text()
 SECONDS = 480.0
 
@@ -39,10 +42,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def typed(page: list[str], tmp_path: Path, index: str, **more: str) -> tuple[Path, Typed]:
-    """Those commands in an empty folder, on a machine without psjob; the folder, and what came of it."""
+    """Those commands beside the project, in a folder with nothing else, on a machine without psjob; the folder, and what came of it."""
     folder = tmp_path / "empty"
-    folder.mkdir(exist_ok=True)
-    more = {"PYTHONPATH": str(third_party(tmp_path / "third-party")), "OMP_NUM_THREADS": "1", **more}
+    folder.mkdir()
+    (folder / "psjob").symlink_to(ROOT)
+    # What builds wheels is there too; an index that has it is asked in `test_from_an_index`.
+    offline = {"PYTHONPATH": str(third_party(tmp_path / "third-party")), "OMP_NUM_THREADS": "1", "PIP_NO_BUILD_ISOLATION": "false"}
+    more = {**offline, **more}
     done = follow(page, folder, environment(tmp_path, index, more), SECONDS)
     for command, seconds in done.seconds():
         print(f"{seconds:7.1f} s  {command}")
@@ -52,25 +58,54 @@ def typed(page: list[str], tmp_path: Path, index: str, **more: str) -> tuple[Pat
 
 def test_three_commands_are_enough() -> None:
     """`psjob init`, `psjob run`, `psjob submit`: with nothing between them but the images and the operator."""
-    page = [*commands(README, LAPTOP), *commands(README, CLUSTER)]
-    ours = [shlex.split(command)[1] for command in page if command.startswith("psjob ") and "--fault" not in command]
-    assert ours[:3] == ["init", "run", "submit"]
+    ours = [shlex.split(command)[1] for command in (*README, *CLUSTER) if command.startswith("psjob ") and "--fault" not in command]
+    assert ours[:4] == ["init", "run", "compare", "submit"]
 
 
 @pytest.mark.rotating
 @pytest.mark.timeout(900)
 def test_a_laptop(tmp_path: Path, index: str) -> None:
-    page = commands(README, LAPTOP)
-    folder, done = typed(page, tmp_path, index)
-    print(f"the first step: {first_step(folder) - done.began:.1f} s after the first command")
-    assert "Successfully installed psjob-" in done.output
+    folder, done = typed(README, tmp_path, index)
+    told_as_the_readme_says(folder, done)
+
+
+def told_as_the_readme_says(folder: Path, done: Typed) -> None:
+    installed = done.ended[next(number for number, command in enumerate(done.commands) if command.startswith("pip"))]
+    print(f"the first step: {first_step(folder) - installed:.1f} s after pip's end")
     runs = re.findall(r"^Complete: 280 steps", done.output, re.MULTILINE)
     assert len(runs) == 2, done.output
-    summaries = [json.loads(path.read_text()) for path in folder.glob(".psjob/*/summary.json")]
+    first = sorted(folder.glob(".psjob/hello-*/summary.json"))[:2]  # then come those of the comparison
+    summaries = [json.loads(path.read_text()) for path in first]
     assert sorted(len(one["restarts"]) for one in summaries) == [0, 1]
     assert len({one["weights_sha256"] for one in summaries}) == 1, "a killed shard changes no bit"
     accuracies = [float(text) for text in re.findall(r"^accuracy (\S+)$", done.output, re.MULTILINE)]
     assert len(accuracies) == 2 and min(accuracies) > 0.85
+    assert "the report is report.html" in done.output and (folder / "report.html").is_file()
+    assert "Warning" not in done.output, "of torch, such as for numpy that is missing"
+
+
+@pytest.mark.rotating
+@pytest.mark.timeout(900)
+def test_the_quickstart(tmp_path: Path, index: str) -> None:
+    page = [*commands(QUICKSTART, "1. See it run"), *commands(QUICKSTART, "2. Kill something")]
+    _, done = typed(page, tmp_path, index)
+    assert sum(command.startswith("psjob run") for command in page) == len(re.findall("^Complete: ", done.output, re.MULTILINE)) == 4
+    accuracies = [float(text) for text in re.findall(r"^accuracy (\S+)$", done.output, re.MULTILINE)]
+    assert len(accuracies) == 4 and min(accuracies) > 0.7
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_from_an_index(tmp_path: Path) -> None:
+    """With nothing of what this environment has: pip fetches all that the README's commands need."""
+    at = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
+    index = os.environ.get("PIP_INDEX_URL") or at.stdout.strip()
+    if not index:
+        pytest.skip("needs a package index: PIP_INDEX_URL, or pip's global.index-url")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "psjob").symlink_to(ROOT)
+    told_as_the_readme_says(folder, follow(README, folder, environment(tmp_path, index), 3000))
 
 
 @pytest.fixture
@@ -89,7 +124,7 @@ def bare_cluster(home: Kube, node_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.mark.serial
 @pytest.mark.timeout(900)
 def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
-    page = [command for command in [*commands(README, LAPTOP), *commands(README, CLUSTER)] if "--fault" not in command]
+    page = [command for command in (*README, *CLUSTER) if "--fault" not in command and "compare" not in command]
     done = typed_at(bare_cluster, page, tmp_path, index)
     times = dict(zip(page, [done.began, *done.ended[:-1]], strict=True))
     (installing,) = (at for command, at in times.items() if command.startswith("helm install"))
@@ -105,8 +140,8 @@ def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) ->
 @pytest.mark.timeout(1500)
 def test_the_tutorial_of_a_first_cluster(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
     """After the commands of README that it begins with."""
-    begun = [command for command in commands(README, LAPTOP) if not command.startswith("psjob ")]
-    ready = [command for command in commands(README, CLUSTER) if command.startswith(("docker", "helm")) and "hello" not in command]
+    begun = [command for command in README if not command.startswith("psjob ")]
+    ready = [command for command in CLUSTER if command.startswith(("docker", "helm")) and "hello" not in command]
     done = typed_at(bare_cluster, [*begun, *ready, *commands(TUTORIAL, "Tutorial: a first job on a cluster")], tmp_path, index)
     told = done.output.partition("psjob.dev/hello created")[2]
     for said in ("hello-ps-0-a1", "hello-worker-1-r1", "pod/hello-ps-0-a2 condition met", "Suspended"):
@@ -123,8 +158,6 @@ def typed_at(cluster: Cluster, page: list[str], tmp_path: Path, index: str) -> T
     docker = ["env", f"PYTHONPATH={ROOT}", f"PSJOB_CACHE={cache()}", sys.executable, "-m", "tests.e2e.docker_here", str(cluster.state)]
     (programs / "docker").write_text(f'#!/bin/sh\nexec {shlex.join(docker)} "$@"\n')
     (programs / "docker").chmod(0o755)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "psjob").symlink_to(ROOT)
     return typed(page, tmp_path, index, PATH=str(programs), KUBECONFIG=str(cluster.kubeconfig))[1]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.terminal import terminal
+from hack.terminal import terminal
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import switched
 

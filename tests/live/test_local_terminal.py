@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hack.terminal import terminal
 from tests.live.local_standin import environment, manifest
-from tests.terminal import terminal
 
 DRAWS = """
 import os, sys, time

@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
+from hack.terminal import terminal
 from psjob_client.local import display, screen
 from psjob_client.local.watch import Watch
 from psjob_operator.api.status import JobStatus
-from tests.terminal import terminal
 
 SCREENS = Path(__file__).parent / "screens"
 NOW = 1_000_000.0

@@ -56,7 +56,7 @@ def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     if not total:
         return Group(head, rows)
     bar = Table.grid()  # a bar that is in no table ends without a new line
-    bar.add_row(ProgressBar(total=total, completed=min(step, total), width=BAR))
+    bar.add_row(ProgressBar(total=total, completed=min(step, total), width=BAR, complete_style="cyan", finished_style="green"))
     return Group(head, bar, rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import termios
 import threading
@@ -13,8 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyte
+from rich.style import Style
+from rich.text import Text
 
 LINES = 40
+HEXADECIMAL = re.compile("[0-9a-f]{6}")
 
 
 class Terminal:
@@ -63,11 +67,28 @@ class Terminal:
             lines.pop()
         return lines
 
+    def styled(self) -> list[Text]:
+        """The lines on the screen with their colours."""
+        with self._lock:
+            rows = [[self._screen.buffer[line][column] for column in range(self._screen.columns)] for line in range(self._screen.lines)]
+        return [Text.assemble(*((char.data, _style(char)) for char in row)) for row in rows]
+
     def all(self) -> list[str]:
         """The same after all lines that have scrolled out of it."""
         with self._lock:
             gone = ["".join(row[column].data for column in range(self._screen.columns)).rstrip() for row in self._screen.history.top]
         return gone + self.shown()
+
+
+def _style(char: pyte.screens.Char) -> Style:
+    return Style(color=_colour(char.fg), bgcolor=_colour(char.bg), bold=char.bold, italic=char.italics, reverse=char.reverse)
+
+
+def _colour(name: str) -> str | None:
+    """pyte's name of a colour as rich has it: hexadecimal digits, or one of eight names, of which pyte has brown for yellow."""
+    if name == "default":
+        return None
+    return f"#{name}" if HEXADECIMAL.fullmatch(name) else {"brown": "yellow"}.get(name, name)
 
 
 @contextmanager
