@@ -40,10 +40,10 @@ def killed(words, number=signal.SIGKILL):
 """
 
 
-def started(folder: Path, case: str, after: str = "0") -> warm.Started:
-    """A keeper whose servers do `case`, of `keeping`, `words` and `weights`."""
+def started(folder: Path, case: str, after: str = "0", first: str = "") -> warm.Started:
+    """A keeper whose servers do `case`, of `keeping`, `words` and `weights`. `first` is run in the keeper."""
     body = "\n".join(f"    {line}" for line in case.strip().splitlines())
-    code = f"{SERVER}\ndef CASE(keeping, words, weights):\n{body}\n\nsys.exit(Keeper().run(serve))"
+    code = f"{SERVER}\n{first}\ndef CASE(keeping, words, weights):\n{body}\n\nsys.exit(Keeper().run(serve))"
     return warm.start_python(folder, ("-c", code), {"PS_FORK_SERVER": after}, folder / "out", folder / "err")
 
 
@@ -126,6 +126,31 @@ return 3
 """
     assert started(tmp_path, case, after="0.2").wait(60) == 3
     assert (tmp_path / "out").read_text().split("\n")[1] == "idle"
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("return 7", 7), ("os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)", -signal.SIGTERM)],
+    ids=["by itself", "by a signal from outside"],
+)
+def test_a_server_that_ends_is_not_held_up_by_an_import(tmp_path: Path, end: str, code: int) -> None:
+    first = """
+class Slow:
+    @staticmethod
+    def import_module(name):
+        say("imports")
+        for _ in range(600):
+            try:
+                time.sleep(0.1)
+            except Exception:
+                say("a library hides what ends an import")
+        say("imported")
+
+keeper.importlib = Slow
+"""
+    process = started(tmp_path, f"time.sleep(1)\n{end}", after="0.1", first=first)
+    assert process.wait(30) == code
+    assert (tmp_path / "out").read_text().split("\n")[:-1] == ["life 1", "imports"]
 
 
 def test_a_server_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -213,3 +215,19 @@ def test_what_no_version_holds_comes_again() -> None:
         "1": {"complete": 4, "open": [], "leftAt": 4, "incarnation": [1, 1]},
         "2": {"complete": 2, "open": [], "leftAt": 2, "incarnation": [2, 0]},
     }
+
+
+def test_memory_that_was_given_up_goes_without_a_collector() -> None:
+    weights, region = regions("sgd")
+    memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, tuple(rules.named("sgd").slots))
+    mapped = [weakref.ref(weights), weakref.ref(region)]
+    made = cells("sgd", memory)
+    for cell in made:
+        cell.put(cell.rule.init(torch.zeros(cell.block.length, dtype=getattr(torch, cell.block.dtype))), 0)
+    gc.disable()
+    try:
+        memory.give_up()
+        del weights, region, memory, made, cell
+        assert [ref() for ref in mapped] == [None, None], "a shard collects seldom, and each rewind would leave one behind"
+    finally:
+        gc.enable()

@@ -50,6 +50,10 @@ EVENTS: Final = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memo
 log = logging.getLogger("psjob.shard")
 
 
+class _OverError(BaseException):
+    """The server has ended for good. No library that is being imported may take it for an error of its own."""
+
+
 @dataclass
 class Held:
     """What a server finds that takes another's place, until it has taken it. `died`: how that one ended."""
@@ -193,7 +197,8 @@ class Keeper:
                     poll.unregister(ours)
             if not ready and due is not None and time.monotonic() >= due:
                 self._due = None
-                self._prepare()
+                with contextlib.suppress(_OverError):
+                    self._prepare_while_it_serves()
 
     def _look(self, now: float) -> float | None:
         """Kill a server that hangs, where another can go on in its place. When to look again; None: it is not watched."""
@@ -237,6 +242,21 @@ class Keeper:
             except OSError:
                 return False
         return True
+
+    def _prepare_while_it_serves(self) -> None:
+        """Raises _OverError as soon as the server has ended so that none takes its place: an import may take longer than anybody waits."""
+
+        def ended(*_: object) -> None:
+            found = os.waitid(os.P_PID, self._server, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None and (found.si_code == os.CLD_EXITED or found.si_status not in REPLACED):
+                raise _OverError
+
+        before = signal.signal(signal.SIGCHLD, ended)
+        try:
+            ended()  # it may have been, just before
+            self._prepare()
+        finally:
+            signal.signal(signal.SIGCHLD, before)
 
     def _prepare(self) -> None:
         """Import what a server needs, so that the next one is a fork of it. What fails here must not end the server that there is."""

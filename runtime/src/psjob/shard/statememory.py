@@ -107,6 +107,10 @@ class StateMemory:
             self._serves = serves
             self._words[SERVES] = serves and not self._unplaced
 
+    def give_up(self) -> None:
+        """Its blocks are served from elsewhere. The memory goes with the last who uses it, and not when a collector finds a circle."""
+        self.blocks = {}
+
     def place(self, block: int, placed: bool) -> None:
         """Is all of a block here? Nobody can go on while one is not."""
         if placed == (block not in self._unplaced):

@@ -314,6 +314,8 @@ class Store(ShardProgress):
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
+        if self.kept is not None:
+            self.kept.give_up()
         self.kept = None
         if not (self.lends or self.outliving.possible) or self.layout is None:
             return
