@@ -25,10 +25,18 @@ GROUPS = {
     "Checkpoints and weights": ("checkpoint", "export"),
     "Rows on the shards": ("Embedding", "EmbeddingBag", "offload_embeddings", "Table"),
     "Without a parameter server": ("mirror", "all_reduce", "PeerLost"),
+    "What is refused": ("Refused",),
 }
 METHODS = {"Embedding": ("forward",), "EmbeddingBag": ("forward",), "Table": ("push", "pull")}
 MADE = {"pipeline": (Pipeline, ("step", "evaluate", "state_dict", "load_state_dict"))}
 """What a function gives back, with methods of its own."""
+OF_A_JOB = ("wait", "phase", "manifest", "save")
+EXCEPTIONS = """## Exceptions of a client
+
+The text of each is a sentence with the next step, as a call. `in_terminal` is the same with a command. `JobProblem` is the base of all.
+
+| exception | when |
+| --- | --- |"""
 SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
 
 
@@ -46,15 +54,32 @@ def page() -> str:
             for method in methods:
                 parts += _entry(f"{made.__name__}.{method}", getattr(made, method))
     parts.append("## Jobs\n\nThese are the methods of `psjob.Client`. `psjob.AsyncClient` has the same as coroutines.\n")
-    for name, verb in vars(psjob.Client).items():
-        if not name.startswith("_") and callable(getattr(psjob.Client, name)):
-            parts += _entry(f"psjob.Client.{name}", getattr(psjob.Client, name), plain=isinstance(verb, classmethod))
+    for name in vars(psjob.Client):
+        if not name.startswith("_"):
+            parts += _entry(f"psjob.Client.{name}", getattr(psjob.Client, name))
+    parts.append(
+        "## One job\n\n`psjob.Job` is what `train`, `submit`, `job` and `resume` of a client return. Without a name it has the same verbs.\n"
+    )
+    shared = [f"`{name}`" for name in vars(psjob.Job) if not name.startswith("_") and hasattr(psjob.Client, name) and name not in OF_A_JOB]
+    parts.append(f"As the client's: {', '.join(shared)}. These are its own:\n")
+    for name in OF_A_JOB:
+        parts += _entry(f"psjob.Job.{name}", getattr(psjob.Job, name))
+    parts.append(EXCEPTIONS)
+    for name in client_exceptions():
+        parts.append(f"| `{name}` | {_joined(inspect.getdoc(getattr(psjob, name)) or '').partition(' Example:')[0]} |")
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _entry(name: str, thing: Any, plain: bool = False) -> Iterator[str]:
+def client_exceptions() -> list[str]:
+    """Exceptions that the distribution psjob-client adds, the base first."""
+    base = psjob.JobProblem
+    found = [name for name in psjob.__all__ if inspect.isclass(thing := getattr(psjob, name)) and issubclass(thing, base)]
+    return sorted(found, key=lambda name: (name != base.__name__, name))
+
+
+def _entry(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}\n"
-    if not (inspect.isclass(thing) and issubclass(thing, Exception)):
+    if not isinstance(thing, property) and not (inspect.isclass(thing) and issubclass(thing, Exception)):
         yield f"```python\n{_signature(name, thing)}\n```\n"
     text = inspect.getdoc(thing) or ""
     pieces = SECTION.split(text)

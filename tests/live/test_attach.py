@@ -97,12 +97,11 @@ def test_outside_a_job_nothing_hangs_on_a_model(monkeypatch: pytest.MonkeyPatch,
     assert not mine._forward_pre_hooks and not mine._forward_hooks and not optimizer._optimizer_step_pre_hooks
 
 
-def refused_alone(capsys: pytest.CaptureFixture[str], *given: Any, **words: Any) -> str:
-    """What attach ends with outside a job."""
-    with pytest.raises(SystemExit) as ended:
+def refused_alone(*given: Any, **words: Any) -> str:
+    """What attach raises outside a job."""
+    with pytest.raises(ps.Refused) as refused:
         ps.attach(*given, **words)
-    assert ended.value.code == contract.EXIT_REFUSED
-    return capsys.readouterr().err
+    return str(refused.value)
 
 
 def lbfgs(of: nn.Module) -> torch.optim.Optimizer:
@@ -123,26 +122,26 @@ ALONE: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("words", ALONE)
-def test_outside_a_job_it_refuses_the_same(words: str, job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_job_it_refuses_the_same(words: str, job: Callable[..., str]) -> None:
     make, stateful = ALONE[words]
-    assert words in refused_alone(capsys, *make(), **stateful)
+    assert words in refused_alone(*make(), **stateful)
     assert words in job(*make(), **stateful)
 
 
-def test_outside_a_job_a_second_attach_is_refused_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_job_a_second_attach_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other, third = model(), model(), model()
     ps.attach(mine, sgd(mine))
-    assert "attach was called twice; give each model a name" in refused_alone(capsys, other, sgd(other))
-    assert "attach was called twice" in refused_alone(capsys, other, sgd(other), name="other")
+    assert "attach was called twice; give each model a name" in refused_alone(other, sgd(other))
+    assert "attach was called twice" in refused_alone(other, sgd(other), name="other")
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     ps.attach(mine, sgd(mine))
     ps.attach(mine, sgd(mine), name="a")
     monkeypatch.delattr(sys, "ps1")
-    assert "name='a') was called twice" in refused_alone(capsys, other, sgd(other), name="a")
-    assert "must be of one class" in refused_alone(capsys, other, torch.optim.Adam(other.parameters()), name="b")
+    assert "name='a') was called twice" in refused_alone(other, sgd(other), name="a")
+    assert "must be of one class" in refused_alone(other, torch.optim.Adam(other.parameters()), name="b")
     ps.attach(other, sgd(other), name="b")
     mine(torch.ones(1, 3)).sum().backward()
-    assert "attach after a, b were in use" in refused_alone(capsys, third, sgd(third), name="c")
+    assert "attach after a, b were in use" in refused_alone(third, sgd(third), name="c")
 
 
 @pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-i"]])

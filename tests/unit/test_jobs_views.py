@@ -11,7 +11,7 @@ import pytest
 from psjob_client.cli import rows
 from psjob_client.jobs import clustered, recorded, series
 from psjob_client.jobs.html import job_html
-from psjob_client.jobs.problems import no_such_job
+from psjob_client.jobs.problems import call, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.view import HistoryView, JobView
 from psjob_client.local.sampling import Samples
@@ -276,5 +276,6 @@ def test_spans_and_sizes_are_read_by_people() -> None:
 
 
 def test_near_names_are_suggested() -> None:
-    assert "did you mean digits?" in str(no_such_job("digit", "here", ["digits", "lda"], "psjob list"))
-    assert "`psjob list` shows" in str(no_such_job("zzz", "here", ["digits"], "psjob list"))
+    assert "did you mean digits?" in str(no_such_job("digit", "here", ["digits", "lda"], call("list")))
+    unknown = no_such_job("zzz", "here", ["digits"], call("list"))
+    assert "`client.list()` shows" in str(unknown) and "`psjob list` shows" in unknown.in_terminal

@@ -1,20 +1,45 @@
-"""psjob: parameter-server training for PyTorch. What a script imports.
+"""psjob: parameter-server training for PyTorch. `help(psjob.attach)` tells more of a name, and docs/reference.md has all of them.
 
 import psjob as ps
 model, opt = ps.attach(model, opt)        # outside a job: plain torch, nothing changes
 for x, y in ps.shard(loader):             # this worker's slice of the data, restartable
     loss = loss_fn(model(x), y); loss.backward(); opt.step(); opt.zero_grad()
+
+In a training script
+    attach                 hand model and optimizer to the job
+    shard, epochs, state   data, epochs and values that a restart goes on with
+    report, wait           numbers for the display; wait for late weights
+    checkpoint, export     ask for a checkpoint; write weights to a file
+    rank, world, is_first, step, epoch          where this script is
+    clip_grad_norm_        clip the mean gradient
+    pipeline, lazy         a model that is cut in stages
+    Embedding, EmbeddingBag, Table, offload_embeddings      rows that lie on the shards
+    mirror, all_reduce     sums between workers without a parameter server
+    integrations           accelerate, lightning, transformers
+
+In a notebook, a test or a script that starts jobs (pip install 'psjob[client]')
+    Client, AsyncClient    Client.local() or Client.kube(): train, get, list, metrics, ...
+    Job, AsyncJob          what `train` returns: wait, logs, phase, load_weights, ...
+
+Exceptions
+    Refused                the script asks for what cannot be done
+    PeerLost               another process of `mirror` or `all_reduce` has gone
+    JobProblem             base of those of the client:
+    NoSuchJob, JobFailed, DeadlinePassed, Conflict, BadManifest, CannotShip, NoWeights
+    Unreachable, NotAllowed, NotServed          the cluster does not answer as wanted
 """
 
 import os
 import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
 
 from psjob.contract import ENV_ROLE
 from psjob.process.version import __version__
 
 if TYPE_CHECKING:
+    from psjob import integrations as integrations
     from psjob.api.attach import attach
     from psjob.api.clipping import clip_grad_norm_
     from psjob.api.data import epoch, shard
@@ -27,54 +52,100 @@ if TYPE_CHECKING:
     from psjob.embeddings.embedding import Embedding, EmbeddingBag
     from psjob.embeddings.offload import offload_embeddings
     from psjob.embeddings.statetable import Table
+    from psjob.process.errors import Refused
+    from psjob_client.jobs.problems import (
+        Conflict,
+        DeadlinePassed,
+        JobFailed,
+        JobProblem,
+        NoSuchJob,
+        NotAllowed,
+        NotServed,
+        NoWeights,
+        Unreachable,
+    )  # fmt: skip
+    from psjob_client.sdk.blocking import Client
+    from psjob_client.sdk.building import BadManifest
+    from psjob_client.sdk.client import AsyncClient
+    from psjob_client.sdk.handle import AsyncJob
+    from psjob_client.sdk.job import Job
+    from psjob_client.sdk.shipping import CannotShip
 
 __all__ = [
-    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_", "epoch",
-    "epochs", "export", "is_first", "lazy", "mirror", "offload_embeddings", "pipeline", "rank", "report", "shard", "state", "step", "wait",
-    "world",
+    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Refused", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_",
+    "epoch", "epochs", "export", "is_first", "lazy", "mirror", "offload_embeddings", "pipeline", "rank", "report", "shard", "state", "step",
+    "wait", "world",
 ]  # fmt: skip
+
+if TYPE_CHECKING or find_spec("psjob_client"):
+    __all__ += [
+        "AsyncClient", "AsyncJob", "BadManifest", "CannotShip", "Client", "Conflict", "DeadlinePassed", "Job", "JobFailed", "JobProblem",
+        "NoSuchJob", "NoWeights", "NotAllowed", "NotServed", "Unreachable",
+    ]  # fmt: skip
 
 _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
-    "epochs": "api.epochs", "state": "api.epochs",
+    "epochs": "api.epochs", "state": "api.epochs", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload",
     "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
     "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 
+_CLIENT = {
+    "Client": "sdk.blocking", "Job": "sdk.job", "AsyncClient": "sdk.client", "AsyncJob": "sdk.handle",
+    "BadManifest": "sdk.building", "CannotShip": "sdk.shipping",
+    **dict.fromkeys(
+        ("Conflict", "DeadlinePassed", "JobFailed", "JobProblem", "NoSuchJob", "NoWeights", "NotAllowed", "NotServed", "Unreachable"),
+        "jobs.problems",
+    ),
+}  # fmt: skip
+"""What the distribution psjob-client adds, by its module: found when it is asked for, never imported before."""
 
-_CLIENT = {"Client": "blocking", "AsyncClient": "client"}
-"""What the distribution psjob-client adds, by module of its room sdk: found when it is asked for, never imported before."""
+# A type checker that saw __getattr__ would take any name for one of psjob's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # Late, because a shard that starts tells its peers before it pays for importing torch.
+        import importlib
+
+        if name in _CLIENT:
+            value = _of_client(name)
+        elif name == "integrations":
+            return importlib.import_module("psjob.integrations")
+        elif name in __all__:
+            value = getattr(importlib.import_module(f"psjob.{_HOME.get(name, 'api.reporting')}"), name)
+        else:
+            # Its name and object: Python's traceback asks then whether a near name was meant.
+            raise AttributeError(f"module 'psjob' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        globals()[name] = value
+        return value
 
 
-def __getattr__(name: str) -> Any:
-    # Late, because a shard that starts tells its peers before it pays for importing torch.
-    if name not in __all__ and name not in _CLIENT:
-        raise AttributeError(f"module 'psjob' has no attribute {name!r}")
+def _of_client(name: str) -> object:
     import importlib
 
-    if name in _CLIENT:
-        try:
-            found = getattr(importlib.import_module(f"psjob_client.sdk.{_CLIENT[name]}"), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "psjob_client":
-                raise
-            raise ImportError(
-                f"psjob.{name} is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'"
-            ) from None
-        globals()[name] = found
-        return found
-    module = importlib.import_module(f"psjob.{_HOME.get(name, 'api.reporting')}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    try:
+        return getattr(importlib.import_module(f"psjob_client.{_CLIENT[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "psjob_client":
+            raise
+    raise ImportError(f"psjob.{name} is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'")
 
 
 def __dir__() -> list[str]:
-    from importlib.util import find_spec
-
     dunders = {name for name in globals() if name.startswith("__")}
-    return sorted({*dunders, *__all__, *(_CLIENT if find_spec("psjob_client") else ()), "integrations"})
+    # pydoc prints in full what it finds here, thousands of lines with what is torch's: `help(psjob)` is the text at the top.
+    return sorted(dunders if _pydoc_asks() else {*dunders, *__all__, "integrations"})
+
+
+def _pydoc_asks() -> bool:
+    """Is it pydoc that has called `dir`, by way of inspect.getmembers?"""
+    frame: FrameType | None = sys._getframe()
+    for _ in range(4):
+        frame = None if frame is None else frame.f_back
+        if frame is not None and frame.f_globals.get("__name__") == "pydoc":
+            return True
+    return False
 
 
 class _Face(ModuleType):

@@ -218,7 +218,7 @@ def _all(where: Where) -> list[JobView]:
         found: list[JobView] = []
         for answer in answers:
             if isinstance(answer, JobProblem) and len(clients) > 1:
-                say(f"psjob: runs of this machine alone: {answer}")
+                say(f"psjob: runs of this machine alone: {answer.in_terminal}")
             elif isinstance(answer, BaseException):
                 raise answer
             else:

@@ -59,7 +59,7 @@ def app() -> None:
             print(f"psjob: {line}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT) from None
     except JobProblem as problem:
-        for line in str(problem).splitlines():
+        for line in problem.in_terminal.splitlines():
             print(f"psjob: {line}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None
     except KeyboardInterrupt:

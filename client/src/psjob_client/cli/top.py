@@ -102,7 +102,7 @@ async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[s
         if isinstance(answer, JobProblem):
             if len(clients) == 1:
                 raise answer
-            problems.append(str(answer))
+            problems.append(answer.in_terminal)
         elif isinstance(answer, BaseException):
             raise answer
         else:

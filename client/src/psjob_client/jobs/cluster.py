@@ -12,7 +12,7 @@ from typing import Any
 
 from psjob_client.jobs import clustered, kube, series
 from psjob_client.jobs.kube import KubeClient, Reach
-from psjob_client.jobs.problems import JobProblem, NotServed, no_such_job
+from psjob_client.jobs.problems import JobProblem, NotServed, call, no_such_job
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local.probe import part
 from psjob_operator.cluster.client import ApiError
@@ -151,9 +151,8 @@ class ClusterSource:
         known: list[str] = []
         with contextlib.suppress(ApiError):
             known = [raw["metadata"]["name"] for raw in await self.client.list(JOBS, self.where.namespace)]
-        return no_such_job(
-            name, f"namespace {self.where.namespace} of {self.where.context}", known, f"psjob list -n {self.where.namespace}"
-        )
+        listing = call("list", namespace=self.where.namespace)
+        return no_such_job(name, f"namespace {self.where.namespace} of {self.where.context}", known, listing)
 
     async def _said(self, error: ApiError) -> JobProblem:
         if error.code == 404 and not await kube.served(self.client):

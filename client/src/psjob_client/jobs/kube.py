@@ -15,7 +15,7 @@ from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 
-from psjob_client.jobs.problems import Conflict, JobProblem, NotAllowed, NotServed, Unreachable
+from psjob_client.jobs.problems import Conflict, JobProblem, NotAllowed, NotServed, Step, Unreachable
 from psjob_client.local.shapes import shaped
 from psjob_operator import __version__, keys
 from psjob_operator.cluster import connect
@@ -105,7 +105,8 @@ async def reach(context: str | None, namespace: str | None, config: str | None =
     try:
         configuration = await connect.configure(config, context)
     except connect.ConnectError as error:
-        raise Unreachable(f"no cluster can be reached: {error}; runs of this machine: add --local") from None
+        local = Step("`psjob.Client.local()`", "add --local")
+        raise Unreachable(f"no cluster can be reached: {error}; runs of this machine: ", local) from None
     name, own = ("in-cluster", _own_namespace()) if connect.in_cluster(config) else _context(connect.kubeconfig_path(config), context)
     client = KubeClient(configuration, Limits(qps=50.0, burst=100, timeout=SECONDS), f"psjob/{__version__}", MANAGER)
     return client, Reach(name, (own or "default") if namespace is None else namespace, str(configuration.host))
@@ -117,7 +118,8 @@ def said(error: ApiError, where: Reach) -> JobProblem:
     if error.code == 0:
         return Unreachable(
             f"the cluster of context {where.context} at {where.host} gives no answer ({message[:200]}); "
-            f"check it with `kubectl --context {where.context} version`, or name another --context"
+            f"check it with `kubectl --context {where.context} version`, or name another ",
+            Step("context: `psjob.Client.kube(context=…)`", "--context"),
         )
     if error.code == 401:
         return NotAllowed(f"the cluster does not accept the credentials of context {where.context}: {message}; log in again")

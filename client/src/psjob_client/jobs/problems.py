@@ -1,47 +1,111 @@
-"""What a verb ends with when it cannot do what it was asked: one sentence with the next step."""
+"""What a verb ends with when it cannot do what it was asked: one sentence with the next step.
+
+The step is a call for who called from Python, and a command for who typed one: a sentence holds both as a `Step`.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 NEAR = 3
 
 
+@dataclass(frozen=True)
+class Step:
+    """What to do next, in the words of Python and of a terminal."""
+
+    python: str
+    terminal: str
+
+
+def call(verb: str, name: str = "", namespace: str | None = None) -> Step:
+    """A verb that clients and the command line share, of a job or of all."""
+    given = json.dumps(name) if name else ""
+    words = " ".join(filter(None, ("psjob", verb, name, f"-n {namespace}" if namespace else "")))
+    return Step(f"`client.{verb}({given})`", f"`{words}`")
+
+
 class JobProblem(Exception):
-    """A job, a cluster or a deadline stands in the way; the text is one sentence for people, with what to do next."""
+    """A job, a cluster or a deadline stands in the way; the text is one sentence for people, with what to do next.
+
+    Example:
+        >>> import psjob
+        >>> try:
+        ...     psjob.Client.local().get("nothing")
+        ... except psjob.JobProblem as problem:
+        ...     print(repr(problem.in_terminal[:28]))
+        'there is no job "nothing" in'
+    """
+
+    __module__ = "psjob"
+
+    def __init__(self, *parts: str | Step) -> None:
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return "".join(part if isinstance(part, str) else part.python for part in self.args)
+
+    @property
+    def in_terminal(self) -> str:
+        """The same for who typed a command."""
+        return "".join(part if isinstance(part, str) else part.terminal for part in self.args)
 
 
 class NoSuchJob(JobProblem):
     """There is no job of that name."""
 
+    __module__ = "psjob"
+
 
 class Unreachable(JobProblem):
     """The cluster gives no answer, or there is no way to it."""
+
+    __module__ = "psjob"
 
 
 class NotAllowed(JobProblem):
     """The cluster refuses this user."""
 
+    __module__ = "psjob"
+
 
 class NotServed(JobProblem):
     """The cluster does not know PSTrainingJob."""
+
+    __module__ = "psjob"
 
 
 class Conflict(JobProblem):
     """The job is not in a state in which that can be done."""
 
+    __module__ = "psjob"
+
 
 class JobFailed(JobProblem):
     """The job that was waited for has failed."""
+
+    __module__ = "psjob"
 
 
 class DeadlinePassed(JobProblem):
     """What was waited for did not come in time."""
 
+    __module__ = "psjob"
 
-def no_such_job(name: str, where: str, known: Iterable[str], listing: str) -> NoSuchJob:
-    """`there is no job "digit" in …; did you mean digits?`; `listing` is the command that shows all."""
+
+class NoWeights(JobProblem):
+    """The job has no weights to load, or they cannot be read."""
+
+    __module__ = "psjob"
+
+
+def no_such_job(name: str, where: str, known: Iterable[str], listing: Step) -> NoSuchJob:
+    """`there is no job "digit" in …; did you mean digits?`; `listing` is what shows all."""
     near = difflib.get_close_matches(name, list(known), n=NEAR, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"`{listing}` shows those that are there"
-    return NoSuchJob(f'there is no job "{name}" in {where}; {hint}')
+    start = f'there is no job "{name}" in {where}; '
+    if near:
+        return NoSuchJob(f"{start}did you mean {' or '.join(near)}?")
+    return NoSuchJob(start, listing, " shows those that are there")

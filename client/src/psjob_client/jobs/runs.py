@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.jobs import recorded, series
-from psjob_client.jobs.problems import no_such_job
+from psjob_client.jobs.problems import Step, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local import record
@@ -99,7 +99,7 @@ class RunSource:
         of_job = [path for path in paths if _job(path) == name]
         if not of_job:
             known = dict.fromkeys([*(_job(path) for path in paths), *by_run])
-            raise no_such_job(name, str(self.runs), known, "psjob list --local")
+            raise no_such_job(name, str(self.runs), known, Step("`client.list()`", "`psjob list --local`"))
         return max(of_job, key=_created)
 
     def knows(self, name: str) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from psjob_operator.api.base import Model
 from psjob_operator.api.status import TERMINAL, Phase
+
+if TYPE_CHECKING:
+    import pandas
 
 Where = Literal["local", "cluster"]
 Role = Literal["shard", "worker"]
@@ -251,11 +254,20 @@ class JobView(View):
         """It has or wants processes: neither over nor suspended."""
         return not self.over and self.phase != "Suspended"
 
-    def _repr_html_(self) -> str:
-        """In a notebook: a table."""
+    def _repr_html_(self) -> str | None:
+        """In a notebook: a table; None if `wait` has just shown it, so that it is shown once."""
+        from psjob_client.jobs import cells
         from psjob_client.jobs.html import job_html
 
-        return job_html(self)
+        return None if cells.marked(self) else job_html(self)
+
+    def __repr__(self) -> str:
+        """In a line: the manifest, which may hold a whole script, is not for reading here."""
+        of = f" of {self.progress.total}" if self.progress.total else ""
+        loss = "" if self.progress.loss is None else f", loss {self.progress.loss:.4g}"
+        return f"<job {self.id}: {self.phase}, {self.unit} {self.progress.step}{of}{loss}>"
+
+    __str__ = __repr__
 
     def seconds(self, now: float) -> float | None:
         """How long it has been there: from `created` to its end, or to `now`."""
@@ -326,6 +338,12 @@ class Series(View):
         """The newest value."""
         return self.values[-1] if self.values else None
 
+    def __repr__(self) -> str:
+        """In a line."""
+        return f"<{self.name}: {len(self.values)} values" + (f", {self.values[-1]:.4g} at {self.steps[-1]}>" if self.values else ">")
+
+    __str__ = __repr__
+
 
 class HistoryView(View):
     """What a job told over time."""
@@ -338,3 +356,37 @@ class HistoryView(View):
     def of(self, name: str) -> Series | None:
         """The series of that name."""
         return next((one for one in self.series if one.name == name), None)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The numbers as a table: a row for each time at which something was told, a column for each number.
+
+        Returns:
+            A DataFrame over `step`, with `time` (UTC) first. After a restart a step may be there again. NaN: not told then.
+
+        Raises:
+            ImportError: pandas is not installed.
+
+        Example:
+            >>> history = HistoryView(series=(Series(name="loss", times=(1.0, 2.0), steps=(10, 20), values=(0.5, 0.25)),))
+            >>> history.to_pandas()["loss"].tolist()
+            [0.5, 0.25]
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs the package pandas, which is not installed: pip install pandas") from None
+        rows: dict[tuple[float, int], dict[str, float]] = {}
+        for one in self.series:
+            for time, step, value in zip(one.times, one.steps, one.values, strict=True):
+                rows.setdefault((time, step), {})[one.name] = value
+        index = sorted(rows)
+        table = pandas.DataFrame([rows[key] for key in index], index=pandas.Index([step for _, step in index], name="step"))
+        table = table.reindex(columns=[one.name for one in self.series])
+        table.insert(0, "time", pandas.to_datetime([time for time, _ in index], unit="s", utc=True), allow_duplicates=True)
+        return table
+
+    def __repr__(self) -> str:
+        """In a line."""
+        return f"<history of {', '.join(one.name for one in self.series) or 'nothing yet'}>"
+
+    __str__ = __repr__

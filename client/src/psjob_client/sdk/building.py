@@ -29,6 +29,8 @@ Train = Callable[..., Any] | str | Path | Sequence[str]
 class BadManifest(JobProblem):
     """The manifest that was asked for is not valid; a line a problem."""
 
+    __module__ = "psjob"
+
 
 def build(
     what: Train,

@@ -1,4 +1,4 @@
-"""A job that was started from Python: the client's verbs, and its manifest. `Job` (blocking.py) is the same, called without await."""
+"""A job that was started from Python: the client's verbs, and its manifest. `Job` (job.py) is the same, called without await."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from psjob_client.jobs.problems import Conflict
 from psjob_client.jobs.text import as_yaml
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine
 from psjob_client.sdk.looking import DAY
+from psjob_operator.api.status import Phase
 
 if TYPE_CHECKING:
     from psjob_client.sdk.client import AsyncClient
+    from psjob_client.sdk.weights import Weights
 
 
 class AsyncJob:
@@ -40,6 +42,10 @@ class AsyncJob:
         """As `Client.get`."""
         return await self._client.get(self.id)
 
+    async def phase(self) -> Phase:
+        """One word: Pending, Running, Recovering, Suspended, Complete or Failed, as it is now."""
+        return (await self.get()).phase
+
     async def wait(self, *, phases: Collection[str] = ("Complete",), timeout: float = DAY) -> JobView:
         """As `Client.wait`."""
         return await self._client.wait(self.id, phases=phases, timeout=timeout)
@@ -61,6 +67,10 @@ class AsyncJob:
     async def metrics(self) -> HistoryView:
         """As `Client.metrics`."""
         return await self._client.metrics(self.id)
+
+    async def load_weights(self) -> Weights:
+        """As `Client.load_weights`."""
+        return await self._client.load_weights(self.id)
 
     async def suspend(self, *, timeout: float = 120.0) -> None:
         """As `Client.suspend`."""

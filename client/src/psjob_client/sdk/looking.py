@@ -6,10 +6,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
+from typing import TYPE_CHECKING
 
-from psjob_client.jobs.problems import DeadlinePassed, JobFailed
+from psjob_client.jobs.problems import DeadlinePassed, JobFailed, Step, call
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.sdk.place import Place
+
+if TYPE_CHECKING:
+    from psjob_client.sdk.weights import Weights
 
 DAY = 86_400.0
 LOOK = {"local": 0.2, "cluster": 1.0}
@@ -129,6 +133,26 @@ class Looking(ABC):
         """
         return await (await self.place()).checkpoints(name)
 
+    async def load_weights(self, name: str) -> Weights:
+        """The weights of a job, on the CPU: the final ones, or those of its newest checkpoint.
+
+        Args:
+            name: As for `get`.
+
+        Returns:
+            A tensor for each name of `model.state_dict()`, so that the plain model takes it: `model.load_state_dict(weights)`. Frozen
+            parameters that no optimizer was given are not part of a job, and not of this.
+
+        Raises:
+            NoSuchJob: There is none.
+            NoWeights: It has no checkpoint yet, or that cannot be read from here.
+
+        Example:
+            >>> {name: tuple(tensor.shape) for name, tensor in client.load_weights("digits").items()}
+            {'weight': (1, 8), 'bias': (1,)}
+        """
+        return await (await self.place()).weights(name)
+
     async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """What processes print.
 
@@ -206,6 +230,8 @@ class Looking(ABC):
             if job.phase in phases:
                 return job
         assert job is not None
-        why = f" ({f'{job.reason}: ' if job.reason else ''}{job.message})" if job.message else ""
         ended = "is suspended" if job.phase == "Suspended" else f"ended as {job.phase}"
-        raise JobFailed(f"{job.id} {ended}{why}; its logs say more: `psjob logs {job.id}`")
+        why = f" ({f'{job.reason}: ' if job.reason else ''}{job.message})" if job.message else ""
+        resume = call("resume", job.id, job.namespace)  # a view names commands
+        said = Step(why.replace(resume.terminal, resume.python), why)
+        raise JobFailed(f"{job.id} {ended}", said, "; its logs say more: ", call("logs", job.id, job.namespace))

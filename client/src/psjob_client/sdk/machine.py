@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem
+from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem, call
 from psjob_client.jobs.runs import RunSource
 from psjob_client.jobs.view import CheckpointView
 from psjob_client.local import record
@@ -23,7 +23,11 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
 from psjob_client.sdk.building import job_of
+from psjob_client.sdk.weights import weights_in
 from psjob_operator.contract import FINAL_WEIGHTS
+
+if TYPE_CHECKING:
+    from psjob_client.sdk.weights import Weights
 
 LOOK_SECONDS = 0.1
 START_SECONDS = 60.0
@@ -75,20 +79,19 @@ class Machine(RunSource):
         path = self._running(name)
         _signal(path, signal.SIGINT)
         if seconds is not None and not await _until(lambda: not record.alive(path), seconds):
-            raise DeadlinePassed(
-                f"{path.name} still writes its last checkpoint after {seconds:g} s; `psjob get {path.name}` shows how far it is"
-            )
+            said = f"{path.name} still writes its last checkpoint after {seconds:g} s; "
+            raise DeadlinePassed(said, call("get", path.name), " shows how far it is")
 
     async def resume(self, name: str) -> str:
         """A new run that begins with the last checkpoint of this one."""
         path = self.path(name)
         job = await self.get(name)
         if record.alive(path):
-            raise Conflict(f"{path.name} runs; `psjob get {path.name}` shows it")
+            raise Conflict(f"{path.name} runs; ", call("get", path.name), " shows it")
         if job.phase == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
-            raise Conflict(f"{path.name} kept no manifest; go on with `psjob run JOB.yaml --resume {path}`")
+            raise Conflict(f"{path.name} kept no manifest; go on in a terminal: `psjob run JOB.yaml --resume {path}`")
         told = _object(path / record.RUN)
         folder = Path(str(told.get("workFolder") or self.folder))
         return await self.submit(job.manifest, work_folder=folder, resume=path)
@@ -115,11 +118,16 @@ class Machine(RunSource):
 
         if not await _until_async(newer, seconds):
             raise DeadlinePassed(
-                f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does `psjob get {path.name}` show any?"
+                f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does ", call("get", path.name), " show any?"
             )
         if not found:
-            raise Conflict(f"{path.name} has ended meanwhile; `psjob get {path.name}` says how")
+            raise Conflict(f"{path.name} has ended meanwhile; ", call("get", path.name), " says how")
         return found[0]
+
+    async def weights(self, name: str) -> Weights:
+        """From the run's folder."""
+        path = self.path(name)
+        return await weights_in(path, path.name)
 
     async def delete(self, name: str, seconds: float) -> None:
         """End the run at once, without a last checkpoint, and remove its folder."""
@@ -140,8 +148,8 @@ class Machine(RunSource):
     def _running(self, name: str) -> Path:
         path = self.path(name)
         if not record.alive(path):
-            further = "" if (path / FINAL_WEIGHTS).exists() else f", `psjob resume {path.name}` goes on from there"
-            raise Conflict(f"{path.name} does not run; `psjob get {path.name}` says how it ended{further}")
+            further = () if (path / FINAL_WEIGHTS).exists() else (", ", call("resume", path.name), " goes on from there")
+            raise Conflict(f"{path.name} does not run; ", call("get", path.name), " says how it ended", *further)
         return path
 
     def _said(self, run: str) -> Path:

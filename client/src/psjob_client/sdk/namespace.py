@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psjob_client.jobs import clustered
 from psjob_client.jobs.cluster import ClusterSource
-from psjob_client.jobs.problems import Conflict, DeadlinePassed
+from psjob_client.jobs.problems import Conflict, DeadlinePassed, NoWeights, call
 from psjob_client.jobs.view import CheckpointView, JobView
 from psjob_client.sdk.building import job_of
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.kinds import JOBS
+
+if TYPE_CHECKING:
+    from psjob_client.sdk.weights import Weights
 
 LOOK_SECONDS = 1.0
 
@@ -37,8 +40,8 @@ class Namespace(ClusterSource):
         except ApiError as error:
             if error.reason == "AlreadyExists":
                 raise Conflict(
-                    f"there is a job {job.metadata.name} in {self.where} already; name another, or end it with `psjob delete "
-                    f"{job.metadata.name} -n {namespace}`"
+                    f"there is a job {job.metadata.name} in {self.where} already; name another, or end it with ",
+                    call("delete", job.metadata.name, namespace),
                 ) from None
             raise await self._said(error) from None
         return job.metadata.name
@@ -70,8 +73,16 @@ class Namespace(ClusterSource):
 
         done = await self._wait(name, newer, seconds, "has no new checkpoint yet")
         if done.checkpoint is None:
-            raise Conflict(f"{name} has ended without a checkpoint; `psjob get {name}` says why")
+            raise Conflict(f"{name} has ended without a checkpoint; ", call("get", name, self.where.namespace), " says why")
         return done.checkpoint
+
+    async def weights(self, name: str) -> Weights:
+        """Not from here: they lie on the job's claim."""
+        job = clustered.job_view(await self.raw(name), self.where.context)
+        raise NoWeights(
+            f"the weights of {job.id} are on its claim, which pods of namespace {self.where.namespace} can read: mount it there, and load "
+            f"final.safetensors of its folder {job.run} with safetensors.torch.load_file"
+        )
 
     async def delete(self, name: str, seconds: float) -> None:
         """Delete the job; its pods go with it."""
@@ -111,7 +122,7 @@ class Namespace(ClusterSource):
             if time.monotonic() > until:
                 why = f" ({job.message})" if job.message else ""
                 raise DeadlinePassed(
-                    f"{name} {lacking} after {seconds:g} s{why}; `psjob events {name} -n {self.where.namespace}` may say why"
+                    f"{name} {lacking} after {seconds:g} s{why}; ", call("events", name, self.where.namespace), " may say why"
                 )
             await asyncio.sleep(LOOK_SECONDS)
         return job

@@ -1,10 +1,10 @@
-"""A job in a notebook: an output that is replaced while the job goes on. Needs IPython's display alone, no widgets."""
+"""A job in a notebook: an output that is replaced while the job goes on. Needs only IPython's display, no widgets."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
+from psjob_client.jobs import cells
 from psjob_client.jobs.html import job_html
 from psjob_client.jobs.view import HistoryView, JobView
 
@@ -19,8 +19,7 @@ def html(job: JobView, history: HistoryView) -> str:
 
 def board() -> Callable[[JobView, HistoryView], None] | None:
     """Shows a job, in place of what it showed before; None: this is no notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or not hasattr(shell, "kernel"):
+    if cells.shell() is None:
         return None
     from IPython.display import HTML, display
 
@@ -28,5 +27,6 @@ def board() -> Callable[[JobView, HistoryView], None] | None:
 
     def show(job: JobView, history: HistoryView) -> None:
         handle.update(HTML(html(job, history)))
+        cells.mark(job)
 
     return show

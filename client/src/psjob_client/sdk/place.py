@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from psjob_client.jobs.source import JobSource
 from psjob_client.jobs.view import CheckpointView
+
+if TYPE_CHECKING:
+    from psjob_client.sdk.weights import Weights
 
 
 class Place(JobSource, Protocol):
@@ -27,6 +30,9 @@ class Place(JobSource, Protocol):
 
     async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
         """Have a checkpoint made; returns when it is committed."""
+
+    async def weights(self, name: str) -> Weights:
+        """The final weights, or those of the newest checkpoint. Raises NoWeights."""
 
     async def delete(self, name: str, seconds: float) -> None:
         """End the job and forget it. On this machine its checkpoints go too; on a cluster its claim stays if the manifest says so."""

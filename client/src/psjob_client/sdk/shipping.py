@@ -30,6 +30,8 @@ REMEDY = "define it inside the function, hand it over with args={…}, or put th
 class CannotShip(JobProblem):
     """A function that cannot run elsewhere as it is."""
 
+    __module__ = "psjob"
+
 
 def script_of(what: Callable[..., Any] | str | Path, args: Mapping[str, Any] | None = None) -> str:
     """The text of a script that does what `what` does: calls the function with `args`, or is the file.

@@ -134,9 +134,9 @@ class Page:
         try:
             return JSONResponse(await asyncio.wait_for(read(self._clients[place], name), SECONDS))
         except NoSuchJob as problem:
-            return JSONResponse({"problem": str(problem)}, 404)
+            return JSONResponse({"problem": problem.in_terminal}, 404)
         except JobProblem as problem:
-            return JSONResponse({"problem": str(problem)}, 502)
+            return JSONResponse({"problem": problem.in_terminal}, 502)
         except TimeoutError:
             return JSONResponse({"problem": f"no answer within {SECONDS:g} s"}, 504)
 
@@ -148,7 +148,7 @@ async def _listed(client: AsyncClient) -> dict[str, Any]:
             title = (await client.place()).title
             return {"title": title, "jobs": [shown.row(job) for job in await client.list()], "problem": ""}
     except JobProblem as problem:
-        return {"title": title, "jobs": [], "problem": str(problem)}
+        return {"title": title, "jobs": [], "problem": problem.in_terminal}
     except TimeoutError:
         return {"title": title, "jobs": [], "problem": f"no answer within {SECONDS:g} s"}
 

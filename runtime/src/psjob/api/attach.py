@@ -18,7 +18,7 @@ from psjob.api.pairs import FirstUse, Pair, check_name, refuse_more
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, ownfiles, supervise
-from psjob.process.errors import Refused, exit_refused
+from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.worker import children, exits, rewind
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -68,7 +68,7 @@ def attach(
         The model and the optimizer that were given.
 
     Raises:
-        SystemExit: with status 77 and a sentence, where the script asks for what cannot be done.
+        Refused: where the script asks for what cannot be done. In a job this process ends with status 77 and the sentence.
 
     Example:
         >>> import torch, psjob as ps
@@ -93,7 +93,7 @@ def attach(
             _wanted.update(stateful)
             _wanted[OVERLAP] = overlap or _wanted.get(OVERLAP, False)
     except Refused as refused:
-        exit_refused(str(refused))
+        refuse(str(refused))
     if name is None and not any(library.moves(model) for library in foreign.in_use()):
         settle()
     else:

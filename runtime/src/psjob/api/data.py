@@ -20,7 +20,7 @@ from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, rounds_of
 from psjob.api.streams import Stream
 from psjob.embeddings.prefetch import Ahead
-from psjob.process.errors import Refused, exit_refused
+from psjob.process.errors import Refused, refuse
 from psjob.resume.generators import generators, put_generators
 
 B = TypeVar("B", covariant=True)
@@ -46,7 +46,8 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         What `loader` is to a loop: `len`, passes, and its attributes.
 
     Raises:
-        SystemExit: with status 77 and a sentence, for what is no DataLoader, and for an order that could not be found again.
+        Refused: for what is no DataLoader, and for an order that could not be found again. In a job this process ends with
+            status 77 and the sentence.
 
     Example:
         >>> import torch, psjob as ps
@@ -66,8 +67,9 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         plain = loader if place is None else knows.plain(loader)
         return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader))
     except Refused as refused:
-        exit_refused(str(refused)) if job is None else job.refuse(str(refused))
-        raise
+        if job is not None:
+            job.refuse(str(refused))
+        refuse(str(refused))
 
 
 def _described(loader: Any) -> str:

@@ -10,7 +10,7 @@ from psjob.api.attached import AttachedJob
 from psjob.api.loops import AFTER
 from psjob.api.reporting import worker_place
 from psjob.api.state import State, the_state
-from psjob.process.errors import Refused, exit_refused
+from psjob.process.errors import Refused, refuse
 
 
 def epochs(count: int | None = None) -> Epochs:
@@ -28,7 +28,8 @@ def epochs(count: int | None = None) -> Epochs:
         An iterator over the numbers of the epochs, from 0. Its `len` is how many are left; without `count` it has none.
 
     Raises:
-        SystemExit: with status 77 and a sentence, for a count that is no number of epochs, and in a job before `attach`.
+        Refused: for a count that is no number of epochs, and in a job before `attach`. A job's process ends with
+            status 77 and the sentence.
 
     Example:
         >>> import psjob as ps
@@ -39,7 +40,7 @@ def epochs(count: int | None = None) -> Epochs:
         (2, 3)
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        exit_refused(f"ps.epochs takes a number of epochs, such as ps.epochs(10), or nothing; got {count!r:.40}")
+        refuse(f"ps.epochs takes a number of epochs, such as ps.epochs(10), or nothing; got {count!r:.40}")
     return Epochs(count)
 
 
@@ -111,8 +112,8 @@ def state(**first: Any) -> State:
         The one namespace of this process: `state.best`, `state.best = 0.5`. Further calls add names to it.
 
     Raises:
-        SystemExit: with status 77 and a sentence, for a name that is given twice, and for a value that could not be put back. In a job,
-            where a value is read or assigned before `attach`.
+        Refused: for a name that is given twice, for a value that could not be put back, and in a job where a value is read or assigned
+            before `attach`. A job's process ends with status 77 and the sentence.
 
     Example:
         >>> import psjob as ps
@@ -127,7 +128,7 @@ def state(**first: Any) -> State:
         for name, value in first.items():
             one._declare(name, value)
     except Refused as refused:
-        exit_refused(str(refused))
+        refuse(str(refused))
     return one
 
 
@@ -137,5 +138,5 @@ def _attached(done: str, back: str) -> AttachedJob | None:
         return None
     attaching.settle()
     if attaching.current is None:
-        exit_refused(f"{done} before attach; call attach first: a restart puts {back} back there")
+        refuse(f"{done} before attach; call attach first: a restart puts {back} back there")
     return attaching.current

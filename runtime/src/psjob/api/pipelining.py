@@ -20,7 +20,7 @@ from psjob.pipeline.losses import LossFn, accumulate, mean_loss
 from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.stage import Grads, StageRun
 from psjob.process import config
-from psjob.process.errors import Refused, exit_refused
+from psjob.process.errors import Refused, refuse
 
 
 def pipeline(
@@ -47,7 +47,7 @@ def pipeline(
         A `Pipeline`: `step` makes forward and backward, `evaluate` a forward alone.
 
     Raises:
-        SystemExit: with status 77 and a sentence, where the script asks for what cannot be done.
+        Refused: where the script asks for what cannot be done. In a job this process ends with status 77 and the sentence.
 
     Example:
         >>> import torch, psjob as ps
@@ -71,8 +71,7 @@ def pipeline(
         except ValueError as error:
             raise Refused(f"ps.pipeline: {error}") from error
     except Refused as refused:
-        exit_refused(str(refused))
-        raise  # exit_refused does not come back
+        refuse(str(refused))
 
 
 def lazy() -> AbstractContextManager[None]:

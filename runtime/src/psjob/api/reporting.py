@@ -14,7 +14,7 @@ from psjob.api import trackers
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process import config
-from psjob.process.errors import Refused, exit_refused
+from psjob.process.errors import Refused, refuse
 
 
 def rank() -> int:
@@ -184,6 +184,5 @@ def worker_place() -> config.Place | None:
     try:
         place = config.place()
     except Refused as refused:
-        exit_refused(str(refused))
-        raise
+        refuse(str(refused))
     return place if place is not None and place.role == "worker" else None

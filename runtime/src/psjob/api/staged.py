@@ -97,7 +97,6 @@ class StagedPipeline:
         job = self.attached()
         if job is None:
             exit_refused("ps.pipeline: give the model to ps.attach before the first step")
-            raise AssertionError("exit_refused does not come back")
         if job.replay or job.places.skipping:
             return torch.zeros(())
         self.inside = True

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import torch
 
-from psjob.checkpoint import files
+from psjob.checkpoint import files, manifest
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.problems import Damage
+from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import final_rows
 from psjob.contract import FINAL_WEIGHTS
 from psjob.layout import memory
 from psjob.layout.blocks import Layout
+
+TRIES = 3
+"""For a checkpoint that is pruned while it is read."""
 
 
 def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None = None, source: Path | None = None) -> FileFact:
@@ -27,6 +30,38 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
     `aliases` gives further names of tied parameters: {name in the state_dict: name in the table}; each is written in full, as the
     format forbids shared bytes. Raises CheckpointProblem or Damage.
     """
+    source = source or folder
+    with _Blocks(source, made) as blocks:
+        # No name of the run and no time: equal weights after equal steps are equal files.
+        return files.write_blocks(folder, FINAL_WEIGHTS, _entries(source, made, aliases, blocks), {"format": "pt", "step": str(made.step)})
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of `final.safetensors`, or before there is one what it would hold of the newest checkpoint; empty without either.
+
+    A job that runs commits others meanwhile, and removes old ones: then the next one is read. Raises CheckpointProblem or Damage.
+    """
+    for again in reversed(range(TRIES)):
+        if (folder / FINAL_WEIGHTS).exists():
+            return files.read_blocks(folder / FINAL_WEIGHTS)
+        if not folder.is_dir():
+            return {}
+        made, _ = manifest.newest(folder, None, whole=False)
+        if made is None:
+            return {}
+        try:
+            with _Blocks(folder, made) as blocks:
+                entries = _entries(folder, made, made.extra.get("aliases"), blocks)
+                return {name: one if isinstance(one, torch.Tensor) else one.make().view(one.shape) for name, one in entries}
+        except CheckpointProblem:
+            if not again or (folder / made.name).exists():
+                raise
+    return {}
+
+
+def _entries(
+    source: Path, made: Manifest, aliases: Mapping[str, str] | None, blocks: _Blocks
+) -> list[tuple[str, torch.Tensor | DeferredTensor]]:
     names = {spec.name: row for row, spec in enumerate(made.layout.table)}
     wanted = dict(names)
     for alias, name in (aliases or {}).items():
@@ -35,18 +70,14 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
         wanted[alias] = names[name]
     for table in made.rows.specs if made.rows is not None else ():
         wanted.pop(f"{table.name}.anchor", None)  # the plain module has none
-    source = source or folder
     entries: list[tuple[str, torch.Tensor | DeferredTensor]] = []
-    with _Blocks(source, made) as blocks:
-        for name, row in wanted.items():
-            spec = made.layout.table[row]
-            entries.append((name, DeferredTensor(spec.dtype, spec.shape, functools.partial(blocks.tensor, row))))
-        if made.buffers is not None:
-            buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
-            entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
-        entries += final_rows(source, made)
-        # No name of the run and no time: equal weights after equal steps are equal files.
-        return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "step": str(made.step)})
+    for name, row in wanted.items():
+        spec = made.layout.table[row]
+        entries.append((name, DeferredTensor(spec.dtype, spec.shape, functools.partial(blocks.tensor, row))))
+    if made.buffers is not None:
+        buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
+        entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
+    return [*entries, *final_rows(source, made)]
 
 
 def weights_sha256(layout: Layout, blocks: Mapping[int, torch.Tensor]) -> str:

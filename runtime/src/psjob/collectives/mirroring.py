@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from psjob import contract
 from psjob.collectives.reducing import DEADLINE, check, connected, flattened, local_ranks, put_back
-from psjob.collectives.runner import PeerLost, PointToPoint, Transport, run
+from psjob.collectives.runner import PointToPoint, Transport, run
 from psjob.collectives.strategies import Planner, chunks_for, planner
 from psjob.collectives.tree import broadcast_from_first
-from psjob.process.errors import exit_refused
+from psjob.process.errors import refuse
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -48,7 +46,8 @@ def mirror(
         The model and the optimizer that were given.
 
     Raises:
-        SystemExit: with a sentence and status 77 where the script asks for what cannot be done, 75 where a peer is lost.
+        Refused: where the script asks for what cannot be done. In a job this process ends with status 77 and the sentence.
+        PeerLost: where a peer is lost, in `mirror` and in each step of the optimizer.
 
     Example:
         >>> import torch, psjob as ps
@@ -75,14 +74,11 @@ def mirror(
 
 
 def told(call: Callable[[], R]) -> R:
-    """Run a call; where it is refused or loses a peer, end this process with the sentence."""
+    """Run a call; where it is refused, say so as the process has to."""
     try:
         return call()
     except ValueError as refused:
-        exit_refused(str(refused))
-    except PeerLost as lost:
-        print(f"psjob: {lost}", file=sys.stderr, flush=True)
-    raise SystemExit(contract.EXIT_RETRY)
+        refuse(str(refused))
 
 
 class Replica:

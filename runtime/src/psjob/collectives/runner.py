@@ -22,6 +22,8 @@ class PeerLost(RuntimeError):
         ...     raise SystemExit(f"start all processes again: {lost}")
     """
 
+    __module__ = "psjob"
+
 
 class Pending(Protocol):
     """A transfer under way. `wait` raises RuntimeError where it fails or is not through in time."""

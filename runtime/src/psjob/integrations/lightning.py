@@ -12,7 +12,7 @@ import psjob as ps
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
-from psjob.process.errors import exit_refused
+from psjob.process.errors import refuse
 
 try:
     from lightning.fabric.utilities.rank_zero import rank_zero_only as of_fabric
@@ -102,7 +102,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             return
         optimizers: list[torch.optim.Optimizer] = self.optimizers  # type: ignore[has-type]
         if len(optimizers) != 1:
-            exit_refused(
+            refuse(
                 f"configure_optimizers gave {len(optimizers)} optimizers, and PSStrategy attaches one; train several in a loop of "
                 "your own, with ps.attach(model, optimizer, name=...) for each"
             )
@@ -130,7 +130,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         """Refused in a job."""
         if self._place is not None:
-            exit_refused(
+            refuse(
                 "Trainer.fit(ckpt_path=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from one of another "
                 "run with checkpoint.resumeFrom"
             )

@@ -16,7 +16,7 @@ from psjob.api import advice, foreign
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
-from psjob.process.errors import exit_refused
+from psjob.process.errors import refuse
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -80,9 +80,9 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
         if self._place is None:
             return
         if self._progress is None:
-            exit_refused("PSCallback came after the Trainer was made; give it to Trainer(..., callbacks=[PSCallback()])")
+            refuse("PSCallback came after the Trainer was made; give it to Trainer(..., callbacks=[PSCallback()])")
         if state.global_step:
-            exit_refused(
+            refuse(
                 "Trainer.train(resume_from_checkpoint=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from "
                 "one of another run with checkpoint.resumeFrom"
             )
@@ -251,7 +251,7 @@ def _trainer_of(callback: PSCallback) -> Trainer:
         if isinstance(thing, Trainer) and any(one is callback for one in thing.callback_handler.callbacks):
             return thing
         frame = frame.f_back
-    exit_refused("PSCallback was called by no Trainer of transformers; give it to Trainer(..., callbacks=[PSCallback()])")
+    refuse("PSCallback was called by no Trainer of transformers; give it to Trainer(..., callbacks=[PSCallback()])")
     raise AssertionError
 
 
@@ -264,4 +264,4 @@ def _check(args: TrainingArguments) -> None:
         ("auto_find_batch_size", "each worker would find a batch size of its own; set per_device_train_batch_size"),
     ):
         if getattr(args, name, None):
-            exit_refused(f"TrainingArguments({name}=...) in a job: {why}; leave {name} out")
+            refuse(f"TrainingArguments({name}=...) in a job: {why}; leave {name} out")

@@ -20,7 +20,20 @@ _REFUSED = '"refused": true'
 
 
 class Refused(Exception):
-    """What the script or the environment asks cannot be done, and starting again would not help. The text says what to change."""
+    """What the script or the environment asks cannot be done, and starting again would not help. The text says what to change.
+
+    Outside a job it is raised, in a notebook and in a test too. In a job the process prints the text and ends with status 77.
+
+    Example:
+        >>> import psjob as ps
+        >>> try:
+        ...     ps.epochs(-1)
+        ... except ps.Refused as refused:
+        ...     print(refused)
+        ps.epochs takes a number of epochs, such as ps.epochs(10), or nothing; got -1
+    """
+
+    __module__ = "psjob"
 
 
 class Fenced(Exception):
@@ -62,6 +75,14 @@ def exit_refused(message: str) -> NoReturn:
     child = multiprocessing.parent_process() is not None
     leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True} if child else {"error": message})
     raise SystemExit(contract.EXIT_REFUSED)
+
+
+def refuse(message: str) -> NoReturn:
+    """Refuse what the script asks: in a process of a job as by `exit_refused`, which the planner relies on; elsewhere raise Refused."""
+    __tracebackhide__ = True
+    if contract.ENV_ROLE in os.environ:
+        exit_refused(message)
+    raise Refused(message) from None
 
 
 @contextmanager
