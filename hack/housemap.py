@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = ("psjob_client", "psjob_operator", "psjob")
 FACE = "psjob"
 """The one package whose own names people import; of the others the root is a version number, and no room."""
+NAMED = ("psjob_client", "psjob.integrations")
+"""What the face only names, for type checkers: it imports none of these."""
 PURE = "without I/O"
 """What the names of the contracts say that keep rooms pure."""
 ROADS = {
@@ -49,7 +51,8 @@ def house() -> dict[str, set[str]]:
         room = room_of(module)
         if room is None:
             continue
-        targets = {room_of(target) for target in graph.find_modules_directly_imported_by(module)}
+        found = graph.find_modules_directly_imported_by(module)
+        targets = {room_of(target) for target in found if module != FACE or not target.startswith(NAMED)}
         imports.setdefault(room, set()).update(target for target in targets if target is not None and target != room)
     return imports
 

@@ -57,11 +57,9 @@ def page() -> str:
     for name in vars(psjob.Client):
         if not name.startswith("_"):
             parts += _entry(f"psjob.Client.{name}", getattr(psjob.Client, name))
-    parts.append(
-        "## One job\n\n`psjob.Job` is what `train`, `submit`, `job` and `resume` of a client return. Without a name it has the same verbs.\n"
-    )
+    parts.append("## One job\n\n`psjob.Job` is what `train`, `submit`, `job` and `resume` of a client return.\n")
     shared = [f"`{name}`" for name in vars(psjob.Job) if not name.startswith("_") and hasattr(psjob.Client, name) and name not in OF_A_JOB]
-    parts.append(f"As the client's: {', '.join(shared)}. These are its own:\n")
+    parts.append(f"These verbs are as the client's, without the name: {', '.join(shared)}. It has more:\n")
     for name in OF_A_JOB:
         parts += _entry(f"psjob.Job.{name}", getattr(psjob.Job, name))
     parts.append(EXCEPTIONS)

@@ -90,12 +90,12 @@ def test_importing_psjob_does_not_import_torch() -> None:
 
 def test_the_client_is_found_where_it_is_installed_and_named_where_it_is_not() -> None:
     assert set(CLIENT) <= set(dir(ps))
-    program = "import sys; sys.modules['psjob_client'] = None; import psjob; from psjob import *; {}"
+    program = "import sys; sys.modules['psjob_client'] = None; import psjob; {}"
     for code in ("psjob.Client", "from psjob import Client"):
         done = subprocess.run([sys.executable, "-c", program.format(code)], capture_output=True, text=True)
         last = done.stderr.strip().splitlines()[-1]
         assert last == "ImportError: psjob.Client is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'"
-    code = program.format("assert not {'Client', 'JobProblem'} & {*dir(psjob), *psjob.__all__, *globals()}; attach, Refused")
+    code = program.format("from psjob import *; attach, Refused; assert not {'Client', 'Job'} & {*dir(psjob), *psjob.__all__, *globals()}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -33,7 +33,7 @@ def ipython(monkeypatch: pytest.MonkeyPatch, shell: Any) -> list[str]:
 
 
 def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = ipython(monkeypatch, SimpleNamespace(kernel=object()))
+    shown = ipython(monkeypatch, SimpleNamespace(kernel=object(), execution_count=1))
     board = notebook.board()
     assert board is not None
     board(JOB, HistoryView())
