@@ -114,7 +114,7 @@ def test_the_page_of_python_submits_to_a_cluster(place: World, tmp_path: Path) -
     """Its second block, with the function of its first one."""
     blocks = python_blocks()
     function = blocks["docs/python.md#1"].text.partition("client = ")[0]
-    asked = blocks["docs/python.md#2"].text.replace("team-a", place.namespace)
+    asked = blocks["docs/python.md#3"].text.replace("team-a", place.namespace)
     (tmp_path / "page.py").write_text(function + asked + "print(job.id)\nclient.close()\n")
     env = {**os.environ, "KUBECONFIG": str(place.cluster.kubeconfig)}
     page = [sys.executable, "page.py"]

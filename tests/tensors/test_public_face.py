@@ -95,7 +95,7 @@ def test_the_client_is_found_where_it_is_installed_and_named_where_it_is_not() -
         done = subprocess.run([sys.executable, "-c", program.format(code)], capture_output=True, text=True)
         last = done.stderr.strip().splitlines()[-1]
         assert last == "ImportError: psjob.Client is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'"
-    code = program.format("from psjob import *; attach, Refused; assert not {'Client', 'Job'} & {*dir(psjob), *psjob.__all__, *globals()}")
+    code = program.format("psjob.Refused; assert not {'Client', 'Job', 'JobProblem'} & {*dir(psjob), *psjob.__all__}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -357,6 +357,14 @@ class HistoryView(View):
         """The series of that name."""
         return next((one for one in self.series if one.name == name), None)
 
+    def __getitem__(self, name: str) -> Series:
+        """The same; raises KeyError with the names that there are."""
+        found = self.of(name)
+        if found is None:
+            known = ", ".join(one.name for one in self.series)
+            raise KeyError(f"the job reported no {name}; it reported {known}" if known else f"the job reported no {name}, and nothing else yet")
+        return found
+
     def to_pandas(self) -> pandas.DataFrame:
         """The numbers as a table: a row for each time at which something was told, a column for each number.
 

@@ -85,14 +85,14 @@ class Looking(ABC):
             name: As for `get`.
 
         Returns:
-            One series for each number. On a cluster it has what this client has seen, and while the job runs what shard 0 remembers.
+            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job runs what shard 0 remembers.
             `complete` says whether that is all.
 
         Raises:
             NoSuchJob: There is none.
 
         Example:
-            >>> client.metrics("digits").of("loss").values[-1]
+            >>> client.metrics("digits")["loss"].values[-1]
             0.021
         """
         return await (await self.place()).history(name)
