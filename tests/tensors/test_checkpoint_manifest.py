@@ -407,6 +407,54 @@ def test_final_is_one_file_for_plain_torch(tmp_path: Path) -> None:
         final.write_final(target, made, {"x": "nowhere"}, source=tmp_path)
 
 
+def test_weights_are_those_of_the_newest_checkpoint_until_there_are_final_ones(tmp_path: Path) -> None:
+    assert final.read_weights(tmp_path / "nowhere") == {} == final.read_weights(tmp_path)
+    aliases = {"aliases": {"tied.w": "w"}}
+    before, made = (dataclasses.replace(save(tmp_path, step), extra=aliases) for step in (10, 20))
+    for one in (before, made):
+        manifest.commit(tmp_path, one)
+    found = final.read_weights(tmp_path)
+    (tmp_path / "out").mkdir()
+    final.write_final(tmp_path / "out", made, aliases["aliases"], source=tmp_path)
+    whole = safetensors.torch.load_file(tmp_path / "out" / FINAL_WEIGHTS)
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)
+    assert found["bn.running_mean"].tolist() == [20, 20, 20]
+    final.write_final(tmp_path, before, aliases["aliases"])
+    assert final.read_weights(tmp_path)["bn.running_mean"].tolist() == [10, 10, 10], "the final ones, whatever else is there"
+
+
+def test_weights_of_a_checkpoint_that_is_pruned_meanwhile_are_those_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = committed(tmp_path, 10)
+    newest = manifest.newest
+
+    def pruned(folder: Path, run: str | None, **words: Any) -> Any:
+        found = newest(folder, run, **words)
+        if found[0] == first:
+            committed(tmp_path, 20)
+            for name in (first.name, *(fact.name for fact in first.listed())):
+                (tmp_path / name).unlink()
+        return found
+
+    monkeypatch.setattr(manifest, "newest", pruned)
+    assert final.read_weights(tmp_path)["bn.running_mean"].tolist() == [20, 20, 20]
+
+
+def test_weights_that_are_damaged_are_not_read(tmp_path: Path) -> None:
+    before, made = committed(tmp_path, 10, 20)
+    block = made.blocks[0]
+    path, span = tmp_path / block.file, made.fact(block.file).tensors[f"{block.index}.weights"]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: span.offset] + bytes([whole[span.offset] ^ 1]) + whole[span.offset + 1 :])
+    with pytest.raises(Damage, match=r"weights as .* crc"):
+        final.read_weights(tmp_path)
+    path.write_bytes(whole[:-1])
+    with pytest.warns(UserWarning, match="is passed over: .* is damaged"):
+        assert final.read_weights(tmp_path)["bn.running_mean"].tolist() == [10, 10, 10], "the one before, and told"
+    (tmp_path / before.name).unlink()
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointProblem, match="is damaged"):
+        final.read_weights(tmp_path)
+
+
 def test_final_of_equal_runs_is_the_same_bytes(tmp_path: Path) -> None:
     found = []
     for run in ("one", "another"):

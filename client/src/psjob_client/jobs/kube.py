@@ -105,8 +105,10 @@ async def reach(context: str | None, namespace: str | None, config: str | None =
     try:
         configuration = await connect.configure(config, context)
     except connect.ConnectError as error:
+        why = str(error)
+        why_here = Step(why.replace("--kubeconfig FILE", "kubeconfig=FILE").replace("--kubeconfig", "kubeconfig"), why)
         local = Step("`psjob.Client.local()`", "add --local")
-        raise Unreachable(f"no cluster can be reached: {error}; runs of this machine: ", local) from None
+        raise Unreachable("no cluster can be reached: ", why_here, "; runs of this machine: ", local) from None
     name, own = ("in-cluster", _own_namespace()) if connect.in_cluster(config) else _context(connect.kubeconfig_path(config), context)
     client = KubeClient(configuration, Limits(qps=50.0, burst=100, timeout=SECONDS), f"psjob/{__version__}", MANAGER)
     return client, Reach(name, (own or "default") if namespace is None else namespace, str(configuration.host))

@@ -362,7 +362,9 @@ class HistoryView(View):
         found = self.of(name)
         if found is None:
             known = ", ".join(one.name for one in self.series)
-            raise KeyError(f"the job reported no {name}; it reported {known}" if known else f"the job reported no {name}, and nothing else yet")
+            raise KeyError(
+                f"the job reported no {name}; it reported {known}" if known else f"the job reported no {name}, and nothing else yet"
+            )
         return found
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -195,8 +195,8 @@ class Job:
         """Loss, steps a second and the script's own numbers over time.
 
         Returns:
-            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job runs what shard 0 remembers.
-            `complete` says whether that is all.
+            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job
+            runs what shard 0 remembers. `complete` says whether that is all.
 
         Raises:
             NoSuchJob: It has been deleted.

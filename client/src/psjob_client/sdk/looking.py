@@ -85,8 +85,8 @@ class Looking(ABC):
             name: As for `get`.
 
         Returns:
-            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job runs what shard 0 remembers.
-            `complete` says whether that is all.
+            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job
+            runs what shard 0 remembers. `complete` says whether that is all.
 
         Raises:
             NoSuchJob: There is none.

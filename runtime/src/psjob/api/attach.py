@@ -76,6 +76,7 @@ def attach(
         >>> model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> model(torch.ones(1, 2)).sum().backward(); optimizer.step()
     """
+    __tracebackhide__ = True
     try:
         place = config.place()
         optimizer = given = optimizer or stepper(model)

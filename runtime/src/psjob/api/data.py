@@ -55,6 +55,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         >>> len(loader), [batch.tolist() for batch in loader]
         (3, [[0, 1], [2, 3], [4, 5]])
     """
+    __tracebackhide__ = True
     job = attaching.current
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)

@@ -39,6 +39,7 @@ def epochs(count: int | None = None) -> Epochs:
         >>> epoch, state.seen
         (2, 3)
     """
+    __tracebackhide__ = True
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
         refuse(f"ps.epochs takes a number of epochs, such as ps.epochs(10), or nothing; got {count!r:.40}")
     return Epochs(count)
@@ -123,6 +124,7 @@ def state(**first: Any) -> State:
         >>> state.best, state.history
         (0.5, [0.5])
     """
+    __tracebackhide__ = True
     one = the_state(lambda how: _attached(f"ps.state was {how}", "the values"))
     try:
         for name, value in first.items():

@@ -57,6 +57,7 @@ def pipeline(
         >>> model[0].weight.grad.shape
         torch.Size([4, 2])
     """
+    __tracebackhide__ = True
     try:
         _check(model, loss_fn)
         place = config.place()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -46,8 +47,12 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             return files.read_blocks(folder / FINAL_WEIGHTS)
         if not folder.is_dir():
             return {}
-        made, _ = manifest.newest(folder, None, whole=False)
+        made, problems = manifest.newest(folder, None, whole=False)
+        for problem in problems:
+            warnings.warn(problem, stacklevel=2)
         if made is None:
+            if problems:
+                raise CheckpointProblem(problems[0])
             return {}
         try:
             with _Blocks(folder, made) as blocks:

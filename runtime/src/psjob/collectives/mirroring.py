@@ -54,6 +54,7 @@ def mirror(
         >>> model = torch.nn.Linear(2, 1)
         >>> model, optimizer = ps.mirror(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
     """
+    __tracebackhide__ = True
 
     def begin() -> None:
         check(strategy, deadline)
@@ -69,12 +70,15 @@ def mirror(
         replica.begin()
         optimizer.register_step_pre_hook(lambda _optimizer, args, kwargs: told(lambda: replica.average(args, kwargs)))
 
-    told(begin)
+    try:
+        begin()
+    except ValueError as refused:
+        refuse(str(refused))
     return model, optimizer
 
 
 def told(call: Callable[[], R]) -> R:
-    """Run a call; where it is refused, say so as the process has to."""
+    """Run a call of the optimizer's hook; where it is refused, say so as the process has to."""
     try:
         return call()
     except ValueError as refused:
