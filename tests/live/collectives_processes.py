@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,9 @@ def _rank(env: dict[str, str], work: Work, folder: Path, words: tuple[Any, ...])
     try:
         with contextlib.redirect_stderr(said):
             found = work(*words)
+    except Exception:
+        said.write(traceback.format_exc())
+        raise
     finally:
         (folder / f"{env['RANK']}.json").write_text(json.dumps({"found": found, "said": said.getvalue()}))
     sys.stdout.flush()

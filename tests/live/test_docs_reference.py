@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from psjob import Client
+from psjob import Client, Job
 
 SCRIPT = """
 import sys, time, torch
@@ -27,7 +27,7 @@ while ps.step() < 368:
     time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
 print("accuracy 0.978", flush=True)
 """
-CALM = ("train", "submit", "job", "get", "list", "events", "metrics", "timeline", "checkpoints", "wait", "logs", "watch")
+CALM = ("train", "submit", "job", "get", "list", "events", "metrics", "timeline", "checkpoints", "wait", "logs", "watch", "load_weights")
 """Verbs whose examples speak of a job that has ended, or start one."""
 STEERING = ("checkpoint", "suspend", "resume", "delete")
 """Verbs whose examples speak of a job that runs, in an order that leaves one for the next."""
@@ -50,10 +50,15 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
             local.delete(job.id)
 
 
-def shown(client: Client, name: str) -> None:
+OF_A_JOB = ("get", "events", "metrics", "logs", "watch", "wait", "load_weights", "save")
+"""Verbs of a handle whose examples speak of a job that has ended; those that steer have the client's examples."""
+
+
+def shown(client: Client, name: str, kind: type = Client) -> None:
     """Run the example of a verb."""
-    text = inspect.getdoc(getattr(Client, name)) or ""
-    example = doctest.DocTestParser().get_doctest(text, {"client": client, "Client": Client}, name, None, None)
+    text = inspect.getdoc(getattr(kind, name)) or ""
+    space = {"client": client, "Client": Client} if kind is Client else {"job": client.job("digits")}
+    example = doctest.DocTestParser().get_doctest(text, space, name, None, None)
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0, name
 
@@ -64,6 +69,8 @@ def test_examples_of_a_job_that_has_ended(client: Client) -> None:
     shown(client, "local")
     shown(client, "kube")
     client.submit(manifest(0.0)).wait(timeout=120)
+    for name in OF_A_JOB:
+        shown(client, name, Job)
     for name in sorted(CALM, key=("train", "submit").__contains__):
         if name == "submit":
             Path("job.yaml").write_text(json.dumps(manifest(0.0)))
