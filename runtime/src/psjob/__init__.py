@@ -1,32 +1,37 @@
 """psjob: parameter-server training for PyTorch. `help(psjob.attach)` tells more of a name, and docs/reference.md has all of them.
 
-import psjob as ps
-model, opt = ps.attach(model, opt)        # outside a job: plain torch, nothing changes
-for x, y in ps.shard(loader):             # this worker's slice of the data, restartable
-    loss = loss_fn(model(x), y); loss.backward(); opt.step(); opt.zero_grad()
+In a training script, as `import psjob as ps`:
 
-In a training script
-    attach                 hand model and optimizer to the job
-    shard, epochs, state   data, epochs and values that a restart goes on with
-    report, wait           numbers for the display; wait for late weights
-    checkpoint, export     ask for a checkpoint; write weights to a file
-    rank, world, is_first, step, epoch          where this script is
-    clip_grad_norm_        clip the mean gradient
-    pipeline, lazy         a model that is cut in stages
-    Embedding, EmbeddingBag, Table, offload_embeddings      rows that lie on the shards
-    mirror, all_reduce     sums between workers without a parameter server
-    integrations           accelerate, lightning, transformers
+- attach: hand model and optimizer to the job.
+- shard, epochs, state: data, epochs and values that a restart goes on with.
+- report, wait: numbers for the display; wait for weights that come late.
+- checkpoint, export: ask for a checkpoint; write weights to a file.
+- rank, world, is_first, step, epoch: where this script is.
+- clip_grad_norm_: clip the mean gradient.
+- pipeline, lazy: a model that is cut in stages.
+- Embedding, EmbeddingBag, Table, offload_embeddings: rows that lie on the shards.
+- mirror, all_reduce: sums between workers without a parameter server.
+- integrations: accelerate, lightning, transformers.
 
-In a notebook, a test or a script that starts jobs (pip install 'psjob[client]')
-    Client, AsyncClient    Client.local() or Client.kube(): train, get, list, metrics, ...
-    Job, AsyncJob          what `train` returns: wait, logs, phase, load_weights, ...
+In a notebook, a test or a script that starts jobs (pip install 'psjob[client]'):
 
-Exceptions
-    Refused                the script asks for what cannot be done
-    PeerLost               another process of `mirror` or `all_reduce` has gone
-    JobProblem             base of those of the client:
-    NoSuchJob, JobFailed, DeadlinePassed, Conflict, BadManifest, CannotShip, NoWeights
-    Unreachable, NotAllowed, NotServed          the cluster does not answer as wanted
+- Client, AsyncClient: Client.local() or Client.kube(), with train, get, list and more.
+- Job, AsyncJob: what `train` returns, with wait, logs, phase, load_weights and more.
+
+Exceptions:
+
+- Refused: the script asks for what cannot be done.
+- PeerLost: another process of `mirror` or `all_reduce` has gone.
+- JobProblem: the base of all that follow, which clients raise.
+- NoSuchJob, JobFailed, DeadlinePassed, Conflict, NoWeights: of a job.
+- BadManifest, CannotShip: of what is to be trained.
+- Unreachable, NotAllowed, NotServed: of a cluster.
+
+Example:
+    import psjob as ps
+    model, opt = ps.attach(model, opt)        # outside a job: plain torch, nothing changes
+    for x, y in ps.shard(loader):             # this worker's slice of the data, restartable
+        loss = loss_fn(model(x), y); loss.backward(); opt.step(); opt.zero_grad()
 """
 
 import os

@@ -18,7 +18,7 @@ async def weights_in(folder: Path, name: str) -> Weights:
     """Those of the job `name`, whose checkpoints lie in this folder: the final ones, or the newest that were committed.
 
     Raises:
-        NoWeights: There is no checkpoint yet, or it cannot be read.
+        NoWeights: The job has made no checkpoint yet, or it cannot be read.
     """
     return await asyncio.to_thread(_read, folder, name)
 
