@@ -113,6 +113,9 @@ def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, A
                 None,
                 f"differs from that of {chosen}, which all workers have now; ask ps.is_first() where worker 0 does more",
             )
+            theirs = mapping(parts[name], "template", f"spec.{kind.replicas}.{name}.template")
+            ours = mapping(parts[chosen], "template", f"{at}.template")
+            pods.note_differences(draft, theirs, ours, f"spec.{kind.replicas}.{name}.template", kind.container)
         if kind.framework == "TensorFlow":
             draft.note(f"spec.{kind.replicas}.{name}", None, "became worker 0, which trains as all workers do")
     for name, part in parts.items():

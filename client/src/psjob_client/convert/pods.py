@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_UP
 from typing import Any
 
-from psjob_client.convert import launcher
+from psjob_client.convert import launcher, scripts
 from psjob_client.convert.draft import Draft, items, mapping
 from psjob_client.judge.quantity import UNITS, quantity
 from psjob_client.local.errors import BadInput
@@ -39,6 +39,29 @@ def worker_template(draft: Draft, template: Mapping[str, Any], at: str, trained:
     chosen["name"] = TRAINED
     _trained(draft, chosen, place)
     return made
+
+
+def note_differences(draft: Draft, dropped: Mapping[str, Any], kept: Mapping[str, Any], at: str, trained: str) -> None:
+    """Name what only the template at `at` says of the trained container, as all workers have the other one now: its env, field by field."""
+    theirs, ours = _named(dropped, trained), _named(kept, trained)
+    there = {str(entry.get("name")): entry for entry in items(ours, "env", f"{at}.env") if isinstance(entry, Mapping)}
+    for entry in items(theirs, "env", f"{at}.env"):
+        if not isinstance(entry, Mapping) or entry == there.get(str(entry.get("name"))) or THEIR_NAMES.fullmatch(str(entry.get("name"))):
+            continue
+        value = f"={entry['value']}" if "value" in entry else ""
+        draft.note(
+            f"{at}.spec.containers[].env", f"{entry.get('name')}{value}", "is dropped; add it to the env of the workers if all need it"
+        )
+    for key in sorted({*theirs, *ours} - {"env", "ports"}):
+        if theirs.get(key) != ours.get(key):
+            draft.note(f"{at}.spec.containers[].{key}", theirs.get(key), "differs from that of the workers, and is dropped")
+
+
+def _named(template: Mapping[str, Any], trained: str) -> Mapping[str, Any]:
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    given = [item for item in containers if isinstance(item, Mapping)] if isinstance(containers, list) else []
+    return next((item for item in given if item.get("name") == trained), given[0] if given else {})
 
 
 def shard_template(draft: Draft, template: Mapping[str, Any], at: str, trained: str) -> dict[str, Any] | None:
@@ -99,6 +122,7 @@ def launched(draft: Draft, template: Mapping[str, Any], at: str) -> launcher.Lau
     """Take a launcher off the trained container's command; what it said. None: there is none."""
     container = next(item for item in template["spec"]["containers"] if item.get("name") == TRAINED)
     words = [*container["command"], *(container.get("args") or [])]
+    scripts.note_backend(draft, f"{at}.args" if container.get("args") else f"{at}.command", words)
     line = _inside_shell(words)
     if line is not None:
         words = line

@@ -1,4 +1,4 @@
-"""A torchrun command line as a PSTrainingJob."""
+"""The command line of torchrun or `accelerate launch` as a PSTrainingJob."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def convert(words: Sequence[str], wishes: Wishes) -> Converted:
     """The command `words` as a PSTrainingJob: one worker for each of its processes.
 
     Raises:
-        BadInput: it is no torchrun command, or names no script.
+        BadInput: it is no command of a launcher, or names no script.
     """
     launch = launcher.taken_apart(words)
     draft = Draft(shlex.join(words), wishes)
     draft.call(_word(launch.script))
     draft.notes.clear()  # the name is ours to choose: nothing of the source is lost
-    nodes, each = _nodes(draft, launch.nodes), _each(draft, launch.processes)
+    nodes, each = _nodes(draft, launch.nodes), _each(draft, launch)
     draft.replicas = nodes * each
     image = wishes.image or f"registry.example.com/{draft.name}:1"
     if wishes.image is None:
@@ -31,7 +31,7 @@ def convert(words: Sequence[str], wishes: Wishes) -> Converted:
     if launch.restarts is not None:
         draft.policy["backoffLimit"] = min(launch.restarts, 1000)
     for option, value, remedy in launch.dropped:
-        draft.note(option, value, remedy)
+        draft.note(option, value or None, remedy)
     draft.note_shards()
     draft.note("resources", None, "the manifest asks for none: add requests and limits, such as nvidia.com/gpu: 1, before you submit it")
     scripts.note(draft, "PyTorch")
@@ -57,12 +57,16 @@ def _nodes(draft: Draft, written: str | None) -> int:
     return int(high or low)
 
 
-def _each(draft: Draft, written: str | None) -> int:
+def _each(draft: Draft, launch: launcher.Launch) -> int:
+    written = launch.processes
     if written is None:
         return 1
-    if written in ("auto", "gpu", "cpu"):
+    words = () if launch.by_accelerate else ("auto", "gpu", "cpu")
+    if written in words:
         draft.note("--nproc-per-node", written, "depends on the machine; one worker a node is taken: set spec.workers.replicas")
         return 1
     if not (written.isascii() and written.isdigit() and int(written) >= 1):
+        if launch.by_accelerate:
+            raise BadInput(f"accelerate launch: --num_processes {written}: must be a number of at least 1")
         raise BadInput(f"torchrun: --nproc-per-node {written}: must be a number of at least 1, or auto, gpu or cpu")
     return int(written)

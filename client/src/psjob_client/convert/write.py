@@ -17,7 +17,10 @@ from psjob_operator.api.validate import validate_job
 from psjob_operator.contract import KIND
 
 GROUPS = {"kubeflow.org": frozenset(kubeflow.KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
-KNOWN = "TFJob, PyTorchJob and MXJob (kubeflow.org), TrainJob (trainer.kubeflow.org), and a torchrun command"
+KNOWN = (
+    "TFJob, PyTorchJob and MXJob (kubeflow.org), TrainJob (trainer.kubeflow.org), a command of torchrun or accelerate launch,"
+    " and scripts as files that end in .py"
+)
 REPLACED = {
     "MPIJob": "psjob has no MPI: start from the script with psjob init",
     "XGBoostJob": "psjob trains PyTorch models alone",
@@ -51,7 +54,7 @@ def from_text(text: str | bytes, wishes: Wishes) -> tuple[list[Converted], list[
 
 
 def from_words(words: Sequence[str], wishes: Wishes) -> Converted:
-    """A torchrun command line. Raises BadInput."""
+    """The command line of a launcher. Raises BadInput."""
     return _checked(torchrun.convert(words, wishes))
 
 

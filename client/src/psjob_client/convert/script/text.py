@@ -1,0 +1,168 @@
+"""A script's text by the places of its nodes, and edits of it that leave everything else as it was written.
+
+Edits are spans of the text and what takes their place. An edit inside another one that is larger goes with it. Comments and formatting are
+never parsed, so they cannot be lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from psjob_client.local.errors import BadInput
+
+STALE = re.compile(r"#.*(horovod|hvd|\bddp\b|distribut|process group|init_process|broadcast|\bsampler|\bwrap|\brank)", re.IGNORECASE)
+"""A comment that goes with the statement below it."""
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Bytes `start` to `end` become `text`."""
+
+    start: int
+    end: int
+    text: str = ""
+
+
+class Text:
+    """A script that was parsed. Places are bytes of its UTF-8, as ast counts them."""
+
+    def __init__(self, text: str) -> None:
+        self.mark = "\ufeff" if text.startswith("\ufeff") else ""
+        self.raw = text.removeprefix("\ufeff").encode()
+        try:
+            self.tree = ast.parse(self.raw)
+        except (SyntaxError, ValueError) as error:
+            at = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+            what = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise BadInput(f"{at}is not Python that can be read here: {what}; correct it first") from None
+        self._starts = [0]
+        for line in self.raw.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.newline = "\r\n" if b"\r\n" in self.raw else "\n"
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Where a node stands, without what is around it in parentheses."""
+        assert isinstance(node, ast.expr | ast.stmt | ast.keyword | ast.alias | ast.arg)
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start = self._starts[node.lineno - 1] + node.col_offset
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and node.decorator_list:
+            start = min(start, self.line_of(node.decorator_list[0])[0])
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def of(self, node: ast.AST) -> str:
+        """The node as it is written."""
+        start, end = self.span(node)
+        return self.raw[start:end].decode()
+
+    def line_of(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        """From the first byte of the node's first line to behind its last line's end."""
+        assert node.end_lineno is not None
+        first = node.lineno
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and node.decorator_list:
+            first = node.decorator_list[0].lineno
+        return self._starts[first - 1], self._starts[node.end_lineno]
+
+    def owners(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What the node stands in, the nearest first."""
+        while (above := self.parents.get(node)) is not None:
+            yield above
+            node = above
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The nearest statement that the node is, or is a part of."""
+        return next(one for one in (node, *self.owners(node)) if isinstance(one, ast.stmt))
+
+    def scope(self, node: ast.AST) -> ast.AST:
+        """The function, class or module that the node stands in."""
+        scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.Module
+        return next(one for one in self.owners(node) if isinstance(one, scopes))
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The statements of which this is one."""
+        owner = self.parents[statement]
+        for _, value in ast.iter_fields(owner):
+            if isinstance(value, list) and statement in value:
+                return value
+        raise AssertionError(f"line {statement.lineno} stands in no block")
+
+    def starts_its_line(self, statement: ast.stmt) -> bool:
+        """Nothing but white space stands before the statement in its line."""
+        start = self.span(statement)[0]
+        return not self.raw[self.line_of(statement)[0] : start].strip()
+
+    def has_its_lines(self, statement: ast.stmt) -> bool:
+        """Nothing else stands in the statement's lines, but for a comment."""
+        after = self.raw[self.span(statement)[1] : self.line_of(statement)[1]].strip()
+        return self.starts_its_line(statement) and (not after or after.startswith(b"#"))
+
+    def indent(self, statement: ast.stmt) -> str:
+        """White space before the statement."""
+        start = self.line_of(statement)[0]
+        return self.raw[start : self.span(statement)[0]].decode() if self.starts_its_line(statement) else ""
+
+    def below(self, statement: ast.stmt, lines: Iterable[str]) -> Edit:
+        """Lines behind a statement, in its block."""
+        while not self.starts_its_line(statement):
+            statement = self.statement(self.parents[statement])
+        end = self.line_of(statement)[1]
+        gap = "" if self.raw[:end].endswith((b"\n", b"\r")) else self.newline
+        return Edit(end, end, gap + "".join(f"{self.indent(statement)}{line}{self.newline}" for line in lines))
+
+    def without(self, statement: ast.stmt) -> Edit:
+        """Take a statement out, with the comment above it that speaks of it; `pass` where its line holds others."""
+        if not self.has_its_lines(statement):
+            return Edit(*self.span(statement), "pass")
+        start, end = self.line_of(statement)
+        before = self.raw[:start].splitlines(keepends=True)
+        while before and before[-1].strip().startswith(b"#") and STALE.search(before[-1].decode()):
+            start -= len(before.pop())
+        below = self.raw[end:].splitlines(keepends=True)[:1]
+        while (not below or not below[0].strip()) and before and not before[-1].strip():
+            start -= len(before.pop())
+        return Edit(start, end)
+
+    def unwrapped(self, call: ast.Call, inner: ast.expr) -> list[Edit]:
+        """`f(inner, …)` becomes `inner`, which may hold edits of its own."""
+        (start, end), (first, last) = self.span(call), self.span(inner)
+        plain = isinstance(inner, ast.Name | ast.Attribute | ast.Call | ast.Subscript) and b"\n" not in self.raw[first:last]
+        return [Edit(start, first, "" if plain else "("), Edit(last, end, "" if plain else ")")]
+
+    def without_argument(self, call: ast.Call, given: ast.keyword) -> Edit:
+        """Take an argument out of a call, with its comma."""
+        spans = sorted(self.span(one) for one in (*call.args, *call.keywords))
+        start, end = self.span(given)
+        at = spans.index((start, end))
+        if at + 1 < len(spans):
+            return Edit(start, spans[at + 1][0])
+        return Edit(spans[at - 1][1], end) if at else Edit(start, end)
+
+
+def applied(text: Text, edits: Iterable[Edit]) -> str:
+    """The text with all edits. Raises AssertionError for edits that overlap in part."""
+    made, at = [], 0
+    for edit in outermost(edits):
+        assert edit.start >= at, f"edits overlap at byte {edit.start}"
+        made += [text.raw[at : edit.start].decode(), edit.text]
+        at = edit.end
+    return text.mark + "".join(made) + text.raw[at:].decode()
+
+
+def outermost(edits: Iterable[Edit]) -> list[Edit]:
+    """In the order of the text, without those that lie inside a larger one."""
+    kept: list[Edit] = []
+    for edit in sorted(set(edits), key=lambda one: (one.start, one.end > one.start, -one.end, one.text)):
+        last = kept[-1] if kept else None
+        if last is None or edit.start >= last.end:
+            kept.append(edit)
+        elif edit.end > last.end:
+            raise AssertionError(f"edits overlap at byte {edit.start}")
+    return kept
+
+
+def covers(edits: Iterable[Edit], span: tuple[int, int]) -> bool:
+    """Does one of the edits take out all of the span?"""
+    return any(edit.start <= span[0] and span[1] <= edit.end for edit in edits)
