@@ -58,8 +58,8 @@ def psjob_takes(words: list[str]) -> None:
         name = f"{name} {words[0]}"
         assert words[0] in command.commands, f"there is no command {name}"
         command, words = command.commands[words[0]], words[1:]
-    if name == "psjob convert":  # what follows torchrun is torchrun's
-        words = [*itertools.takewhile(lambda word: word != "torchrun", words)]
+    if name == "psjob convert":  # what follows a launcher is the launcher's
+        words = [*itertools.takewhile(lambda word: word not in ("torchrun", "accelerate"), words)]
     try:
         command.make_context(name, list(words), parent=context)
     except REFUSED as refused:

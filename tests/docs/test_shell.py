@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from psjob_client.convert.launcher import taken_apart
 from psjob_operator.api.load import load_job
 from tests.docs import ROOT
 from tests.docs.commands import has, psjob_takes, simple
@@ -115,9 +116,14 @@ def pip(words: list[str]) -> None:
             assert word in ("psjob", "psjob[client]", "psjob-client", "psjob-operator"), word
 
 
+def torchrun(words: list[str]) -> None:
+    """By the options that `psjob convert` knows, which are torchrun's own: tests/tensors/test_convert_options.py."""
+    assert taken_apart(words).script in {line.removeprefix("# ") for line in WRITTEN}
+
+
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "psjob": psjob, "kubectl": kubectl, "helm": helm, "make": make, "python": python, "python3": python, "pytest": pytest_finds,
-    "docker": docker, "pip": pip,
+    "docker": docker, "pip": pip, "torchrun": torchrun,
 }  # fmt: skip
 
 

@@ -13,10 +13,15 @@ from tests import warm
 from tests.soaking import rotating
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("choose.md", "convert.md", "doctor.md", "port.md", "tutorials/first-async.md", "tutorials/embeddings.md")
+PAGES = (
+    "choose.md", "convert.md", "coming/ddp.md", "coming/horovod.md", "coming/tfjob.md", "doctor.md", "tutorials/first-async.md",
+    "tutorials/embeddings.md",
+)  # fmt: skip
 QUICK = {"convert.md"}
 """They need no runtime."""
-PROGRAMS = {"psjob": ["-m", "psjob_client.cli.main"], "python": []}
+PROGRAMS = {"psjob": ["-m", "psjob_client.cli.main"], "python": [], "torchrun": ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""A machine's own name may lead nowhere."""
 FORGIVEN = " || true"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -41,7 +46,7 @@ def typed(folder: Path, line: str, preloaded: Sequence[str]) -> tuple[int, str]:
     """Exit code of a command, and what it printed. It and its processes are forks."""
     program, *words = shlex.split(line.removesuffix(FORGIVEN))
     streams = folder / ".printed", folder / ".told"
-    started = warm.start_python(folder, PROGRAMS[program] + words, None, *streams, preloaded)
+    started = warm.start_python(folder, PROGRAMS[program] + words, LOOPBACK, *streams, preloaded)
     try:
         return started.wait(100), "".join(started.communicate())
     finally:

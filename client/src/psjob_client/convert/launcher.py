@@ -114,7 +114,8 @@ def taken_apart(words: Sequence[str]) -> Launch:
         first = rest[0].rpartition("/")[2] if rest else "nothing"
         why = f"; {OTHERS[first]}: write the command of one process as [python, train.py]" if first in OTHERS else ""
         raise BadInput(
-            f"{shlex.join(rest)[:200] or 'an empty line'}: begins with {first}, not with torchrun, python -m torch.distributed.run or accelerate launch{why}"
+            f"{shlex.join(rest)[:200] or 'an empty line'}: begins with {first}, not with torchrun, python -m torch.distributed.run or"
+            f" accelerate launch{why}"
         )
     given = _parser().parse_args(tail)
     if not given.script:

@@ -168,8 +168,8 @@ def _ranks(work: Work) -> None:
                 _scaled(work, node)
         elif isinstance(node, ast.Subscript | ast.Call):
             _read(work, node)
-        elif isinstance(node, ast.Compare) and constant(node.left) in {*VARIABLES, *MEETING}:
-            if len(node.ops) == 1 and work.full(node.comparators[0]) == "os.environ":
+        elif isinstance(node, ast.Compare) and work.full(node.comparators[0]) == "os.environ":
+            if constant(node.left) in {*VARIABLES, *MEETING}:
                 work.tell(node, f"{constant(node.left)} is not set in workers of one process: ask {work.ps}.world() > 1", by_hand=False)
 
 

@@ -1,0 +1,57 @@
+"""What a script has left in of DDP or Horovod, told below the error that it makes: psjob starts no process group."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final
+
+NO_GROUP: Final = ("environment variable RANK expected", "environment variable WORLD_SIZE expected", "process group has not been initialized")
+"""What torch says where nobody has started one."""
+OF_TORCH: Final = "torch.distributed"
+HOROVOD: Final = "horovod"
+_MARK: Final = "psjob_tells_what_is_left_in"
+
+
+def begin() -> None:
+    """From now on an error that ends this process is followed by what to do about it, if it is one of these."""
+    hook = sys.excepthook
+    if hasattr(hook, _MARK):
+        return
+
+    def on_error(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
+        hook(kind, value, trace)
+        if found := hint(value, trace):
+            print(f"psjob: {found}", file=sys.stderr, flush=True)
+
+    setattr(on_error, _MARK, True)
+    sys.excepthook = on_error
+
+
+def hint(error: BaseException, trace: TracebackType | None) -> str:
+    """One sentence with the script's file and line; empty for any other error."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == HOROVOD:
+        what = "imports Horovod"
+    elif isinstance(error, ValueError | RuntimeError) and any(words in str(error) for words in NO_GROUP):
+        what = "needs a process group of torch.distributed"
+    else:
+        return ""
+    place = None
+    for frame, line in _frames(trace):
+        if str(frame.f_globals.get("__name__", "")).startswith((OF_TORCH, "torch.nn.parallel", "torch.utils.data")):
+            break
+        place = frame.f_code.co_filename, line
+    file, at = place or (sys.argv[0], 0)
+    file = file.removeprefix(f"{os.getcwd()}{os.sep}")
+    return (
+        f"{file}:{at} {what}, and psjob starts none: workers find the shards by themselves; take it out"
+        f" (psjob convert {file} shows the edits)"
+    )
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[Any, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
