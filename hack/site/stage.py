@@ -16,6 +16,8 @@ HERE = Path(__file__).resolve().parent
 PAGES = (
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/*/README.md", "charts/*/README.md", "hack/cluster/README.md",
 )  # fmt: skip
+HOME = "README.md"
+"""The first page of the site: it has the whole width, as its tabs lead to all others."""
 BLOCK = re.compile(r"^([-*] |\d+\. |\|)")
 
 
@@ -31,7 +33,8 @@ def stage(root: Path, folder: Path) -> None:
     boosts = tomllib.loads((HERE / "boosts.toml").read_text())
     for path, text in texts.items():
         boost = next((factor for pattern, factor in boosts.items() if fnmatchcase(path, pattern)), 1)
-        _write(folder / path, f"---\nsearch: {{boost: {boost}}}\n---\n{prepared(path, text, set(texts))}")
+        width = "hide: [navigation, toc]\n" if path == HOME else ""
+        _write(folder / path, f"---\nsearch: {{boost: {boost}}}\n{width}---\n{prepared(path, text, set(texts))}")
         for link in links(text):
             target = normpath(join(dirname(path), link.target.partition("#")[0]))
             if not link.foreign and target not in texts and (root / target).is_file():

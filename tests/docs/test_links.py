@@ -30,6 +30,17 @@ def test_no_link_of_the_repository_is_dead() -> None:
     assert broken(texts, existing(ROOT)) == []
 
 
+def test_the_list_by_task_leads_to_every_page_and_its_parts_are_not_long() -> None:
+    """Modes, rules and decisions have lists of their own."""
+    text = pages(ROOT)["docs/index.md"]
+    named = {f"docs/{one.target}" for one in links(text)}
+    own = ("docs/modes/", "docs/rules/", "docs/design/")
+    assert {page for page in pages(ROOT) if page.startswith("docs/") and not page.startswith(own)} - named == {"docs/index.md"}
+    assert {f"{folder}index.md" for folder in own} <= named
+    parts = text.split("\n## ")[1:]
+    assert len(parts) == 9 and all(3 <= part.count("\n| ") - 2 <= 8 for part in parts)
+
+
 def test_links_are_those_outside_of_code() -> None:
     assert [(one.target, one.line) for one in links(PAGE)] == [
         ("other.md#a-place", 3), ("other.md", 3), ("#twice-1", 3), ("https://example.com/x.md#y", 3), ("gone.svg", 11),

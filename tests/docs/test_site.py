@@ -63,6 +63,19 @@ def test_no_page_scrolls_sideways_on_a_phone(opened: Browser, site: Path) -> Non
 
 
 @pytest.mark.nodes
+@pytest.mark.parametrize("page", rest_rotates([*LOOKED_AT, "docs/coming/tfjob.html"], ["index.html", "docs/coming/tfjob.html"]))
+def test_no_code_is_cut_off_on_a_desk(opened: Browser, site: Path, page: str) -> None:
+    shown = show(opened, site, page, DESK, "light")
+    every = shown.locator("article .highlight:not(.drawing) code")
+    assert every.count() > 0 or page == "docs/troubleshooting.html"
+    assert every.evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText.slice(0, 40))") == []
+    # A drawing is one line a line, and scrolls.
+    drawings = shown.locator("article .drawing code").evaluate_all("all => all.map(one => getComputedStyle(one).whiteSpace)")
+    assert set(drawings) <= {"pre"} and bool(drawings) == (page == "docs/architecture.html")
+    shown.context.close()
+
+
+@pytest.mark.nodes
 @pytest.mark.rotating
 def test_nothing_is_fetched_from_elsewhere_and_no_script_complains(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "index.html", DESK, "light")

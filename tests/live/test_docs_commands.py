@@ -19,7 +19,11 @@ PAGES = (
 )  # fmt: skip
 QUICK = {"convert.md"}
 """They need no runtime."""
-PROGRAMS = {"psjob": ["-m", "psjob_client.cli.main"], "python": [], "torchrun": ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]}
+PROGRAMS = {
+    "psjob": ["-m", "psjob_client.cli.main"],
+    "python": [],
+    "torchrun": ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1"],
+}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """A machine's own name may lead nowhere."""
 FORGIVEN = " || true"

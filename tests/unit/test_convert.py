@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psjob_client.cli.main import cli
 from psjob_client.convert.draft import Converted, Wishes
-from psjob_client.convert.write import from_text, yaml_of
+from psjob_client.convert.write import from_text, from_words, yaml_of
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.load import load_document, load_job
+from tests.typed import CliRunner
 from tests.unit.convert_sources import MX_GPU, PYTORCH_ELASTIC, PYTORCH_NCCL, PYTORCH_SHELL, SOURCES, TF_MNIST, TRAIN_V2
 
 
@@ -137,6 +140,95 @@ def test_a_torchrun_line(line: str, replicas: int, command: list[str]) -> None:
     assert load_job(yaml_of([job]))[1] == []
     assert worker(job).get("env", []) == ([{"name": "A", "value": "1"}, {"name": "B", "value": "x y"}] if line.startswith("A=") else [])
     assert ("runPolicy" in job.manifest["spec"]) == ("--max-restarts" in line)
+
+
+@pytest.mark.parametrize(
+    ("line", "replicas", "command", "env"),
+    [
+        ("accelerate launch --num_processes 4 train.py --lr 1", 4, ["python", "train.py", "--lr", "1"], []),
+        ("accelerate-launch --num-processes=2 --multi_gpu -m mine.train", 2, ["python", "-m", "mine.train"], []),
+        (
+            "accelerate launch --mixed_precision bf16 --num_machines 2 --num_processes 8 --machine_rank 0 train.py", 8,
+            ["python", "train.py"], [{"name": "ACCELERATE_MIXED_PRECISION", "value": "bf16"}],
+        ),
+        ("A=1 python -m accelerate.commands.launch train.py", 1, ["python", "train.py"], [{"name": "A", "value": "1"}]),
+    ],
+)  # fmt: skip
+def test_an_accelerate_line(line: str, replicas: int, command: list[str], env: list[dict[str, str]]) -> None:
+    for job in (
+        (one(line, image="me/x:1"), from_words(line.split(), Wishes(image="me/x:1")))
+        if "accelerate launch" in line
+        else (from_words(line.split(), Wishes(image="me/x:1")),)
+    ):
+        assert job.manifest["spec"]["workers"]["replicas"] == replicas
+        assert worker(job)["command"] == command and worker(job).get("env", []) == env
+        assert ("is not given" in told(job, "--num_processes")) == ("num" not in line)
+        assert ("leave it out" in told(job, "--machine_rank")) == ("--machine_rank" in line)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("accelerate launch --use_fsdp train.py", ["--use_fsdp is an option that psjob cannot carry over", "docs/accelerate.md"]),
+        ("accelerate launch --num_processes 2", ["names no script"]),
+        ("accelerate launch --num_processes", ["--num_processes has no value"]),
+        ("accelerate launch --num_processes many train.py", ["accelerate launch: --num_processes many", "at least 1"]),
+        ("accelerate config", ["begins with accelerate", "accelerate launch"]),
+    ],
+)
+def test_an_accelerate_line_that_cannot_be_converted_is_said(line: str, words: list[str]) -> None:
+    with pytest.raises(BadInput) as refused:
+        from_words(line.split(), Wishes())
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["torchrun --nproc-per-node=2 train.py", "accelerate launch --num_processes 2 'my train.py'", "A=1 torchrun t.py"]
+)
+def test_a_launchers_command_may_be_one_word(line: str) -> None:
+    apart = CliRunner().invoke(cli, ["convert", "--image", "me/x:1", "--", *shlex.split(line)])
+    quoted = CliRunner().invoke(cli, ["convert", "--image", "me/x:1", line])
+    assert quoted.exit_code == 0 and quoted.stdout == apart.stdout and "kind: PSTrainingJob" in quoted.stdout
+
+
+@pytest.mark.parametrize("word", ["my file.yaml", "'torchrun", "python train.py"])
+def test_another_word_with_a_blank_is_a_file(word: str) -> None:
+    done = CliRunner().invoke(cli, ["convert", word])
+    assert isinstance(done.exception, BadInput) and f"{word}: cannot be read" in str(done.exception)
+
+
+def test_a_backend_in_the_arguments_is_told() -> None:
+    assert "--backend nccl" in told(one(PYTORCH_NCCL), "spec.pytorchReplicaSpecs.Worker.template.spec.containers[].args")
+    for line in ("torchrun t.py --backend=gloo", "torchrun t.py --dist-backend nccl"):
+        assert "psjob starts no process group" in told(from_words(line.split(), Wishes()), "command")
+    assert "process group; take it out" not in told(from_words("torchrun t.py --backend tensorboard".split(), Wishes()), "command")
+
+
+def test_what_only_the_master_says_is_named() -> None:
+    text = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: mnist}
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      template:
+        spec:
+          containers:
+          - name: pytorch
+            image: me/mnist:1
+            command: [python, train.py, --log]
+            env: [{name: WANDB_MODE, value: online}, {name: SAME, value: x}, {name: KEY, valueFrom: {secretKeyRef: {name: k, key: k}}}]
+    Worker:
+      template:
+        spec:
+          containers:
+          - {name: pytorch, image: me/mnist:1, command: [python, train.py], env: [{name: SAME, value: x}, {name: MASTER_ADDR, value: y}]}
+"""
+    said = told(one(text), "spec.pytorchReplicaSpecs.Master.template.spec.containers[]")
+    assert "env: WANDB_MODE=online: is dropped" in said and "env: KEY: is dropped" in said and "command" in said
+    assert "SAME" not in said and "MASTER_ADDR" not in said and "image" not in said
+    assert worker(one(text))["env"] == [{"name": "SAME", "value": "x"}]
 
 
 def test_a_script_of_the_shell_with_one_torchrun_command() -> None:

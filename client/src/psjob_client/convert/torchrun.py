@@ -32,6 +32,7 @@ def convert(words: Sequence[str], wishes: Wishes) -> Converted:
         draft.policy["backoffLimit"] = min(launch.restarts, 1000)
     for option, value, remedy in launch.dropped:
         draft.note(option, value or None, remedy)
+    scripts.note_backend(draft, "command", launch.command)
     draft.note_shards()
     draft.note("resources", None, "the manifest asks for none: add requests and limits, such as nvidia.com/gpu: 1, before you submit it")
     scripts.note(draft, "PyTorch")

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-NO_GROUP: Final = ("environment variable RANK expected", "environment variable WORLD_SIZE expected", "process group has not been initialized")
+NO_GROUP: Final = (
+    "environment variable RANK expected",
+    "environment variable WORLD_SIZE expected",
+    "process group has not been initialized",
+)
 """What torch says where nobody has started one."""
 OF_TORCH: Final = "torch.distributed"
 HOROVOD: Final = "horovod"
