@@ -298,7 +298,8 @@ def test_any_mixture_of_lines_is_python_afterwards_and_settled(data: st.DataObje
     lines = [
         "dist.init_process_group()", "model = DDP(model)", "if x:\n    hvd.init()", "rank = dist.get_rank()", "s = DistributedSampler(d)",
         "loader = DataLoader(d, sampler=s)", "opt = torch.optim.SGD(model.parameters())", "print(rank == 0, hvd.size())",
-        "for e in range(1, n):\n    for x in loader:\n        s.set_epoch(e)\n        model(x).backward()", "def f():\n    hvd.shutdown()", "f()",
+        "for e in range(1, n):\n    for x in loader:\n        s.set_epoch(e)\n        model(x).backward()", "def f():\n    hvd.shutdown()",
+        "f()",
         "opt = hvd.DistributedOptimizer(opt)", "", "# Horovod: a comment", "model = Net()", "mp.spawn(f, args=(hvd.rank(),))",
         "if dist.get_rank() == 0: print(1)", "a = 1; dist.barrier()", "model.module.x = len(s)",
     ]  # fmt: skip

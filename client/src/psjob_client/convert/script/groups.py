@@ -142,9 +142,8 @@ def variable(work: Work, node: ast.AST) -> tuple[str, object]:
 def _variables(work: Work) -> None:
     """LOCAL_RANK is set in workers of several processes only; addresses are nobody's business any more."""
     for node in ast.walk(work.text.tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(target := node.targets[0], ast.Subscript):
-            if work.full(target.value) == "os.environ" and constant(target.slice) in MEETING:
-                work.remove(node)
+        if isinstance(node, ast.Assign) and _is_address(work, node.targets):
+            work.remove(node)
         elif isinstance(node, ast.Call) and work.full(node.func) == "os.environ.setdefault" and node.args:
             alone = work.stands_alone(node)
             if alone is not None and constant(node.args[0]) in MEETING:
@@ -158,6 +157,13 @@ def _variables(work: Work) -> None:
             work.replace(node, f'int({system}.environ.get("LOCAL_RANK", "0"))')
 
 
+def _is_address(work: Work, targets: list[ast.expr]) -> bool:
+    """`os.environ["MASTER_ADDR"] = …`."""
+    (target, *others) = targets
+    of_environment = not others and isinstance(target, ast.Subscript) and work.full(target.value) == "os.environ"
+    return of_environment and isinstance(target, ast.Subscript) and constant(target.slice) in MEETING
+
+
 def _ranks(work: Work) -> None:
     for node in ast.walk(work.text.tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and constant(node.comparators[0]) == 0:
@@ -168,9 +174,12 @@ def _ranks(work: Work) -> None:
                 _scaled(work, node)
         elif isinstance(node, ast.Subscript | ast.Call):
             _read(work, node)
-        elif isinstance(node, ast.Compare) and work.full(node.comparators[0]) == "os.environ":
-            if constant(node.left) in {*VARIABLES, *MEETING}:
-                work.tell(node, f"{constant(node.left)} is not set in workers of one process: ask {work.ps}.world() > 1", by_hand=False)
+        elif isinstance(node, ast.Compare) and (name := constant(node.left)) in {*VARIABLES, *MEETING} and _in_environment(work, node):
+            work.tell(node, f"{name} is not set in workers of one process: ask {work.ps}.world() > 1", by_hand=False)
+
+
+def _in_environment(work: Work, node: ast.Compare) -> bool:
+    return work.full(node.comparators[0]) == "os.environ"
 
 
 def _compared(work: Work, node: ast.Compare) -> None:

@@ -95,7 +95,7 @@ def _refuse(work: Work) -> None:
             if full.startswith("torch.distributed.") and full.rpartition(".")[2] in SPLITS:
                 raise BadInput(
                     f"line {node.lineno}: {work.text.of(node.func)} splits the model over processes, which no edit turns into psjob;"
-                    " start from a script for one process, and see docs/pipelines.md for models that are larger than a worker"
+                    " start from a script for one process (larger models: docs/pipelines.md)"
                 )
 
 

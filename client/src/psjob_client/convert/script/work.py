@@ -1,4 +1,4 @@
-"""A conversion in the making: what is edited, what is taken out, and what is told of the rest."""
+"""A conversion in the making: what is edited, what is taken out, and what is said about the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDS_IN = "psjob"
 
 @dataclass(frozen=True, order=True)
 class Remark:
-    """What is told of a line of the script."""
+    """A sentence about a line of the script."""
 
     line: int
     sentence: str
