@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from psjob_client.cli.helping import Helped
 from psjob_client.convert import write
 from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.convert.launcher import is_launcher, quoted
@@ -44,7 +44,7 @@ COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYA
 """Of a diff's lines on a terminal."""
 
 
-class LineCommand(TyperCommand):
+class LineCommand(Helped):
     """Options of psjob end where a torchrun command begins: the rest is that command's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

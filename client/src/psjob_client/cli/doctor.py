@@ -89,7 +89,7 @@ def _print(found: Sequence[Finding], form: Form) -> None:
         return
     wide = max(len(finding.about) for finding in found)
     for finding in found:
-        limit = f" (wanted: {finding.limit})" if finding.limit else ""
+        limit = f" (needed: {finding.limit})" if finding.limit else ""
         remedy = f"; {finding.remedy}" if finding.remedy else ""
         typer.echo(f"{MARKS[finding.level]}  {finding.about:<{wide}}  {finding.figure}{limit}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in ("problem", "warning")}

@@ -108,6 +108,13 @@ def submit(
         raise BadInput(f"--in-image: {job} is a manifest, whose command says what runs; --in-image is for a script")
     else:
         made = read_job(job, (*(settings or ()), *scripts.settings_of(given)))
+    if not (local or folder) and (
+        bare := [one["name"] for one in made.spec.workers.template["spec"]["containers"] if not one.get("image")]
+    ):
+        raise BadInput(
+            f"{job}: the container {bare[0]} of the workers has no image, which only this machine does without; "
+            "name one that the cluster can pull: --image registry.example.com/me/train:1"
+        )
     where = renamed(Where(local, folder, namespace, context, kubeconfig), None if local or folder else made.metadata.namespace)
     client = where.machine() if where.says_local else where.cluster()
     most = seconds(timeout)
@@ -251,7 +258,7 @@ def delete(
             place = await client.place()
             job = await client.get(name)
             if job.where == "local":
-                _must_agree(f"{job.place} with its checkpoints is removed", yes)
+                _must_agree(f"{job.place} with its checkpoints", yes)
             await place.delete(job.id, most)
             return f"{job.id} is removed" if job.where == "local" else f"{WHAT}/{name} deleted"
 
@@ -283,7 +290,7 @@ def clean(
         if not old:
             say(f"psjob: nothing ended more than {older} ago; there are {len(jobs)} ended ones")
         elif not dry:
-            _must_agree(f"{len(old)} ended jobs are removed" + (" with their checkpoints" if old[0].where == "local" else ""), yes)
+            _must_agree(f"{len(old)} ended jobs" + (" with their checkpoints" if old[0].where == "local" else ""), yes)
             for job in old:
                 await client.delete(job.id, timeout=most)
             say(f"psjob: removed {len(old)}")
@@ -292,11 +299,12 @@ def clean(
 
 
 def _must_agree(what: str, yes: bool) -> None:
+    """To have `what` removed for good."""
     if yes:
         return
     if not (typer.get_text_stream("stdin").isatty() and typer.get_text_stream("stdout").isatty()):
-        raise BadInput(f"{what}, for good: add --yes")
-    if not typer.confirm(f"{what}, for good. Go on?"):
+        raise BadInput(f"nothing was removed: to remove {what} for good, add --yes")
+    if not typer.confirm(f"Remove {what} for good?"):
         raise Conflict("nothing was removed")
 
 

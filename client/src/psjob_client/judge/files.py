@@ -10,7 +10,7 @@ from psjob_client.judge.likely import likely_wrong
 from psjob_client.judge.podfields import unknown_fields
 from psjob_operator.api.load import Document, load_documents
 from psjob_operator.api.problem import Problem, shown
-from psjob_operator.api.validate import validate_job
+from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND
 
 
@@ -70,7 +70,7 @@ def judged(file: str, text: str | bytes, *, strict: bool = False) -> Judged:
 
 
 def _of_one(raw: Any, strict: bool) -> Iterator[tuple[Literal["error", "warning"], Problem]]:
-    job, problems = validate_job(raw)
+    job, problems = every_problem(raw)
     for problem in problems:
         yield "error", problem
     if job is not None and strict:

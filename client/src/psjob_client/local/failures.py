@@ -12,6 +12,8 @@ UNHEARD = 1.0
 """Seconds after a failure in which a job that has trained is heard of for the first time."""
 SIGNALS = 128
 """Exit codes from here on are signals'."""
+NO_GROUP = ("environment variable RANK expected", "process group has not been initialized")
+"""What torch says to a script for DDP that has not been started by torchrun."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Failure:
 
     def __str__(self) -> str:
         last = self.tail.splitlines()[-1].strip() if self.tail else ""
+        if any(words in last for words in NO_GROUP):
+            last += ". psjob starts no process group of torch.distributed: `psjob convert SCRIPT.py` shows how the script does without"
         return f"{self.name} ended with exit code {self.code}" + (f": {last[:300]}" if last else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from psjob_operator.api.load import LARGEST_TEXT, load_job
 STEP = r"(?:\\.|[^.\[\]\\])+|\[\d+\]"
 ROOTS = ("spec", "metadata", "apiVersion", "kind")
 """One step of a path: a name, in which `\\.` is a dot (as in Helm), or `[number]`."""
+NEAR = ("*.yaml", "*/*.yaml", "*.yml", "*/*.yml")
+"""Files whose names are compared with one that is not there."""
 
 
 def read_job(path: Path, settings: tuple[str, ...] = (), made: str | None = None) -> PSTrainingJob:
@@ -60,7 +63,9 @@ def read_text(path: Path, what: str) -> bytes:
             # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
             return file.read(LARGEST_TEXT + 1)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; give the path of {what}") from None
+        near = difflib.get_close_matches(str(path), [str(each) for form in NEAR for each in Path().glob(form)], n=1)
+        remedy = f"did you mean {near[0]}?" if near and isinstance(error, FileNotFoundError) else f"give the path of {what}"
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; {remedy}") from None
 
 
 def _lay(raw: Any, setting: str) -> None:

@@ -149,7 +149,7 @@ async def _stop(backend: Backend, story: Story, wake: asyncio.Event, interrupts:
     """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
     backend.interrupted = bool(interrupts)
     if backend.verdict:
-        story.display.say(backend.verdict, "yellow")
+        story.display.say(f"{backend.verdict.partition(':')[0]}: all processes are ended", "yellow")
     elif backend.phase not in TERMINAL:
         what = f"a last checkpoint is made, up to {backend.grace:.0f} s" if backend.watch.unsaved else "there is nothing to save"
         story.display.say(f"stopping: {what} (Ctrl-C again kills)")
@@ -203,17 +203,16 @@ def _conclude(request: Request, backend: Backend, story: Story, result: str, sec
     if result != "Complete":
         story.display.say(f"Failed: {failure(backend) or 'see the logs'}; logs are in {story.near(backend.folder.path / 'logs')}", "red")
         return EXIT_FAILED
-    story.display.say(
-        f"Complete: {backend.watch.step} {story.display.unit}s in {seconds:.1f} s; "
-        f"weights and checkpoints are in {story.near(backend.folder.path)}"
-    )
+    made, where = f"{backend.watch.step} {story.display.unit}s in {seconds:.1f} s", story.near(backend.folder.path)
+    if diverged := told.get("diverged"):
+        remedy = "lower the learning rate, or set training.maxGradNorm"
+        story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
+    else:
+        story.display.say(f"Complete: {made}; weights and checkpoints are in {where}")
     late = lateness(backend.watch.told.values())
     if late:
         story.display.say(line(late))
     for name, value in metrics(told).items():
         if name != "loss":
             story.display.output(metric_line(name, value))
-    if told.get("diverged"):
-        story.display.say(f"Diverged: {told['diverged']}; the weights are of no use", "red")
-        return EXIT_DIVERGED
-    return EXIT_COMPLETE
+    return EXIT_DIVERGED if diverged else EXIT_COMPLETE

@@ -14,7 +14,7 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.sdk.shipping import script_of
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.validate import validate_job
+from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND, VERSION
 
 IMAGE = "pytorch/pytorch:latest"
@@ -91,7 +91,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def job_of(manifest: Mapping[str, Any]) -> PSTrainingJob:
     """The manifest, read. Raises BadManifest with every problem."""
-    job, problems = validate_job(dict(manifest))
+    job, problems = every_problem(dict(manifest))
     if job is None:
         raise BadManifest("\n".join(str(problem) for problem in problems))
     return job

@@ -11,7 +11,7 @@ import yaml
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.lines import line_of
 from psjob_operator.api.problem import Problem
-from psjob_operator.api.validate import validate_job
+from psjob_operator.api.validate import every_problem
 
 LARGEST_TEXT = 1024 * 1024
 MOST_ALIASES = 100
@@ -22,7 +22,7 @@ MOST_NODES = 100_000
 def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
     """The one job that `text` (YAML or JSON, UTF-8) holds, or every problem found; never an exception."""
     raw, problems = load_document(text, "PSTrainingJob")
-    return (None, problems) if problems else validate_job(raw)
+    return (None, problems) if problems else every_problem(raw)
 
 
 def load_document(text: str | bytes, kind: str) -> tuple[Any, list[Problem]]:
@@ -48,13 +48,13 @@ def load_documents(text: str | bytes) -> tuple[list[Document], list[Problem]]:
     try:
         return [document for document in _documents(text) if document.value is not None], []
     except yaml.YAMLError as error:
-        return [], [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
+        return [], [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "correct that line")]
     except _Expands as error:
         return [], [Problem("", None, str(error), "write out what you mean instead of aliases (*name)")]
     except RecursionError:
         return [], [Problem("", None, "the manifest is nested too deep", "it needs no more than some twenty levels")]
     except ValueError as error:
-        return [], [Problem("", None, f"the manifest cannot be read: {error}", "mend that value")]
+        return [], [Problem("", None, f"the manifest cannot be read: {error}", "correct that value")]
 
 
 @dataclass(frozen=True)

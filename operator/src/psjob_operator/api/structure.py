@@ -32,7 +32,7 @@ def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
 
 
 def _remedy(kind: str, value: Any, path: str) -> str:
-    if kind == "boolean":
+    if kind == "boolean" and str(value).lower() in ("true", "false"):
         return "write it without quotes"
     if kind == "string" and isinstance(value, bool | int | float):
         return f'write it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from psjob_operator.contract import GROUP, KIND, VERSION
 LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
 DEEPEST = 100
+REQUIRED, UNKNOWN = "Required value", "unknown field"
 schema = cache(make_schema)
 TEMPLATES = ("spec.workers.template", "spec.stages[].template", "spec.ps.template")
 
@@ -50,6 +52,53 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
         told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
         problems = [Problem(path, value, rule.limit, rule.remedy) for path, value, rule in breaches(table, told)]
     return (None, problems) if problems else (job, [])
+
+
+def every_problem(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
+    """As `validate_job`. If a value has not its type, also what the rules say of the rest, which the API server tells in a second round."""
+    job, found = validate_job(raw)
+    corrected = _corrected(raw, found)
+    if corrected is None:
+        return job, found
+    known = {problem.field for problem in found}
+    return job, found + [problem for problem in validate_job(corrected)[1] if problem.field not in known and problem.limit != REQUIRED]
+
+
+def _corrected(raw: Any, found: Sequence[Problem]) -> Any:
+    """A copy with a value that may stand there in place of each that may not; None if there is nothing to correct so."""
+    made = copy.deepcopy(raw) if found and all(problem.field.startswith(("spec.", "metadata.")) for problem in found) else None
+    for problem in found if made is not None else ():
+        *way, last = re.findall(r"[^.\[\]]+", problem.field)
+        try:
+            part: Any = made
+            for step in way:
+                part = part[int(step)] if isinstance(part, list) else part[step]
+            if isinstance(part, list):
+                part[int(last)] = _possible(problem.field)
+                continue
+            value = part.pop(last, None)
+            meant = _near(problem.field) if problem.limit.startswith(UNKNOWN) else ""
+            if meant:
+                part[meant.rpartition(".")[2]] = value
+            elif not problem.limit.startswith(UNKNOWN) and (problem.limit == REQUIRED or last in _required(problem.field)):
+                part.setdefault(last, _possible(problem.field))
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError):
+            return None
+    return made
+
+
+def _required(path: str) -> list[str]:
+    return list(_at(path.rpartition(".")[0]).get("required", []))
+
+
+def _possible(path: str) -> Any:
+    """A value that the schema takes at this path."""
+    part = _at(path)
+    if "enum" in part:
+        return part["enum"][0]
+    return {"integer": part.get("minimum", 1), "number": part.get("minimum", 1.0), "boolean": False, "object": {}, "array": []}.get(
+        part.get("type", "string"), "a"
+    )
 
 
 def _not_a_job(raw: Any) -> list[Problem]:
@@ -111,12 +160,15 @@ def _told(detail: ErrorDetails) -> Problem:
     value = detail["input"]
     kind = detail["type"]
     if kind == "missing":
-        return Problem(path, None, "Required value", _purpose(path))
+        return Problem(path, None, REQUIRED, _purpose(path))
     if kind == "extra_forbidden":
-        return Problem(path, None, f'unknown field "{path}"', _meant(path))
+        return Problem(path, None, f'{UNKNOWN} "{path}"', _meant(path))
     if kind == "literal_error":
-        choices = ", ".join(f'"{choice}"' for choice in _at(path).get("enum", []))
-        return Problem(path, None, f"Unsupported value: {shown(value)}: supported values: {choices}")
+        known = [str(choice) for choice in _at(path).get("enum", [])]
+        near = difflib.get_close_matches(str(value), known, n=1)
+        choices = ", ".join(f'"{choice}"' for choice in known)
+        limit = f"Unsupported value: {shown(value)}: supported values: {choices}"
+        return Problem(path, None, limit, f"did you mean {near[0]}?" if near else "")
     wanted = _WANTED.get(kind)
     if wanted is None:
         return Problem(path, value, detail["msg"])
@@ -138,9 +190,17 @@ _WANTED = {
 
 
 def _hint(wanted: str, value: Any, path: str) -> str:
-    if wanted in ("integer", "boolean") and isinstance(value, str):
+    if isinstance(value, str) and _is(wanted, value):
         return "write it without quotes"
     return _purpose(path)
+
+
+def _is(wanted: str, text: str) -> bool:
+    """Would the text be of that type if it had no quotes?"""
+    if wanted == "boolean":
+        return text.lower() in ("true", "false")
+    form = {"integer": r"[+-]?\d+", "number": r"[+-]?\d*\.?\d+(e[+-]?\d+)?"}.get(wanted)
+    return form is not None and re.fullmatch(form, text) is not None
 
 
 def _at(path: str) -> dict[str, Any]:
@@ -155,9 +215,12 @@ def _purpose(path: str) -> str:
 
 
 def _meant(path: str) -> str:
+    near = _near(path)
+    return f"did you mean {near}?" if near else f"fields here: {', '.join(_at(path.rpartition('.')[0]).get('properties', {}))}"
+
+
+def _near(path: str) -> str:
+    """The path of the field whose name is like the last one of `path`; empty if there is none."""
     parent, _, name = path.rpartition(".")
-    known = list(_at(parent).get("properties", {}))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    if near:
-        return f"did you mean {parent}.{near[0]}?" if parent else f"did you mean {near[0]}?"
-    return f"fields here: {', '.join(known)}"
+    near = difflib.get_close_matches(name, list(_at(parent).get("properties", {})), n=1, cutoff=0.7)
+    return f"{parent}.{near[0]}".lstrip(".") if near else ""
