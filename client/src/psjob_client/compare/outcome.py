@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SMOOTHING = 0.2
-"""Of the exponential mean over a curve's points."""
+"""Of the exponential mean over a curve's points: the weight of the newest."""
 LOSS = "loss"
 LEARNED, NOT_LEARNED, DIVERGED = "learned", "not learned", "diverged"
 
@@ -143,10 +143,10 @@ def repeated(runs: Sequence[SideOutcome]) -> SideOutcome:
     )
 
 
-def smooth(curve: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """The exponential mean of its values, at the same times and steps."""
+def smooth(curve: Sequence[tuple[float, float, float]], newest: float = SMOOTHING) -> list[tuple[float, float, float]]:
+    """The exponential mean of its values, at the same times and steps; `newest`: the weight of each new value."""
     found: list[tuple[float, float, float]] = []
     for at, step, value in curve:
         before = found[-1][2] if found else value
-        found.append((at, step, before + SMOOTHING * (value - before)))
+        found.append((at, step, before + newest * (value - before)))
     return found

@@ -44,11 +44,11 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
 
 EXPLAINED = {
     "verdict": "learned: the smoothed loss fell. not learned: it stayed. diverged: it rose, or was NaN or inf.",
-    "rate": "Steps of a worker in one unit of time; more is faster.",
+    "rate": "Steps of a worker in a second. Simulated: in the time that a step takes on average; 1 is a worker that never waits.",
     "elapsed": "From the first step of the job to its last.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
-    "lag": "Updates that others made between the weights of a gradient and its own update; 0 in sync.",
+    "lag": "Updates that others made between the weights of a gradient and its own update (lag), the mean of all pushes; 0 in sync.",
     "idle": "The part of a worker's time in which it waited for others. In sync it is the price of equal steps, neither good nor bad.",
     "dropped": "The part of the pushes that the mode left out.",
 }
@@ -75,13 +75,13 @@ def columns(comparison: Comparison) -> list[Column]:
     metrics = list(dict.fromkeys(name for one in comparison.sides for name in one.final))
     metrics.sort(key=lambda name: name != LOSS)
     every = [
-        Column("rate", f"steps / {unit.removesuffix('s') if unit != 's' else unit}", lambda one: one.rate, best=max),
-        Column("elapsed", f"{unit} in all", lambda one: one.elapsed or None, best=min),
-        Column("target", f"{unit} to loss {target:.3g}" if target is not None else "", comparison.time_to, best=min),
+        Column("target", f"time to loss {target:.3g} ({unit})" if target is not None else "", comparison.time_to, best=min),
+        Column("elapsed", f"whole time ({unit})", lambda one: one.elapsed or None, best=min),
+        Column("rate", "steps/s" if unit == "s" else "relative speed", lambda one: one.rate, best=max),
         *(_metric(name) for name in metrics),
-        Column("lag", "mean lag", lambda one: one.lag, "{:.2f}"),
-        Column("idle", "idle %", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}"),
-        Column("dropped", "dropped %", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}"),
+        Column("lag", "mean staleness", lambda one: one.lag, "{:.2f}"),
+        Column("idle", "waiting (%)", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}"),
+        Column("dropped", "dropped (%)", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}"),
     ]
     return [column for column in every if any(column.value(one) is not None for one in comparison.sides)]
 
@@ -89,7 +89,7 @@ def columns(comparison: Comparison) -> list[Column]:
 def _metric(name: str) -> Column:
     best = min if name == LOSS else max if "acc" in name or "auc" in name else None
     return Column(
-        "final", f"final {name.replace('_', ' ')}", lambda one: one.final.get(name), "{:.4g}", best, lambda one: one.spread.get(name)
+        "final", f"last {name.replace('_', ' ')}", lambda one: one.final.get(name), "{:.4g}", best, lambda one: one.spread.get(name)
     )
 
 
@@ -102,14 +102,26 @@ def rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
+def explained(comparison: Comparison) -> list[dict[str, str]]:
+    """What each column of its table means, by the column's head."""
+    heads = {"verdict": "verdict"} | {column.key: column.head for column in reversed(columns(comparison))}
+    order = ["verdict", *dict.fromkeys(column.key for column in columns(comparison))]
+    return [{"name": "last …" if key == "final" else heads[key], "words": EXPLAINED[key]} for key in order]
+
+
+def best(comparison: Comparison) -> list[list[int]]:
+    """[row, column] of each cell of `rows` below its head that is the best of its column."""
+    table = list(enumerate(columns(comparison), 2))
+    return [[row, at] for row, one in enumerate(comparison.sides) for at, column in table if _is_best(one, column, comparison)]
+
+
 def page(comparison: Comparison) -> str:
     """The whole report."""
     sides = comparison.sides
     failed = [f"<p class=note><b>{escape(one.title)}</b>: {escape(one.result)}</p>" for one in sides if one.result != "Complete"]
     failed += [f"<p class=note><b>{escape(one.title)}</b>: {escape(words)}</p>" for one in sides for words in one.warnings]
     figures = [f"<figure><figcaption>{escape(plot.title)}</figcaption>{plot.svg}</figure>" for plot in plots(comparison)]
-    words = {"verdict": "verdict"} | {column.key: column.head for column in reversed(columns(comparison))}
-    explained = "".join(f"<dt>{escape(head)}</dt><dd>{escape(EXPLAINED[key])}</dd>" for key, head in words.items())
+    meant = "".join(f"<dt>{escape(one['name'])}</dt><dd>{escape(one['words'])}</dd>" for one in explained(comparison))
     about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in comparison.about.items())
     commands = "".join(f"<dt>{escape(one.title)}</dt><dd><code>{escape(one.command)}</code></dd>" for one in sides)
     return "\n".join(
@@ -120,7 +132,7 @@ def page(comparison: Comparison) -> str:
             f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(' · '.join(one.title for one in sides))}</p>",
             f"<h2>Result</h2><div class=scroll tabindex=0 role=region aria-label=Result>{_table(comparison)}</div>",
             *failed,
-            f"<details><summary>What the columns mean</summary><dl>{explained}</dl></details>",
+            f"<details><summary>What the columns mean</summary><dl>{meant}</dl></details>",
             *([f"<h2>Plots</h2><div class=plots>{''.join(figures)}</div>"] if figures else []),
             f"<h2>How it was run</h2><dl>{about}{commands}</dl><pre>{escape(comparison.manifest)}</pre>",
             "</body></html>\n",

@@ -71,7 +71,7 @@ class ClusterSource:
         self._remember(job)
         return job.model_copy(update={"limited": limited}) if limited else job
 
-    async def history(self, name: str) -> HistoryView:
+    async def history(self, name: str, most: int | None = None) -> HistoryView:
         """What shard 0 remembers of it while it runs, and what this source has seen of it."""
         job = await self.get(name)
         first = next((shard for shard in job.shards if shard.index == 0 and shard.name), None)
@@ -87,7 +87,7 @@ class ClusterSource:
             seen[:] = sorted({entry["time"]: entry for entry in (*seen, *remembered)}.values(), key=lambda entry: entry["time"])[
                 -MOST_SEEN:
             ]
-        return series.history(seen, complete=first is not None and first.attempt == 1 and told is not None)
+        return series.history(series.thinned(seen, most), complete=first is not None and first.attempt == 1 and told is not None)
 
     async def events(self, name: str) -> Sequence[EventView]:
         """Of the job, its pods and its claim; the API server forgets them after an hour."""

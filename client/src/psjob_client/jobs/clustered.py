@@ -120,14 +120,13 @@ def timeline(job: JobView, pods: Sequence[Process], raw: Mapping[str, Any], ends
     spans = _phases(job, raw)
     for one in pods:
         lane = f"{one.role} {one.index}"
-        begun, ended = one.started or one.scheduled or one.created, None
+        begun, ended, ending, note = one.started or one.scheduled or one.created, None, "", one.name
         if one.exit is not None:
-            ended = ends.get(one.name) or job.ended or begun
-            state = "Succeeded" if one.exit.code == 0 else "Failed"
+            ended, ending = ends.get(one.name) or job.ended or begun, "Succeeded" if one.exit.code == 0 else "Failed"
             note = f"{one.name}: ended with exit code {one.exit.code}"
-        else:
-            state, note = ("Serving" if one.role == "shard" else "Running") if one.ready else "Starting", one.name
-        spans.append(SpanView(lane=lane, state=state, number=one.number, begin=begun, end=ended, note=note))
+        works = one.ready or one.exit is not None
+        state = ("Serving" if one.role == "shard" else "Running") if works else "Starting"
+        spans.append(SpanView(lane=lane, state=state, number=one.number, begin=begun, end=ended, ending=ending, note=note))
     return tuple(spans)
 
 

@@ -85,10 +85,9 @@ def timeline(story: Iterable[Mapping[str, Any]], until: float | None) -> tuple[S
     lanes: dict[str, list[SpanView]] = {"job": []}
     running: dict[str, SpanView] = {}
 
-    def end(span: SpanView, at: float, state: str | None = None, note: str | None = None) -> None:
-        change = {"end": at, "state": state or span.state, "note": span.note if note is None else note}
+    def end(span: SpanView, at: float, **more: str) -> None:
         row = lanes[span.lane]
-        row[row.index(span)] = span.model_copy(update=change)
+        row[row.index(span)] = span.model_copy(update={"end": at, **more})
 
     for line in story:
         at, what = float(line["time"]), line.get("what")
@@ -108,7 +107,7 @@ def timeline(story: Iterable[Mapping[str, Any]], until: float | None) -> tuple[S
             lanes[before.lane].append(running[before.note])
         elif what == "end" and str(line["name"]) in running:
             ended = running.pop(str(line["name"]))
-            end(ended, at, state=_ending(line), note=f"{ended.note}: {_how(line)}")
+            end(ended, at, ending=_ending(line), note=f"{ended.note}: {_how(line)}")
     for row in lanes.values():
         for span in [span for span in row if span.end is None and until is not None]:
             if span.lane != "job":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +23,8 @@ LOOK_SECONDS = 0.2
 """Between two looks at logs that grow."""
 LARGEST_MANIFEST = 8 << 20
 """Bytes of a checkpoint's manifest that is read for the size of its files."""
+MOST_HISTORIES = 256
+"""Shortened histories that are kept in memory."""
 
 
 class RunSource:
@@ -49,9 +52,16 @@ class RunSource:
             job = job.model_copy(update={"checkpoint": kept[0] if kept else None})
         return job
 
-    async def history(self, name: str) -> HistoryView:
+    async def history(self, name: str, most: int | None = None) -> HistoryView:
         """From the run's beginning on."""
-        return series.history(_lines(self.path(name) / record.HISTORY))
+        path = self.path(name) / record.HISTORY
+        if most is None:
+            return series.history(_lines(path))
+        try:
+            stat = path.stat()
+        except OSError:
+            return HistoryView()
+        return _some_history(path, stat.st_mtime_ns, stat.st_size, most)
 
     async def events(self, name: str) -> Sequence[EventView]:
         """What its story says."""
@@ -134,6 +144,12 @@ def read_run(path: Path, *, story: bool = True) -> RunFiles:
     )
 
 
+@functools.lru_cache(maxsize=MOST_HISTORIES)
+def _some_history(path: Path, changed: int, size: int, most: int) -> HistoryView:
+    """Read once for each state of the file."""
+    return series.history(_lines(path, most))
+
+
 def _checkpoint(path: Path) -> CheckpointView | None:
     named = MANIFEST.fullmatch(path.name)
     try:
@@ -170,14 +186,14 @@ def _object(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lines(path: Path) -> list[Mapping[str, Any]]:
-    """The whole lines of a file that may still grow."""
+def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
+    """The whole lines of a file that may still grow; with `most`, at most so many, evenly chosen, the last among them."""
     found: list[Mapping[str, Any]] = []
     try:
         raw = path.read_bytes()
     except OSError:
         return []
-    for line in raw.splitlines():
+    for line in series.thinned(raw.splitlines(), most):
         try:
             one = json.loads(line)
         except (ValueError, RecursionError):

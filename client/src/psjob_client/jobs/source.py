@@ -24,8 +24,8 @@ class JobSource(Protocol):
         `name` is an id or, for runs of this machine, also a job's name: the newest run of it. Raises NoSuchJob.
         """
 
-    async def history(self, name: str) -> HistoryView:
-        """Loss, steps a second and own numbers over time."""
+    async def history(self, name: str, most: int | None = None) -> HistoryView:
+        """Loss, steps a second and own numbers over time. `most`: of a long record no more lines than that, evenly chosen."""
 
     async def events(self, name: str) -> Sequence[EventView]:
         """What happened, the oldest first."""

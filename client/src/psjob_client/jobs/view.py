@@ -297,13 +297,15 @@ class SpanView(View):
     lane: str
     """job, shard 0, worker 3."""
     state: str
-    """job: its phase. Processes: Starting, Running, Serving, Succeeded, Failed, Ended."""
+    """job: its phase. Shards: Starting, Serving. Workers: Starting, Running."""
     number: int = 0
     """Attempt of a shard, start of a worker; 0 on the lane of the job."""
     begin: float
     """When it began."""
     end: float | None = None
     """When it ended; absent: it goes on."""
+    ending: str = ""
+    """How its process ended: Succeeded, Failed, Stopped (it was asked to end); empty: the process went on."""
     note: str = ""
     """Why it ended so, or the name of the process."""
 

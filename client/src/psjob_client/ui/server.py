@@ -8,13 +8,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from psjob_client.compare import kept
 from psjob_client.jobs.problems import JobProblem, NoSuchJob
+from psjob_client.jobs.view import JobView
 from psjob_client.local.errors import BadInput
 from psjob_client.sdk.client import AsyncClient
 
@@ -28,17 +29,21 @@ except ModuleNotFoundError:
     raise BadInput("the page needs a web server, which is not installed here: pip install 'psjob[ui]'") from None
 
 from psjob_client.ui import shown
+from psjob_client.ui.curves import AXES, MOST, STEP, points_each
 from psjob_client.ui.gate import Gate
 
 HOST = "127.0.0.1"
 STATIC = {
     "": ("index.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"), "uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css"),
-    "views.js": ("views.js", "text/javascript"),
+    "views.js": ("views.js", "text/javascript"), "timeline.js": ("timeline.js", "text/javascript"), "dom.js": ("dom.js", "text/javascript"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
 }  # fmt: skip
 SECONDS = 15.0
 """A place that has not answered by then is shown as a problem."""
-POINTS = 600
+RUNS, LINES_READ = 200, 60_000
+"""Runs that are drawn over one another: so many at most, with so many lines of their records together."""
+MOST_SMOOTHING = 0.99
 LINES, LONGEST_LINE = 400, 2000
 """Of a process's log: so many lines, each with so many characters."""
 
@@ -91,6 +96,7 @@ class Page:
             routes=[
                 Route("/api/jobs", self._jobs), Route("/api/jobs/{place:int}/{name}", self._job),
                 Route("/api/jobs/{place:int}/{name}/curves", self._curves), Route("/api/jobs/{place:int}/{name}/log", self._log),
+                Route("/api/runs", self._runs),
                 Route("/api/comparisons", self._comparisons), Route("/api/comparisons/{name}", self._comparison),
                 Route("/", _static), Route("/{name}", _static),
             ],
@@ -111,7 +117,18 @@ class Page:
         return await self._asked(request, read)
 
     async def _curves(self, request: Request) -> Response:
-        return await self._asked(request, lambda client, name: _curves(client, name, _number(request, "points", POINTS)))
+        return await self._asked(request, lambda client, name: _curves(client, name, *_drawn(request)))
+
+    async def _runs(self, request: Request) -> Response:
+        """Curves and hyperparameters of all that `run=PLACE/ID` names, in that order; one that cannot be read says why."""
+        asked = list(dict.fromkeys(request.query_params.getlist("run")))
+        if len(asked) > RUNS:
+            return JSONResponse({"problem": f"{len(asked)} runs are chosen; at most {RUNS} are drawn over one another: choose fewer"}, 400)
+        wanted = [(int(place), name) for place, _, name in (one.partition("/") for one in asked) if place.isascii() and place.isdigit()]
+        places = sorted({place for place, _ in wanted if place < len(self._clients)})
+        listed = dict(zip(places, await asyncio.gather(*(_known(self._clients[place]) for place in places)), strict=True))
+        read = (_run(self._clients, listed, place, name, len(wanted), *_drawn(request)) for place, name in wanted)
+        return JSONResponse({"runs": await asyncio.gather(*read)})
 
     async def _log(self, request: Request) -> Response:
         process = request.query_params.get("process") or None
@@ -122,7 +139,7 @@ class Page:
 
     async def _comparison(self, request: Request) -> Response:
         try:
-            return JSONResponse(shown.comparison(kept.read(self._folder, request.path_params["name"]), POINTS))
+            return JSONResponse(shown.comparison(kept.read(self._folder, request.path_params["name"]), _drawn(request)[1]))
         except BadInput as problem:
             return JSONResponse({"problem": str(problem)}, 404)
 
@@ -153,8 +170,38 @@ async def _listed(client: AsyncClient) -> dict[str, Any]:
         return {"title": title, "jobs": [], "problem": f"no answer within {SECONDS:g} s"}
 
 
-async def _curves(client: AsyncClient, name: str, points: int) -> dict[str, Any]:
-    return shown.curves(await client.metrics(name), points)
+async def _curves(client: AsyncClient, name: str, axis: str, smoothing: float) -> dict[str, Any]:
+    return shown.curves(await client.metrics(name), axis, smoothing, MOST)
+
+
+async def _known(client: AsyncClient) -> Mapping[str, JobView] | str:
+    """All jobs of a place by id, or why it cannot be read."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            return {job.id: job for job in await client.list()}
+    except JobProblem as problem:
+        return str(problem)
+    except TimeoutError:
+        return f"no answer within {SECONDS:g} s"
+
+
+async def _run(
+    clients: Sequence[AsyncClient], listed: Mapping[int, Mapping[str, JobView] | str], place: int, name: str, runs: int, axis: str,
+    smoothing: float,
+) -> dict[str, Any]:  # fmt: skip
+    jobs = listed.get(place, f"there is no place {place}; load the page again")
+    job = None if isinstance(jobs, str) else jobs.get(name)
+    problem = jobs if isinstance(jobs, str) else f"there is no run {name} any more"
+    if job is not None:
+        try:
+            async with asyncio.timeout(SECONDS):
+                history = await (await clients[place].place()).history(name, LINES_READ // runs)
+            return shown.run(place, job, history, axis, smoothing, points_each(runs))
+        except JobProblem as said:
+            problem = str(said)
+        except TimeoutError:
+            problem = f"no answer within {SECONDS:g} s"
+    return {"place": place, "id": name, "name": name, "settings": {}, "series": [], "problem": problem}
 
 
 async def _log(client: AsyncClient, name: str, process: str | None) -> dict[str, Any]:
@@ -169,9 +216,14 @@ async def _static(request: Request) -> Response:
     return Response(files(__package__).joinpath("static", name).read_bytes(), media_type=kind)
 
 
-def _number(request: Request, name: str, otherwise: int) -> int:
-    text = request.query_params.get(name, "")
-    return min(max(int(text), 10), 5000) if text.isascii() and text.isdigit() and len(text) < 9 else otherwise
+def _drawn(request: Request) -> tuple[str, float]:
+    """The axis, and how much is smoothed, of a request for curves."""
+    axis, text = request.query_params.get("axis", STEP), request.query_params.get("smoothing", "0")
+    try:
+        smoothing = float(text)
+    except ValueError:
+        smoothing = 0.0
+    return axis if axis in AXES else STEP, min(smoothing, MOST_SMOOTHING) if smoothing > 0 else 0.0
 
 
 def _listening(port: int) -> socket.socket:

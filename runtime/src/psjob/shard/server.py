@@ -337,13 +337,17 @@ def last_words(server: Server) -> None:
     """The last status as termination message: a shard ends between two polls of those who look."""
     words = status(server)
     coordinator = words.get("coordinator", {})
-    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged")
+    kept = ("step", "loss", "metrics", "reported", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged")
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
     met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
     body = server.words | met | {"status": said}
-    for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):
+    for part, name in (
+        (said["counters"], "acknowledged"),
+        (said.get("coordinator", {}), "reported"),
+        (said.get("coordinator", {}), "metrics"),
+    ):
         if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported
             part.pop(name, None)
     leave_message(body)

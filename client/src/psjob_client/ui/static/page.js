@@ -1,17 +1,30 @@
-// The page: which job is looked at, and what is asked for anew.
+// The page: which jobs are looked at, and what is asked for anew.
 
 import { Chart } from "./charts.js";
+import { clock, h, labels, number, short, swap } from "./dom.js";
+import { spansTable, timeline } from "./timeline.js";
 import * as view from "./views.js";
 
-const { h } = view;
 const LOOK = 2000;
+const MANY = 200; // runs over one another, as the server has it
 const list = document.getElementById("list");
 const main = document.getElementById("main");
 const state = document.getElementById("state");
 const find = document.getElementById("find");
+const picked = document.getElementById("picked");
 let jobs = null;
 let comparisons = [];
 let shown = null; // {key, draw(), …} of what main holds
+let chosen = new Set(); // "place/id" of runs to be drawn over one another
+const drawn = { smoothing: 0.6, axis: "step", log: false, ...kept() };
+
+function kept() {
+  try {
+    return JSON.parse(localStorage.getItem("psjob-drawn")) ?? {};
+  } catch {
+    return {};
+  }
+}
 
 async function ask(path) {
   let answer;
@@ -27,30 +40,85 @@ async function ask(path) {
 }
 
 const address = (place, id) => `#/jobs/${place}/${encodeURIComponent(id)}`;
+const together = () => `#/runs/${[...chosen].map(encodeURIComponent).join(",")}`;
+const asked = (axis = drawn.axis) => `axis=${axis}&smoothing=${drawn.smoothing}`;
+
+// The controls above charts: what they change holds for all charts, and for the next visit.
+function controls({ axes = true } = {}) {
+  const change = (again) => {
+    try {
+      localStorage.setItem("psjob-drawn", JSON.stringify(drawn));
+    } catch { /* a browser that keeps nothing */ }
+    if (again) look(); else shown?.redraw?.();
+  };
+  const told = h("output", {}, String(drawn.smoothing));
+  let wait = null;
+  const slider = h("input", { type: "range", id: "smoothing", min: 0, max: 0.99, step: 0.01, value: drawn.smoothing, oninput: () => {
+    drawn.smoothing = Number(slider.value);
+    told.textContent = slider.value;
+    clearTimeout(wait);
+    wait = setTimeout(() => change(true), 80);
+  } });
+  const axis = h("select", { id: "axis", onchange: () => { drawn.axis = axis.value; change(true); } },
+    [["step", "steps"], ["time", "time"]].map(([value, word]) => h("option", { value, selected: drawn.axis === value }, word)));
+  const log = h("input", { type: "checkbox", id: "log", checked: drawn.log, onchange: () => { drawn.log = log.checked; change(false); } });
+  return h("div", { class: "bar", role: "group", "aria-label": "How curves are drawn" },
+    h("span", {}, h("label", { for: "smoothing" }, "Smoothing"), slider, told),
+    axes ? h("span", {}, h("label", { for: "axis" }, "Against"), axis) : null,
+    h("span", {}, log, h("label", { for: "log" }, "Logarithmic")),
+    h("span", { class: "soft small" }, "Drag across a chart to zoom, double-click for all of it."));
+}
 
 function rows() {
   const word = find.value.trim().toLowerCase();
   const parts = [];
   jobs.places.forEach((place, at) => {
-    const kept = place.jobs.filter((job) => !word || `${job.name} ${job.id} ${job.phase} ${job.mode}`.toLowerCase().includes(word));
+    const found = place.jobs.filter((job) => !word || `${job.name} ${job.id} ${job.phase} ${job.mode}`.toLowerCase().includes(word));
     parts.push(h("h2", {}, `${place.title}: ${place.jobs.length} ${place.jobs.length === 1 ? "job" : "jobs"}`));
     if (place.problem) parts.push(h("p", { class: "bad" }, place.problem));
     else if (!place.jobs.length) parts.push(h("p", { class: "soft" }, "No job yet: psjob run job.yaml starts one."));
-    parts.push(h("ul", {}, kept.map((job) => h("li", {}, link(address(at, job.id), job.name, view.badge(job.phase),
-      `${job.id} · ${job.mode} · step ${job.step}${job.total ? ` of ${job.total}` : ""}${job.reason === "Diverged" ? " · diverged" : ""}${job.warnings ? ` · ${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""}`)))));
+    parts.push(h("ul", {}, found.map((job) => item(at, job))));
   });
   if (comparisons.length) {
     parts.push(h("h2", {}, "Comparisons"));
-    parts.push(h("ul", {}, comparisons.map((one) => h("li", {}, link(`#/comparisons/${encodeURIComponent(one.name)}`, one.name, null, view.clock(one.time))))));
+    parts.push(h("ul", {}, comparisons.map((one) => h("li", {}, link(`#/comparisons/${encodeURIComponent(one.name)}`, one.name, "", null, clock(one.time))))));
   }
-  const focused = document.activeElement?.getAttribute?.("href");
-  list.replaceChildren(...parts);
-  if (focused) [...list.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  const focused = document.activeElement?.closest?.("#list") ? document.activeElement.id : "";
+  swap(list, ...parts);
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  for (const box of list.querySelectorAll("input")) box.checked = chosen.has(box.value);
+  rowsPicked();
 }
 
-function link(href, name, mark, small) {
-  return h("a", { href, "aria-current": decodeURI(location.hash) === decodeURI(href) ? "page" : null },
-    h("span", { class: "name" }, name), " ", mark, h("div", { class: "small" }, small));
+function item(at, job) {
+  const key = `${at}/${job.id}`;
+  const told = [`${job.unit} ${number(job.step)}${job.total && job.total !== job.step ? ` of ${number(job.total)}` : ""}`, job.mode, job.loss === null || job.loss === undefined ? "" : `loss ${number(job.loss)}`,
+    job.reason === "Diverged" ? "diverged" : "", job.warnings ? `${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""];
+  return h("li", { class: "run" },
+    h("input", { type: "checkbox", id: `pick-${key}`, value: key, "aria-label": `Draw ${job.id} over others`, onchange: (event) => pick(key, event.target.checked) }),
+    link(address(at, job.id), job.name, short(job), view.badge(job.phase), h("span", {}, clock(job.created)), told.filter(Boolean).join(" · ")));
+}
+
+function link(href, name, more, mark, ...small) {
+  return h("a", { id: `to-${href}`, href, "aria-current": decodeURI(location.hash) === decodeURI(href) ? "page" : null },
+    h("span", { class: "name" }, name), " ", more ? h("span", { class: "more" }, more) : null, " ", mark, small.map((one) => h("div", { class: "small" }, one)));
+}
+
+function pick(key, on) {
+  if (on) chosen.add(key); else chosen.delete(key);
+  if (shown instanceof RunsPage) location.hash = chosen.size ? together() : "";
+  rowsPicked();
+}
+
+function rowsPicked() {
+  const all = [...list.querySelectorAll("input")].map((box) => box.value).slice(0, MANY);
+  const choose = (keys) => { chosen = new Set(keys); for (const box of list.querySelectorAll("input")) box.checked = chosen.has(box.value); pick("", false); };
+  swap(picked, chosen.size ? h("a", { class: "button", href: together() }, `Draw ${chosen.size} over one another`) : h("span", { class: "soft small" }, "Tick runs to draw them over one another."), " ",
+    all.length > 1 && all.some((key) => !chosen.has(key)) ? h("button", { id: "all", type: "button" }, find.value ? "Tick all found" : "Tick all") : "", " ",
+    chosen.size ? h("button", { id: "none", type: "button" }, "None") : "");
+  const all_ = document.getElementById("all"), none = document.getElementById("none");
+  if (all_) all_.onclick = () => choose(all);
+  if (none) none.onclick = () => choose([]);
 }
 
 async function refreshList() {
@@ -62,29 +130,50 @@ async function refreshList() {
   rows();
 }
 
+// A grid of charts, one a title, that come as soon as there are numbers.
+class Charts {
+  constructor() {
+    this.all = new Map();
+    this.grid = h("div", { class: "charts" });
+  }
+
+  draw(found) {
+    for (const { key, title, axis, curves } of found) {
+      if (!this.all.has(key)) {
+        this.all.set(key, new Chart(title, axis));
+        this.grid.append(this.all.get(key).section);
+      }
+      this.all.get(key).draw(curves, { axis, log: drawn.log });
+    }
+    for (const [key, chart] of this.all) chart.section.hidden = !found.some((one) => one.key === key);
+  }
+}
+
+const titled = (name, unit) => (name === "rate" ? `${unit}s a second` : name.replaceAll("_", " "));
+const axisWord = (unit) => (drawn.axis === "time" ? "seconds since the first report" : unit);
+
 class JobPage {
   constructor(place, id) {
     this.path = `api/jobs/${place}/${encodeURIComponent(id)}`;
     this.id = id;
-    this.charts = new Map();
+    this.charts = new Charts();
     this.process = "";
-    this.following = true;
-    this.parts = Object.fromEntries(["head", "said", "facts", "timeline", "spans", "stages", "workers", "shards", "events"].map((name) => [name, h("div")]));
-    this.grid = h("div", { class: "charts" });
+    this.parts = Object.fromEntries(["head", "said", "facts", "none", "settings", "timeline", "spans", "stages", "workers", "shards", "events"].map((name) => [name, h("div")]));
     this.select = h("select", { id: "process", onchange: () => { this.process = this.select.value; this.log(); } });
     this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "What the processes print" });
     this.more = h("p", { class: "soft" });
     this.manifest = h("pre", { class: "manifest", tabindex: "0", "aria-label": "Manifest" });
-    const { head, said, facts, timeline, spans, stages, workers, shards, events } = this.parts;
-    main.replaceChildren(head, said, facts, this.grid,
-      h("section", {}, h("h3", {}, "Time line"), timeline, h("details", {}, h("summary", {}, "As a table"), spans)),
+    const { head, said, facts, none, settings, timeline: line, spans, stages, workers, shards, events } = this.parts;
+    main.replaceChildren(head, said, facts,
+      h("div", { class: "beside" }, h("div", {}, controls(), none, this.charts.grid),
+        h("aside", { "aria-label": "Hyperparameters and manifest" }, h("section", {}, h("h3", {}, "Hyperparameters"), settings, h("details", {}, h("summary", {}, "Manifest"), this.manifest)))),
+      h("section", {}, h("h3", {}, "Time line"), line, h("details", {}, h("summary", {}, "As a table"), spans)),
       stages, h("section", {}, h("h3", {}, "Workers"), workers), h("section", {}, h("h3", {}, "Shards"), shards), h("section", {}, h("h3", {}, "Events"), events),
-      h("section", {}, h("h3", {}, "Logs"), h("div", { class: "bar" }, h("label", { for: "process" }, "Process"), this.select), this.text, this.more),
-      h("section", {}, h("details", {}, h("summary", {}, "Manifest"), this.manifest)));
+      h("section", {}, h("h3", {}, "Logs"), h("div", { class: "bar" }, h("label", { for: "process" }, "Process"), this.select), this.text, this.more));
   }
 
   async look() {
-    const [found, curves] = await Promise.all([ask(this.path), ask(`${this.path}/curves`)]);
+    const [found, curves] = await Promise.all([ask(this.path), ask(`${this.path}/curves?${asked()}`)]);
     if (shown !== this) return;
     this.draw(found, curves);
     await this.log();
@@ -93,47 +182,34 @@ class JobPage {
 
   draw(found, curves) {
     const { job } = found;
-    const { head, said, facts, timeline, spans, stages, workers, shards, events } = this.parts;
-    head.replaceChildren(h("div", { class: "head" }, h("h2", {}, job.name), view.badge(job.phase), job.reason ? h("span", { class: "soft" }, job.reason) : null),
-      h("p", { class: "soft" }, `${job.id} · ${job.place} · ${job.fresh ? "live" : job.limited || "as it was left"}`));
-    said.replaceChildren(...view.said(job));
-    facts.replaceChildren(view.facts(found));
-    this.curves(curves, job.unit ?? "step");
-    timeline.replaceChildren(view.timeline(found));
-    spans.replaceChildren(view.spansTable(found));
+    const { head, said, facts, settings, timeline: line, spans, stages, workers, shards, events } = this.parts;
+    swap(head, h("div", { class: "head" }, h("h2", {}, job.name), short(job) ? h("span", { class: "more" }, short(job)) : "", view.badge(job.phase), job.reason && job.reason !== job.phase ? h("span", { class: "soft" }, job.reason) : ""),
+      h("p", { class: "soft" }, `${clock(job.created)} · ${job.id} · ${job.place} · ${job.fresh ? "live" : job.limited || "as it was left"}`));
+    swap(said, ...view.said(job));
+    swap(facts, view.facts(found));
+    swap(settings, view.hyperparameters(found.settings));
+    this.found = [curves, job];
+    this.redraw();
+    swap(line, timeline(found));
+    swap(spans, spansTable(found));
     const table = view.stages(job);
-    stages.replaceChildren(...(table ? [h("section", {}, h("h3", {}, "Stages"), table)] : []));
-    workers.replaceChildren(view.workers(job));
-    shards.replaceChildren(view.shards(job));
-    events.replaceChildren(view.events(found));
-    this.manifest.textContent = job.manifest ? JSON.stringify(job.manifest, null, 2) : "It was not kept.";
+    swap(stages, table ? h("section", {}, h("h3", {}, "Stages"), table) : "");
+    swap(workers, view.workers(job));
+    swap(shards, view.shards(job));
+    swap(events, view.events(found));
+    this.manifest.textContent = found.manifest || "It was not kept.";
     const names = ["", ...[...(job.workers ?? []), ...(job.shards ?? [])].map((one) => one.name).filter(Boolean)];
     if (names.join() !== this.names) {
       this.names = names.join();
       this.select.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === this.process }, name || "all processes")));
     }
-    document.title = `${job.phase}: ${job.name} – psjob`;
+    document.title = `${job.phase}: ${job.name} ${short(job)} – psjob`;
   }
 
-  curves(found, unit) {
-    for (const one of found.series) {
-      const title = one.name === "rate" ? `${unit}s a second` : one.name;
-      if (!this.charts.has(one.name)) {
-        const place = h("div", { class: "plot" });
-        const table = h("div");
-        this.grid.append(h("section", {}, h("h3", {}, title), place, table));
-        this.charts.set(one.name, { chart: new Chart(place, title, unit), table });
-      }
-      const { chart, table } = this.charts.get(one.name);
-      // A restart goes back some steps: a later value of the same step takes the place of the one before.
-      const last = new Map(one.steps.map((step, at) => [step, one.values[at]]));
-      const x = [...last.keys()].sort((a, b) => a - b);
-      const curve = [{ label: title, x, y: x.map((step) => last.get(step)) }];
-      chart.draw(curve);
-      if (!table.querySelector("details[open]")) table.replaceChildren(view.points(curve));
-    }
-    if (!found.series.length) this.grid.replaceChildren(h("p", { class: "soft" }, "No number yet: a script reports with ps.report(loss=…)."));
-    else this.grid.querySelector(":scope > p")?.remove();
+  redraw() {
+    const [{ series }, { unit = "step" }] = this.found;
+    this.charts.draw(series.map((one) => ({ key: one.name, title: titled(one.name, unit), axis: axisWord(unit), curves: [{ ...one, label: titled(one.name, unit), look: 0 }] })));
+    swap(this.parts.none, series.length ? "" : h("p", { class: "soft" }, "No number yet: a script reports with ps.report(loss=…)."));
   }
 
   async log() {
@@ -147,40 +223,77 @@ class JobPage {
   }
 }
 
-class ComparisonPage {
-  constructor(name) {
-    this.name = name;
+class RunsPage {
+  constructor() {
+    this.charts = new Charts();
+    this.hidden = new Set();
+    this.head = h("div");
+    this.table = h("div");
+    main.replaceChildren(this.head, controls(), this.charts.grid, h("section", {}, h("h3", {}, "Runs"), this.table));
   }
 
   async look() {
-    if (this.over) return;
-    const found = await ask(`api/comparisons/${encodeURIComponent(this.name)}`);
+    if (!chosen.size) { main.replaceChildren(h("p", { class: "soft" }, "Choose runs in the list.")); return; }
+    const { runs } = await ask(`api/runs?${[...chosen].map((key) => `run=${encodeURIComponent(key)}`).join("&")}&${asked()}`);
     if (shown !== this) return;
-    const grid = h("div", { class: "charts" });
-    main.replaceChildren(...view.comparison(found), grid, h("section", {}, h("h3", {}, "Commands"), ...found.sides.map((side) => h("p", {}, h("code", {}, side.command)))));
-    for (const metric of found.curves) {
-      for (const [axis, key] of [["step of a worker", "steps"], [`time (${found.unit})`, "times"]]) {
-        const place = h("div", { class: "plot" });
-        const section = h("section", {}, h("h3", {}, `${metric.name} by ${axis}`), place);
-        grid.append(section);
-        const curves = metric.sides.filter((side) => side.values.length).map((side) => ({ label: side.title, x: side[key], y: side.values }));
-        new Chart(place, `${metric.name} by ${axis}`, axis).draw(curves);
-        section.append(view.points(curves));
-      }
-    }
-    document.title = `${found.name} – psjob`;
-    this.over = true;
+    this.runs = runs;
+    this.labels = labels(runs);
+    this.redraw();
+    this.over = runs.every((run) => ["Complete", "Failed", "Suspended"].includes(run.phase));
+    document.title = `${runs.length} runs – psjob`;
+  }
+
+  redraw() {
+    const { runs } = this;
+    swap(this.head, h("div", { class: "head" }, h("h2", {}, runs.length === 1 ? "One run" : `${runs.length} runs over one another`)));
+    const names = [...new Set(runs.flatMap((run) => run.series.map((one) => one.name)))];
+    const units = new Set(runs.map((run) => run.unit).filter(Boolean));
+    const unit = units.size === 1 ? [...units][0] : "step";
+    this.charts.draw(names.map((name) => ({ key: name, title: titled(name, unit), axis: axisWord(unit), curves: runs.flatMap((run, at) => {
+      const one = this.hidden.has(`${run.place}/${run.id}`) ? null : run.series.find((found) => found.name === name);
+      return one ? [{ ...one, label: this.labels[at], look: at }] : [];
+    }) })));
+    swap(this.table, view.runs(runs, this.labels, this.hidden, (key, off) => { if (off) this.hidden.add(key); else this.hidden.delete(key); this.redraw(); }));
   }
 }
 
-function chosen() {
+class ComparisonPage {
+  constructor(name) {
+    this.name = name;
+    this.charts = new Charts();
+  }
+
+  async look() {
+    if (this.over && this.smoothed === drawn.smoothing) return;
+    this.smoothed = drawn.smoothing;
+    this.found = await ask(`api/comparisons/${encodeURIComponent(this.name)}?${asked()}`);
+    if (shown !== this) return;
+    if (!this.over) main.replaceChildren(...view.comparison(this.found).filter(Boolean), controls({ axes: false }), this.charts.grid, view.made(this.found));
+    this.over = true;
+    this.redraw();
+    document.title = `${this.found.name} – psjob`;
+  }
+
+  redraw() {
+    this.charts.draw(this.found.charts.map((one) => {
+      const title = `${one.name.replaceAll("_", " ")} against ${one.axis === "time" ? "time" : "steps"}`;
+      return { key: title, title, axis: one.label, curves: one.sides.map((side, at) => ({ ...side, label: side.title, look: at })) };
+    }));
+  }
+}
+
+function chosenPage() {
   const [, kind, first, ...rest] = location.hash.split("/");
   if (kind === "jobs" && rest.length) return new JobPage(first, decodeURIComponent(rest.join("/")));
+  if (kind === "runs" && first) {
+    chosen = new Set([first, ...rest].join("/").split(",").map(decodeURIComponent));
+    return new RunsPage();
+  }
   return kind === "comparisons" && first ? new ComparisonPage(decodeURIComponent(first)) : null;
 }
 
 async function open() {
-  shown = chosen();
+  shown = chosenPage();
   if (!shown) main.replaceChildren(h("p", { class: "soft" }, "Choose a job."));
   if (jobs) rows();
   await look();
@@ -210,7 +323,7 @@ function tell(words) {
 async function turn() {
   try {
     await refreshList();
-    if (!shown && chosen()) await open();
+    if (!shown && chosenPage()) await open();
     else if (shown) await look();
   } catch (error) {
     tell(error.message);

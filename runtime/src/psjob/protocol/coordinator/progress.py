@@ -29,6 +29,8 @@ class JobProgress:
         self.past = Past()
         self.comeback = Comeback()
         self.metrics: dict[str, float] = {}
+        self.reported: dict[str, int] = {}
+        """By name of a metric: the step at which it was last given."""
         self.total: int | None = None
         self.checkpoint: dict[str, Any] | None = None
         self.checkpoint_problem: str | None = None
@@ -47,7 +49,7 @@ class JobProgress:
         self.step = step
         self.history.append((step, now))
         if self.past.due(self.metrics, now):
-            self.past.note(step, self.metrics, self.rate(now), now)
+            self.past.note(step, self.metrics, self.rate(now), now, self.reported)
 
     def rewound(self, step: int) -> None:
         self.comeback.undone(self.step, step)
@@ -68,9 +70,13 @@ class JobProgress:
                 self.total = int(value)
             elif rank == 0 or name not in self.metrics:
                 self.metrics.pop(str(name)[:64], None)  # told again, it is the newest
-                self.metrics[str(name)[:64]] = float(value)
+                self._hold(str(name)[:64], float(value))
         for name in list(self.metrics)[:-MAX_METRICS]:
             del self.metrics[name]
+        self.reported = {name: self.reported[name] for name in self.metrics}
+
+    def _hold(self, name: str, value: float) -> None:
+        self.metrics[name], self.reported[name] = value, self.step
 
     def see_inputs(self, rank: int, sums: Sequence[int], workers: int) -> str | None:
         """What a worker's first steps were made of. Once all have told theirs: a sentence for the log."""
@@ -90,7 +96,7 @@ class JobProgress:
     def note_norm(self, norm: float) -> None:
         """The norm of the last mean gradient that was measured."""
         if math.isfinite(norm):
-            self.metrics["grad_norm"] = norm
+            self._hold("grad_norm", norm)
 
     def rate(self, now: float) -> float | None:
         """Steps per second over the history's last minute, without pauses such as a restart."""
@@ -112,6 +118,7 @@ class JobProgress:
             "eta": left,
             "totalSteps": self.total,
             "metrics": dict(self.metrics),
+            "reported": dict(self.reported),
             "checkpoint": self.checkpoint and {**self.checkpoint, "age": round(max(0.0, now - self.checkpoint["time"]), 1)},
             "checkpointProblem": self.checkpoint_problem,
             "committed": self.committed,
