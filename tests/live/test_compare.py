@@ -180,7 +180,7 @@ def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> N
     comparison = Comparison("job", "s", {}, "", [steady, late])
     text = report.page(comparison)
     page = Page(text)
-    assert is_alone(page, text) and page.tags["svg"] == 3
+    assert is_alone(page, text) and page.tags["svg"] == 3 + swatches(page)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     assert [word for word in words if word in ("0", "1", "2-4", "5-6", "≥ 7")][:5] == ["0", "1", "2-4", "5-6", "≥ 7"]
     assert {"≤ 1e-02", "≤ 3e-02"} <= set(words) and "more" not in words and words.count("pushes (%)") == 2
@@ -233,7 +233,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
-        self._cell = tag == "td"
+        self._cell = tag == "td" or (self._cell and tag in ("svg", "line"))
         for name, value in attrs:
             if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
                 self.links.append(value or "")
@@ -246,6 +246,11 @@ class Page(HTMLParser):
             self._cell = False
 
 
+def swatches(page: Page) -> int:
+    """One beside each side of the table."""
+    return page.tags["tr"] - 1
+
+
 def is_alone(page: Page, text: str) -> bool:
     """It needs nothing but itself: no script, no style sheet, every link into the page."""
     fetched = [link for link in page.links if not link.startswith("#")] + re.findall(r"url\((?!#)[^)]*\)|@import", text)
@@ -256,7 +261,7 @@ def test_a_page_says_what_failed_and_escapes_every_word() -> None:
     bad = SideOutcome("<b>&", "run '<i>'", "Failed: <script>alert(1)</script>", 0.0, 0.0)
     text = report.page(Comparison("<u>", "s", {"<q>": "<q>"}, "<pre>", [bad, fall("good", 1.0, 2, 1)]))
     page = Page(text)
-    assert is_alone(page, text) and page.tags["svg"] == 2
+    assert is_alone(page, text) and page.tags["svg"] == 2 + swatches(page)
     assert not {"u", "i", "q"} & page.tags.keys() and page.tags["pre"] == 1 and page.tags["b"] == 1
     assert page.cells[0] == "<b>&" and set(page.cells[1 : page.cells.index("good")]) == {"–"}
 
@@ -280,7 +285,7 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
     assert all(sum(pushes for _, pushes in one["gaps"]) == sum(p for _, p in one["lags"]) for one in (by["sync"], by["async"]))
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
-    assert is_alone(page, text) and page.tags["svg"] == 7, "loss and accuracy against steps and time, lag, gap, idle"
+    assert is_alone(page, text) and page.tags["svg"] == 7 + swatches(page), "loss and accuracy against steps and time, lag, gap, idle"
     assert f"{by['sync']['rate']:.3g}" in page.cells and f"{by['async']['timeToLoss']:.3g}" in page.cells
     assert text.index("<table") < text.index("<svg") < text.index("psjob simulate compare --workers 4") < text.index("kind: PSTrainingJob")
 

@@ -122,13 +122,13 @@ def test_a_folder_that_is_damaged_or_of_an_older_psjob_is_still_shown(broken: di
 
 def test_the_timeline_has_a_span_a_phase_and_a_process() -> None:
     spans = recorded.timeline(STORY, until=920.0)
-    assert [(one.lane, one.state, one.number, one.begin, one.end) for one in spans] == [
-        ("job", "Pending", 0, 900, 904),
-        ("job", "Running", 0, 904, None),
-        ("shard 0", "Starting", 1, 901, 903),
-        ("shard 0", "Failed", 1, 903, 910),
-        ("shard 0", "Starting", 2, 911, 920.0),
-        ("worker 0", "Running", 1, 902, 920.0),
+    assert [(one.lane, one.state, one.number, one.begin, one.end, one.ending) for one in spans] == [
+        ("job", "Pending", 0, 900, 904, ""),
+        ("job", "Running", 0, 904, None, ""),
+        ("shard 0", "Starting", 1, 901, 903, ""),
+        ("shard 0", "Serving", 1, 903, 910, "Failed"),
+        ("shard 0", "Starting", 2, 911, 920.0, ""),
+        ("worker 0", "Running", 1, 902, 920.0, ""),
     ]
     assert recorded.timeline(STORY, until=None)[-1].end is None
 
@@ -202,11 +202,11 @@ def test_the_timeline_of_a_cluster() -> None:
     raw = [pod("shard", 0, 1, containerStatuses=ended("shard", 0)), pod("worker", 0, 1, conditions=[{"type": "Ready", "status": "True"}])]
     pods = clustered.processes(raw, "u")
     spans = clustered.timeline(clustered.job_view(RAW, "kind", pods), pods, RAW, clustered.finished(raw))
-    assert [(one.lane, one.state) for one in spans] == [
-        ("job", "Pending"),
-        ("job", "Running"),
-        ("shard 0", "Succeeded"),
-        ("worker 0", "Running"),
+    assert [(one.lane, one.state, one.ending) for one in spans] == [
+        ("job", "Pending", ""),
+        ("job", "Running", ""),
+        ("shard 0", "Serving", "Succeeded"),
+        ("worker 0", "Running", ""),
     ]
     assert spans[2].end == spans[2].begin + 60
 
@@ -241,6 +241,26 @@ def test_series_skip_what_is_no_number_and_no_news() -> None:
     assert [(one.name, one.steps, one.values) for one in history.series] == [
         ("loss", (1,), (2.0,)), ("rate", (1, 2), (5.0, 6.0)), ("acc", (1, 2), (0.1, 0.2)),
     ]  # fmt: skip
+
+
+def test_a_report_is_one_point_at_its_own_step() -> None:
+    """A line holds what was given last: accuracy, told once a pass, would be a staircase."""
+    told = [(5, 0.9, 5, 0.5, 4), (6, 0.8, 6, 0.5, 4), (7, 0.8, 7, 0.5, 4), (9, 0.7, 9, 0.5, 8), (10, 0.7, 10, 0.6, 10)]
+    lines = [
+        {"time": at, "step": at, "rate": 1.0, "metrics": {"loss": loss, "acc": acc}, "reported": [of_loss, of_acc]}
+        for at, loss, of_loss, acc, of_acc in told
+    ]
+    history = series.history(lines)
+    loss, acc = history.of("loss"), history.of("acc")
+    assert loss is not None and (loss.steps, loss.values) == ((5, 6, 7, 9, 10), (0.9, 0.8, 0.8, 0.7, 0.7))
+    assert acc is not None and (acc.steps, acc.values) == ((4, 8, 10), (0.5, 0.5, 0.6)), "the same value again is a report too"
+
+
+@pytest.mark.parametrize(("lines", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (11, 5), (1000, 7), (9, None)])
+def test_of_a_long_record_so_many_lines_are_read_and_the_last_is_among_them(lines: int, most: int | None) -> None:
+    kept = series.thinned(list(range(lines)), most)
+    assert len(kept) <= (most or lines) and list(kept[-1:]) == list(range(lines))[-1:]
+    assert len(kept) >= min(lines, (most or lines) // 2)
 
 
 def test_a_file_of_samples_stays_small_and_keeps_the_ends(tmp_path: Path) -> None:

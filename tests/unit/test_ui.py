@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
 from psjob_client.compare.report import rows
 from psjob_client.jobs.view import EventView, HistoryView, JobView, Series
-from psjob_client.ui import shown
+from psjob_client.ui import curves, shown
+from psjob_client.ui.settings import settings
 from psjob_client.ui.thin import thin
 
 
@@ -37,8 +38,64 @@ def test_a_spike_of_one_point_is_seen() -> None:
 
 def test_a_curve_tells_how_many_points_it_has() -> None:
     series = Series(name="loss", times=tuple(range(1000)), steps=tuple(range(1000)), values=(0.5,) * 1000)
-    told = shown.curves(HistoryView(series=(series,)), 50)["series"][0]
-    assert told["count"] == 1000 and len(told["steps"]) == len(told["values"]) <= 50 and told["last"] == 0.5
+    told = shown.curves(HistoryView(series=(series,)), curves.STEP, 0.0, 50)["series"][0]
+    assert told["count"] == 1000 and len(told["x"]) == len(told["y"]) <= 50 and told["last"] == 0.5
+
+
+@given(st.lists(st.integers(0, 30), max_size=60))
+def test_steps_that_a_restart_undid_are_left_out(steps: list[int]) -> None:
+    points = [(float(at), float(step), float(at)) for at, step in enumerate(steps)]
+    kept = curves.unwound(points)
+    assert [step for _, step, _ in kept] == sorted({step for _, step, _ in kept}), "each step once, rising"
+    assert not points or kept[-1] == points[-1], "what was told last holds"
+    undone = [one for one in points if any(later[1] <= one[1] for later in points[points.index(one) + 1 :])]
+    assert [one for one in points if one not in undone] == kept
+
+
+def test_a_curve_over_time_goes_back_in_nothing() -> None:
+    points = [(1.0, 10.0, 0.5), (2.0, 20.0, 0.4), (9.0, 11.0, 0.45)]
+    assert curves.curve(points, curves.STEP, 0.0) == {"x": [10.0, 11.0], "y": [0.5, 0.45]}
+    assert curves.curve(points, curves.TIME, 0.0) == {"x": [1.0, 2.0, 9.0], "y": [0.5, 0.4, 0.45]}
+
+
+def test_all_points_are_smoothed_and_not_those_that_are_kept() -> None:
+    """The least and the largest values of stretches are kept: their mean is not that of the curve."""
+    points = [(float(at), float(at), 10.0 if at % 100 == 50 else 1.0) for at in range(10_000)]
+    told = curves.curve(points, curves.STEP, 0.99, 100)
+    assert len(told["smooth"]) == len(told["y"]) <= 100 and max(told["y"]) == 10.0
+    assert 1.0 <= max(told["smooth"]) < 1.3, "the mean of the curve is 1.09, that of what is kept is above 3"
+    assert "smooth" not in curves.curve(points[: curves.FEW - 1], curves.STEP, 0.99)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 10, 33, 100, 200])
+def test_many_curves_have_few_points_each(runs: int) -> None:
+    each = curves.points_each(runs)
+    assert curves.LEAST <= each <= curves.MOST and (each == curves.LEAST or each * runs <= max(curves.ALL, curves.MOST))
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["python", "train.py", "--lr", "0.1", "--fp16", "--seed=3"],
+         {"script": "python train.py", "--lr": "0.1", "--fp16": "yes", "--seed": "3"}),
+        (["python", "-m", "pkg", "--tag", "a", "--tag", "b"], {"script": "python -m pkg", "--tag": "a, b"}),
+        (["--a=1=2", "--", "x"], {"script": "-- x", "--a": "1=2"}),
+    ],
+)  # fmt: skip
+def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, str]) -> None:
+    container = {"name": "worker", "command": words, "env": [{"name": "A", "value": 1}, {"name": "SECRET", "valueFrom": {}}]}
+    manifest = {"spec": {"training": {"mode": "async", "local": {"innerSteps": 5}, "seed": None}, "workers": {"replicas": 2,
+                "template": {"spec": {"containers": [container]}}}}}  # fmt: skip
+    rest = {"env.A": "1", "training.mode": "async", "training.local.innerSteps": "5", "workers.replicas": "2"}
+    assert settings(manifest) == found | rest
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [None, {}, {"spec": []}, {"spec": {"workers": [], "ps": 3}}, {"spec": {"workers": {"template": {"spec": {"containers": "x"}}}}}],
+)
+def test_a_manifest_that_is_none_has_no_hyperparameters_and_no_error(manifest: Any) -> None:
+    assert all(isinstance(value, str) for value in settings(manifest).values())
 
 
 def test_old_events_are_counted() -> None:
@@ -63,7 +120,7 @@ def test_what_is_carried_is_what_was_written_down(name: str) -> None:
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     static = files("psjob_client.ui").joinpath("static")
-    for name in ("index.html", "page.css", "page.js", "views.js", "charts.js"):
+    for name in ("index.html", "page.css", "page.js", "views.js", "charts.js", "timeline.js", "dom.js", "icon.svg"):
         text = static.joinpath(name).read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|innerHTML|eval\(", text), name
 

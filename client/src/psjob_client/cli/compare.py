@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.compare import kept, local, plots, report, sides, simulated
+from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
 from psjob_client.compare.sides import Side
 from psjob_client.local.errors import BadInput
@@ -112,6 +113,8 @@ def compare(
     for one in found:
         for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
             print(f"{one.title}: {said}", file=sys.stderr)
+    if words := judged(comparison):
+        print(words, file=sys.stderr)
     print(f"the report is {out}", file=sys.stderr)
     if any(one.result.startswith("Failed") for one in found):
         raise typer.Exit(EXIT_FAILED)

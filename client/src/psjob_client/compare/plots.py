@@ -25,6 +25,8 @@ STYLE: dict[Any, Any] = {
     "grid.color": LINE, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "lines.linewidth": 1.8,
 }  # fmt: skip
 LABEL_MOST = 40
+MOST_BARS = 12
+"""Above so many sides a figure has no legend, which the table has in its place, and there are no bars beside one another."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def plots(comparison: Comparison) -> list[Plot]:
         for place, axis in ((1, "step of a worker"), (0, f"time ({unit})")):
             draw = _curves(name, place, axis, comparison)
             found.append(Plot(f"{word} against {'steps' if place else 'time'}", _svg(len(found), draw)))
+    if len(sides) > MOST_BARS:
+        return found
     if any(one.lags for one in sides):
         found.append(Plot("staleness (lag) of the pushes that count", _svg(len(found), lambda axes: _lags(axes, sides))))
     if any(one.gaps for one in sides):
@@ -69,10 +73,13 @@ def _curves(name: str, place: int, axis: str, comparison: Comparison) -> Callabl
         for number, one in enumerate(comparison.sides):
             curve = one.curves.get(name, ())
             points = smooth(curve) if name == LOSS else list(curve)
-            if points:
-                style = DASHES[number % len(DASHES)]
-                axes.plot([p[place] for p in points], [p[2] for p in points], color=_color(number), linestyle=style, label=_label(one))
-                values += [p[2] for p in points]
+            if not points:
+                continue
+            if name == LOSS and len(comparison.sides) <= MOST_BARS:
+                axes.plot([p[place] for p in curve], [p[2] for p in curve], color=_color(number), linewidth=0.8, alpha=0.3)
+                values += [p[2] for p in curve]
+            axes.plot([p[place] for p in points], [p[2] for p in points], color=_color(number), linestyle=_dash(number), label=_label(one))
+            values += [p[2] for p in points]
         if name == LOSS and min(values) > 0 and max(values) > 10 * min(values):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
@@ -156,6 +163,19 @@ def _color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
+def _dash(number: int) -> Any:
+    """Another one for the sides that share a colour."""
+    return DASHES[number // len(COLORS) % len(DASHES)]
+
+
+def swatch(number: int) -> str:
+    """How the curve of side `number` looks, for a table."""
+    dash = _dash(number)
+    dashes = "" if dash == "-" else f' stroke-dasharray="{" ".join(f"{3 * length:g}" for length in dash[1])}"'
+    line = f'<line x1="0" y1="4" x2="22" y2="4" stroke="{_color(number)}" stroke-width="3"{dashes}/>'
+    return f'<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true">{line}</svg>'
+
+
 def _label(one: SideOutcome) -> str:
     return one.title.lstrip("_")[:LABEL_MOST]  # which would keep it out of the legend
 
@@ -170,7 +190,8 @@ def _svg(number: int, draw: Callable[[Axes], None]) -> str:
         axes = figure.add_subplot()
         draw(axes)
         axes.grid(axis="y", linewidth=0.7)
-        axes.legend(frameon=False, fontsize=10)
+        if len(axes.get_legend_handles_labels()[1]) <= MOST_BARS:
+            axes.legend(frameon=False, fontsize=10)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = text.getvalue()

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, Comparison, SideOutcome
-from psjob_client.compare.plots import plots
+from psjob_client.compare.plots import MOST_BARS, plots, swatch
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #fcfcfd; --card: #ffffff; --line: #d9dee5;
@@ -21,8 +22,12 @@ body { margin: 0 auto; max-width: 74rem; padding: 2rem 1.25rem 4rem; background:
 h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
 p.lead, figcaption, dt, p.note { color: var(--soft); } p { margin: .25rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .45rem .75rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
+th, td { padding: .45rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; } td { white-space: nowrap; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7rem; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; } td.good { color: var(--best); }
+p.judged { font-size: 1.2rem; font-weight: 600; margin: .75rem 0; }
+.swatch { width: 22px; height: 8px; margin-right: .4rem; vertical-align: 2px; }
 td.best { color: var(--best); font-weight: 700; } td.bad { color: var(--bad); font-weight: 700; }
 .plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
 figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
@@ -34,9 +39,11 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
   body { padding: 1rem .75rem 2rem; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; }
   .scroll table, .scroll tbody { display: block; } .scroll thead { display: none; }
   .scroll tr { display: block; border: 1px solid var(--line); border-radius: .5rem; margin-bottom: .75rem; padding: .35rem .75rem; }
-  .scroll td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .15rem 0; white-space: normal; }
+  .scroll td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .15rem 0; white-space: normal;
+    text-align: right !important; overflow-wrap: anywhere; }
   .scroll td::before { content: attr(data-head); color: var(--soft); font-weight: 600; }
-  .scroll td:first-child { font-weight: 700; font-size: 1.1rem; } .scroll td:first-child::before { content: none; }
+  .scroll td:first-child { display: block; text-align: left !important; font-weight: 700; font-size: 1.1rem; }
+  .scroll td:first-child::before { content: none; }
   figure svg { min-width: 0; } figure svg text { font-size: 15px; }
 }
 """
@@ -121,6 +128,7 @@ def page(comparison: Comparison) -> str:
     failed = [f"<p class=note><b>{escape(one.title)}</b>: {escape(one.result)}</p>" for one in sides if one.result != "Complete"]
     failed += [f"<p class=note><b>{escape(one.title)}</b>: {escape(words)}</p>" for one in sides for words in one.warnings]
     figures = [f"<figure><figcaption>{escape(plot.title)}</figcaption>{plot.svg}</figure>" for plot in plots(comparison)]
+    few = "" if len(sides) <= MOST_BARS else f"<p class=note>Bars of staleness and waiting are drawn for at most {MOST_BARS} sides.</p>"
     meant = "".join(f"<dt>{escape(one['name'])}</dt><dd>{escape(one['words'])}</dd>" for one in explained(comparison))
     about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in comparison.about.items())
     commands = "".join(f"<dt>{escape(one.title)}</dt><dd><code>{escape(one.command)}</code></dd>" for one in sides)
@@ -128,30 +136,39 @@ def page(comparison: Comparison) -> str:
         (
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(comparison.name)}: {escape(', '.join(one.title for one in sides))}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(' · '.join(one.title for one in sides))}</p>",
+            f"<title>{escape(comparison.name)}: {escape(_titles(sides))}</title><style>{STYLE}</style></head><body><main>",
+            f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(_titles(sides))}</p>",
+            *([f"<p class=judged>{escape(words)}</p>"] if (words := judged(comparison)) else []),
             f"<h2>Result</h2><div class=scroll tabindex=0 role=region aria-label=Result>{_table(comparison)}</div>",
             *failed,
             f"<details><summary>What the columns mean</summary><dl>{meant}</dl></details>",
-            *([f"<h2>Plots</h2><div class=plots>{''.join(figures)}</div>"] if figures else []),
-            f"<h2>How it was run</h2><dl>{about}{commands}</dl><pre>{escape(comparison.manifest)}</pre>",
-            "</body></html>\n",
+            *([f"<h2>Plots</h2>{few}<div class=plots>{''.join(figures)}</div>"] if figures else []),
+            f"<h2>How it was run</h2><dl>{about}{commands}</dl>",
+            f"<pre tabindex=0 role=region aria-label=Manifest>{escape(comparison.manifest)}</pre>",
+            "</main></body></html>\n",
         )
     )
+
+
+def _titles(sides: Sequence[SideOutcome]) -> str:
+    named = [one.title for one in sides[:MOST_BARS]]
+    return " · ".join(named + ([f"{len(sides) - MOST_BARS} more"] if len(sides) > MOST_BARS else []))
 
 
 def _table(comparison: Comparison) -> str:
     table = columns(comparison)
     head = "".join(f"<th>{escape(column.head)}</th>" for column in table)
-    body = "".join(f"<tr>{_row(one, table, comparison)}</tr>" for one in comparison.sides)
+    body = "".join(f"<tr>{_row(number, table, comparison)}</tr>" for number in range(len(comparison.sides)))
     return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(one: SideOutcome, table: Sequence[Column], comparison: Comparison) -> str:
-    bad = "bad" if one.verdict in (DIVERGED, NOT_LEARNED) else "word"
-    cells = [("", "side", one.title), (bad, "verdict", one.verdict or "–")]
+def _row(number: int, table: Sequence[Column], comparison: Comparison) -> str:
+    one = comparison.sides[number]
+    bad = "bad" if one.verdict in (DIVERGED, NOT_LEARNED) else "good" if one.verdict else ""
+    cells = [(bad, "verdict", one.verdict or "–")]
     cells += [("best" if _is_best(one, column, comparison) else "", column.head, _cell(one, column)) for column in table]
-    return "".join(f'<td data-head="{escape(head)}"{f" class={kind}" if kind else ""}>{escape(words)}</td>' for kind, head, words in cells)
+    rest = "".join(f'<td data-head="{escape(head)}"{f" class={kind}" if kind else ""}>{escape(words)}</td>' for kind, head, words in cells)
+    return f'<td data-head="side">{swatch(number)}{escape(one.title)}</td>{rest}'
 
 
 def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:

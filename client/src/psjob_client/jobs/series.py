@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from psjob_client.jobs.told import finite
 from psjob_client.jobs.view import HistoryView, Series
-from psjob_client.local.probe import part
+from psjob_client.local.probe import part, reports
 
 FIRST = ("loss", "rate")
 Line = TypeVar("Line")
@@ -29,13 +29,13 @@ def history(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> His
         at, step = finite(line.get("time")), finite(line.get("step"))
         if at is None or step is None:
             continue
-        reported = part(line, "reported")
+        reported = reports(line)
         for name, raw in (("rate", line.get("rate")), *part(line, "metrics").items()):
             value = finite(raw)
             if value is None:
                 continue
             times, steps, values = curves.setdefault(str(name), ([], [], []))
-            given = int(step) if name == "rate" or (made := finite(reported.get(name))) is None else int(made)
+            given = int(step) if name == "rate" else reported.get(name, int(step))
             if name != "rate" and steps and steps[-1] == given and (name not in reported or values[-1] == value):
                 continue
             times.append(at)

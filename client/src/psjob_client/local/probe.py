@@ -99,3 +99,11 @@ def part(told: Mapping[str, Any] | None, *path: str) -> Mapping[str, Any]:
     for step in path:
         found = found.get(step) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def reports(told: Mapping[str, Any]) -> dict[str, int]:
+    """By name of a metric, the step at which it was last given; empty if that was not told."""
+    names, steps = part(told, "metrics"), told.get("reported")
+    if not isinstance(steps, list) or len(steps) != len(names) or not all(map(is_number, steps)):
+        return {}
+    return {name: int(step) for name, step in zip(names, steps, strict=True)}

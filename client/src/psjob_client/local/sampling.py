@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local.probe import numbers, part
-from psjob_client.local.shapes import is_number
+from psjob_client.local.probe import numbers, part, reports
 
 MOST_LINES = 10_000
 LEAST_SECONDS = 0.25
@@ -19,7 +18,7 @@ LEAST_SECONDS = 0.25
 
 
 class Samples:
-    """Lines {"time": unix s, "step": int, "rate": steps/s or null, "metrics": {name: number}, "reported": {name: step}}."""
+    """Lines {"time": unix s, "step": int, "rate": steps/s or null, "metrics": {name: number}, "reported": [step of each]}."""
 
     def __init__(self, path: Path, most: int = MOST_LINES, least: float = LEAST_SECONDS) -> None:
         self._path, self._most, self._least = path, most, least
@@ -36,9 +35,9 @@ class Samples:
             return
         rate = coordinator.get("rate")
         metrics = {name: value for name, value in said[1].items() if isinstance(value, int | float) and math.isfinite(value)}
-        reported = {name: int(at) for name, at in part(coordinator, "reported").items() if name in metrics and is_number(at)}
+        given = reports(coordinator)
         line = {"time": round(now, 3), "step": said[0], "rate": rate if isinstance(rate, int | float) else None, "metrics": metrics}
-        line |= {"reported": reported} if reported else {}
+        line |= {"reported": [given[name] for name in metrics]} if given else {}
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

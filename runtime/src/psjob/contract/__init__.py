@@ -232,7 +232,8 @@ ANSWER_HEADER: Final = "X-Psjob-Answer"
 """Of its answer: keys.answer(questions, nonce, path, body). Who asks refuses a body that it does not fit."""
 STATUS_PATH: Final = "/status"
 HISTORY_PATH: Final = "/history"
-"""Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number}, "reported": {name: step}}, ...]}, oldest first:
+"""Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number},
+"reported": [the step at which each of them was last given]}, ...]}, oldest first:
 some hundreds over the time since this start of shard 0. Steps go back where a restart undid some."""
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
@@ -269,7 +270,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "lag", "gap": as above, over all shards (a push counts once on each) since this coordinator began, some seconds old at most,
   "step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
   "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
-  "reported": {name: int} (the step at which that metric was last given),
+  "reported": [int, ...] (the step at which each of the metrics was last given, in their order),
   "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int,
     "idle": float (the part of its present process's time in which the script waited for others) | null,
     "here": bool (its process has a stream to shard 0),

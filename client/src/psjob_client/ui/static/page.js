@@ -173,8 +173,12 @@ class JobPage {
   }
 
   async look() {
-    const [found, curves] = await Promise.all([ask(this.path), ask(`${this.path}/curves?${asked()}`)]);
+    // The curves of a run that is over stay as they are.
+    const query = asked();
+    const same = this.over && this.query === query;
+    const [found, curves] = await Promise.all([ask(this.path), same ? this.found[0] : ask(`${this.path}/curves?${query}`)]);
     if (shown !== this) return;
+    this.query = query;
     this.draw(found, curves);
     await this.log();
     this.over = !found.job.active;

@@ -106,7 +106,7 @@ export function runs(found, labels, hidden, hide) {
     run.problem ? h("span", { class: "bad" }, run.problem) : badge(run.phase), run.mode ?? "", number(run.step), ...metrics.map((name) => number(last(run, name))), ...differ.map((name) => run.settings[name] ?? "–"),
   ]);
   return [
-    table("Runs, their last numbers, and the hyperparameters in which they differ", ["run", "started", "state", "mode", "step", ...metrics, ...differ], rows, { keep: [1, 2, 3] }),
+    table("Runs, their last numbers, and the hyperparameters in which they differ", ["run", "started", "state", "mode", "step", ...metrics, ...differ.map((name) => name.replaceAll(".", ".\u200b"))], rows, { keep: [1, 2, 3] }),
     all.length || found.length < 2 ? null : h("p", { class: "soft" }, "The manifests of these runs have the same hyperparameters."),
     same.length ? h("details", {}, h("summary", {}, `${same.length} hyperparameters that are the same in all`), hyperparameters(Object.fromEntries(same.map((name) => [name, found[0].settings[name]])))) : null,
   ];

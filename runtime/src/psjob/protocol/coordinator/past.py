@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-MOST = 400
+MOST = 340
 MOST_NAMES = 24
 """Numbers of an entry; as many as fit an answer of contract.STATUS_BYTES when all names are at their longest."""
 LEAST_SECONDS = 1.0
@@ -24,17 +24,14 @@ class Past:
         self._names: set[str] = set()
         """What has a curve already: the first value of a number waits for nobody. At most MOST_NAMES."""
 
-    def note(
-        self, step: int, metrics: Mapping[str, float], rate: float | None, now: float, reported: Mapping[str, int] | None = None
-    ) -> None:
+    def note(self, step: int, metrics: Mapping[str, float], rate: float | None, now: float, reported: Mapping[str, int]) -> None:
         """`step` has passed at unix time `now`, where an entry is due. A rewind brings lower steps after higher ones."""
         if not self.due(metrics, now):
             return
         told = dict(islice(metrics.items(), MOST_NAMES))
         self._next = now + self._every
         self._names.update(islice(told, MOST_NAMES - len(self._names)))
-        given = {name: at for name, at in (reported or {}).items() if name in told}
-        self._entries.append({"time": now, "step": step, "rate": rate, "metrics": told, "reported": given})
+        self._entries.append({"time": now, "step": step, "rate": rate, "metrics": told, "reported": [reported[name] for name in told]})
         if len(self._entries) >= self._most:
             self._entries = self._entries[1::2]
             self._every *= 2

@@ -109,7 +109,7 @@ class JobProgress:
         return sum(steps for steps, _ in steady) / sum(seconds for _, seconds in steady) if steady else None
 
     def status(self, now: float) -> dict[str, Any]:
-        rate = self.rate(now)
+        rate, metrics = self.rate(now), dict(self.metrics)  # another thread asks
         left = None if self.total is None or not rate else max(0, self.total - self.step) / rate
         return {
             "step": self.step,
@@ -117,8 +117,8 @@ class JobProgress:
             "rate": rate,
             "eta": left,
             "totalSteps": self.total,
-            "metrics": dict(self.metrics),
-            "reported": dict(self.reported),
+            "metrics": metrics,
+            "reported": [self.reported.get(name, self.step) for name in metrics],
             "checkpoint": self.checkpoint and {**self.checkpoint, "age": round(max(0.0, now - self.checkpoint["time"]), 1)},
             "checkpointProblem": self.checkpoint_problem,
             "committed": self.committed,
