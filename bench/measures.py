@@ -241,6 +241,7 @@ MEASURES: Sequence[Against | Alone] = (
         "start", "the README's commands on a laptop, with packages from pip's cache: seconds to the first training step",
         Program("psjob", "start.py", seconds=1800.0), on_request=True,
     ),
+    Alone("page", "the live page of 100 runs of 10,000 points: seconds until all is painted", Program("psjob", "page.py", seconds=600.0)),
     *race("race", "3,000 steps of 0.2 s, 4 workers, a kill each 60 s", 4500.0),
     *race("race-short", "200 steps of 0.05 s, 4 workers, a kill each 5 s", 600.0, *SHORT),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
