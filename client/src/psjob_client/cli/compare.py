@@ -113,8 +113,8 @@ def compare(
     for one in found:
         for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
             print(f"{one.title}: {said}", file=sys.stderr)
-    if words := judged(comparison):
-        print(words, file=sys.stderr)
+    if verdict := judged(comparison):
+        print(verdict, file=sys.stderr)
     print(f"the report is {out}", file=sys.stderr)
     if any(one.result.startswith("Failed") for one in found):
         raise typer.Exit(EXIT_FAILED)

@@ -36,7 +36,12 @@ class Samples:
         rate = coordinator.get("rate")
         metrics = {name: value for name, value in said[1].items() if isinstance(value, int | float) and math.isfinite(value)}
         given = reports(coordinator)
-        line = {"time": round(now, 3), "step": said[0], "rate": rate if isinstance(rate, int | float) else None, "metrics": metrics}
+        line: dict[str, Any] = {
+            "time": round(now, 3),
+            "step": said[0],
+            "rate": rate if isinstance(rate, int | float) else None,
+            "metrics": metrics,
+        }
         line |= {"reported": [given[name] for name in metrics]} if given else {}
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:

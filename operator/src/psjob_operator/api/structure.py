@@ -10,6 +10,9 @@ from psjob_operator.api.problem import Problem
 Schema = dict[str, Any]
 _MANIFEST = "such as [{name: worker, image: me/train:1, command: [python, train.py]}]"
 
+BOOLEANS = ("true", "false", "yes", "no", "on", "off")
+"""Words that YAML takes for truth values if they have no quotes."""
+
 
 def mistakes(part: Schema, value: Any, path: str) -> list[Problem]:
     """Every place in `value` that breaks `part`'s types, lengths, required fields and unique keys."""
@@ -32,7 +35,7 @@ def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
 
 
 def _remedy(kind: str, value: Any, path: str) -> str:
-    if kind == "boolean" and str(value).lower() in ("true", "false"):
+    if kind == "boolean" and str(value).lower() in BOOLEANS:
         return "write it without quotes"
     if kind == "string" and isinstance(value, bool | int | float):
         return f'write it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'

@@ -19,7 +19,7 @@ from psjob_operator.api.fieldrule import found as places
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem, field_path, shown
 from psjob_operator.api.rules import breaches, rules
-from psjob_operator.api.structure import mistakes
+from psjob_operator.api.structure import BOOLEANS, mistakes
 from psjob_operator.api.template import template_rules
 from psjob_operator.contract import GROUP, KIND, VERSION
 
@@ -198,7 +198,7 @@ def _hint(wanted: str, value: Any, path: str) -> str:
 def _is(wanted: str, text: str) -> bool:
     """Would the text be of that type if it had no quotes?"""
     if wanted == "boolean":
-        return text.lower() in ("true", "false")
+        return text.lower() in BOOLEANS
     form = {"integer": r"[+-]?\d+", "number": r"[+-]?\d*\.?\d+(e[+-]?\d+)?"}.get(wanted)
     return form is not None and re.fullmatch(form, text) is not None
 
