@@ -13,6 +13,7 @@ from psjob_client.jobs import clustered, recorded, series
 from psjob_client.jobs.html import job_html
 from psjob_client.jobs.problems import call, no_such_job
 from psjob_client.jobs.recorded import RunFiles
+from psjob_client.jobs.runs import _some
 from psjob_client.jobs.view import HistoryView, JobView
 from psjob_client.local.sampling import Samples
 from psjob_client.local.words import amount, span
@@ -261,6 +262,11 @@ def test_of_a_long_record_so_many_lines_are_read_and_the_last_is_among_them(line
     kept = series.thinned(list(range(lines)), most)
     assert len(kept) <= (most or lines) and list(kept[-1:]) == list(range(lines))[-1:]
     assert len(kept) >= min(lines, (most or lines) // 2)
+    if most is not None:
+        text = b"".join(b"%d\n" % number for number in range(lines))
+        some = [int(line) for line in _some(text, most)]
+        assert len(some) <= most and some[-1:] == list(range(lines))[-1:] and some == sorted(set(some))
+        assert len(some) >= min(lines, most // 2)
 
 
 def test_a_file_of_samples_stays_small_and_keeps_the_ends(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import fields
@@ -51,8 +52,12 @@ def read(folder: Path, name: str) -> Comparison:
     try:
         raw = json.loads(path.read_bytes())
         sides = [SideOutcome(**{key: value for key, value in side.items() if key in known}) for side in raw["sides"]]
-        found = Comparison(raw["name"], raw["unit"], raw["about"], raw["manifest"], sides, raw.get("lossWanted"))
-        found.as_json()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        found = Comparison(raw["name"], raw["unit"], dict(raw["about"]), raw["manifest"], sides, raw.get("lossWanted"))
+        for one in sides:
+            for curve in filter(None, one.curves.values()):
+                at, step, value = zip(*curve, strict=True)
+                math.fsum((*at, *step, *value))  # raises where one is no number
+            _ = one.rate, one.lag, one.waiting, found.time_to(one)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as a comparison: {type(error).__name__}; make it again with `psjob compare`") from None
     return found

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 SMOOTHING = 0.2
@@ -55,10 +57,15 @@ class SideOutcome:
         """Steps in one unit of time."""
         return self.steps / self.elapsed if self.elapsed > 0 and self.steps else None
 
-    @property
+    @cached_property
+    def smoothed(self) -> Sequence[tuple[float, float, float]]:
+        """The exponential mean of the loss."""
+        return smooth(self.curves.get(LOSS, ()))
+
+    @cached_property
     def verdict(self) -> str:
         """In a word, what became of the loss; empty where none was reported."""
-        curve = smooth(self.curves.get(LOSS, ()))
+        curve = self.smoothed
         if self.diverged or any(not math.isfinite(value) for _, _, value in curve):
             return DIVERGED
         if len(curve) < 2:
@@ -93,19 +100,19 @@ class Comparison:
     wanted: float | None = None
     """A loss that the user names."""
 
-    @property
+    @cached_property
     def target(self) -> float | None:
         """The wanted loss, or the lowest that all sides reached which have learned, by their smoothed curves; None: none has."""
         if self.wanted is not None:
             return self.wanted
         learned = [one for one in self.sides if one.verdict == LEARNED]
-        lows = [min(value for _, _, value in smooth(one.curves[LOSS])) for one in learned]
+        lows = [min(value for _, _, value in one.smoothed) for one in learned]
         return max(lows) if lows else None
 
     def time_to(self, one: SideOutcome) -> float | None:
         """When the smoothed loss of `one` was first at the target; None where it has not learned."""
         target = self.target if one.verdict == LEARNED else None
-        return next((at for at, _, value in smooth(one.curves.get(LOSS, ())) if target is not None and value <= target), None)
+        return next((at for at, _, value in one.smoothed if target is not None and value <= target), None)
 
     def as_json(self) -> dict[str, Any]:
         """For programs; `lossTarget` and `timeToLoss` as in the table."""
@@ -145,8 +152,5 @@ def repeated(runs: Sequence[SideOutcome]) -> SideOutcome:
 
 def smooth(curve: Sequence[tuple[float, float, float]], newest: float = SMOOTHING) -> list[tuple[float, float, float]]:
     """The exponential mean of its values, at the same times and steps; `newest`: the weight of each new value."""
-    found: list[tuple[float, float, float]] = []
-    for at, step, value in curve:
-        before = found[-1][2] if found else value
-        found.append((at, step, before + newest * (value - before)))
-    return found
+    means = accumulate((value for _, _, value in curve), lambda before, value: before + newest * (value - before))
+    return [(at, step, mean) for (at, step, _), mean in zip(curve, means, strict=True)]

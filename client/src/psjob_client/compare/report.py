@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from html import escape
 
@@ -118,8 +118,8 @@ def explained(comparison: Comparison) -> list[dict[str, str]]:
 
 def best(comparison: Comparison) -> list[list[int]]:
     """[row, column] of each cell of `rows` below its head that is the best of its column."""
-    table = list(enumerate(columns(comparison), 2))
-    return [[row, at] for row, one in enumerate(comparison.sides) for at, column in table if _is_best(one, column, comparison)]
+    found = (_best_of(column, comparison) for column in columns(comparison))
+    return [[row, at] for at, rows_of in enumerate(found, 2) for row in rows_of]
 
 
 def page(comparison: Comparison) -> str:
@@ -156,26 +156,28 @@ def _titles(sides: Sequence[SideOutcome]) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    table = columns(comparison)
+    table, picked = columns(comparison), {(row, at) for row, at in best(comparison)}
     head = "".join(f"<th>{escape(column.head)}</th>" for column in table)
-    body = "".join(f"<tr>{_row(number, table, comparison)}</tr>" for number in range(len(comparison.sides)))
+    body = "".join(f"<tr>{_row(number, one, table, picked)}</tr>" for number, one in enumerate(comparison.sides))
     return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(number: int, table: Sequence[Column], comparison: Comparison) -> str:
-    one = comparison.sides[number]
+def _row(number: int, one: SideOutcome, table: Sequence[Column], picked: Set[tuple[int, int]]) -> str:
     bad = "bad" if one.verdict in (DIVERGED, NOT_LEARNED) else "good" if one.verdict else ""
     cells = [(bad, "verdict", one.verdict or "–")]
-    cells += [("best" if _is_best(one, column, comparison) else "", column.head, _cell(one, column)) for column in table]
+    cells += [("best" if (number, at) in picked else "", column.head, _cell(one, column)) for at, column in enumerate(table, 2)]
     rest = "".join(f'<td data-head="{escape(head)}"{f" class={kind}" if kind else ""}>{escape(words)}</td>' for kind, head, words in cells)
     return f'<td data-head="side">{swatch(number)}{escape(one.title)}</td>{rest}'
 
 
-def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
-    """What has not learned is the best in nothing, and where all the others are equal there is no best."""
-    sides = [side for side in comparison.sides if side.verdict not in (DIVERGED, NOT_LEARNED)]
-    values = [value for side in sides if (value := column.value(side)) is not None]
-    return one in sides and column.best is not None and len(set(values)) > 1 and column.value(one) == column.best(values)
+def _best_of(column: Column, comparison: Comparison) -> list[int]:
+    """Sides with the best value. What has not learned is the best in nothing, and where all the others are equal there is no best."""
+    able = [(row, side) for row, side in enumerate(comparison.sides) if side.verdict not in (DIVERGED, NOT_LEARNED)]
+    values = {row: value for row, side in able if (value := column.value(side)) is not None}
+    if column.best is None or len(set(values.values())) < 2:
+        return []
+    wanted = column.best(list(values.values()))
+    return [row for row, value in values.items() if value == wanted]
 
 
 def _cell(one: SideOutcome, column: Column) -> str:

@@ -102,6 +102,8 @@ class RunSource:
 
     def path(self, name: str) -> Path:
         """The folder of a run, or of the newest run of a job. Raises NoSuchJob."""
+        if name == Path(name).name and "\0" not in name and _is_run(self.runs / name):
+            return self.runs / name
         paths = self._paths()
         by_run = {path.name: path for path in paths}
         if name in by_run:
@@ -118,7 +120,7 @@ class RunSource:
 
     def _paths(self) -> Sequence[Path]:
         try:
-            return [path for path in sorted(self.runs.iterdir()) if (path / "config.json").is_file() or (path / record.RUN).is_file()]
+            return [path for path in sorted(self.runs.iterdir()) if _is_run(path)]
         except OSError:
             return []
 
@@ -161,6 +163,10 @@ def _checkpoint(path: Path) -> CheckpointView | None:
     return recorded.checkpoint_of(path.name, made, int(named[1]), int(named[2]), stat.st_mtime, str(path))
 
 
+def _is_run(path: Path) -> bool:
+    return (path / "config.json").is_file() or (path / record.RUN).is_file()
+
+
 def _job(path: Path) -> str:
     told = _object(path / record.RUN) or _object(path / "config.json")
     return str(told.get("job") or path.name)
@@ -186,6 +192,15 @@ def _object(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _some(raw: bytes, most: int) -> list[bytes]:
+    """At most so many whole lines, from evenly chosen places of the text; the last one is among them."""
+    if raw.count(b"\n") <= most:
+        return raw.splitlines()
+    end = raw.rfind(b"\n")
+    places = {raw.rfind(b"\n", 0, end * number // most) + 1 for number in range(1, most + 1)}
+    return [raw[place : raw.find(b"\n", place)] for place in sorted(places)]
+
+
 def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
     """The whole lines of a file that may still grow; with `most`, at most so many, evenly chosen, the last among them."""
     found: list[Mapping[str, Any]] = []
@@ -193,7 +208,7 @@ def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
         raw = path.read_bytes()
     except OSError:
         return []
-    for line in series.thinned(raw.splitlines(), most):
+    for line in raw.splitlines() if most is None else _some(raw, most):
         try:
             one = json.loads(line)
         except (ValueError, RecursionError):

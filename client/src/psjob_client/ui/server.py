@@ -41,7 +41,7 @@ STATIC = {
 }  # fmt: skip
 SECONDS = 15.0
 """A place that has not answered by then is shown as a problem."""
-RUNS, LINES_READ = 200, 20_000
+RUNS, LINES_READ = 200, 12_000
 """Runs that are drawn over one another: so many at most, with so many lines of their records together."""
 MOST_SMOOTHING = 0.99
 LINES, LONGEST_LINE = 400, 2000

@@ -303,14 +303,26 @@ async function open() {
   await look();
 }
 
-async function look() {
+// One look of a page at a time; what is wanted meanwhile is looked at after it.
+async function look(wanted = true) {
   const page = shown;
+  if (page?.busy) {
+    page.again ||= wanted;
+    return;
+  }
+  if (page) page.busy = true;
   try {
     await page?.look();
-    tell("");
+    if (page === shown) tell("");
     state.textContent = page?.over ? "" : "Looks again every 2 seconds.";
   } catch (error) {
     if (page === shown) tell(error.message);
+  }
+  if (!page) return;
+  page.busy = false;
+  if (page.again && page === shown) {
+    page.again = false;
+    await look();
   }
 }
 
@@ -328,7 +340,7 @@ async function turn() {
   try {
     await refreshList();
     if (!shown && chosenPage()) await open();
-    else if (shown) await look();
+    else if (shown) await look(false);
   } catch (error) {
     tell(error.message);
   }
@@ -336,5 +348,6 @@ async function turn() {
 }
 
 find.addEventListener("input", () => jobs && rows());
+if (location.hash) open();
 addEventListener("hashchange", () => { open(); main.focus({ preventScroll: true }); });
 turn();
