@@ -112,6 +112,15 @@ TABLE = {
          "hello/job.yaml: spec.workers.replicas: Invalid value: -1: must be 1..4000; to run none for a while set spec.suspend: true"),
         "validate hello/job.yaml", both(replaced("shards: 1", "shard: 1"), replaced("replicas: 2", "replicas: -1")),
     ),
+    "a mode that decides what else may be said": Mistake(
+        "run hello/job.yaml",
+        ('hello/job.yaml: spec.training.mode: Unsupported value: "softsinc": supported values: "sync", "bounded", "softsync", "async", '
+         '"threshold", "local"; did you mean softsync?',),
+        "validate hello/job.yaml", replaced("mode: sync", "splits: 1\n    mode: softsinc"), replaced("mode: sync", "mode: softsync"),
+    ),
+    "an option before the manifest": Mistake(
+        "submit --forec hello/job.yaml", ("No such option: --forec; did you mean --folder?",), "submit --help",
+    ),
     "no image": Mistake(
         "submit hello/job.yaml",
         ("hello/job.yaml: the container worker of the workers has no image, which only this machine does without; name one that the "

@@ -15,8 +15,7 @@ from psjob.process.errors import Refused
 
 def declared(**values: Any) -> State:
     state = State()
-    for name, value in values.items():
-        state._declare(name, value)
+    state._declare(values)
     return state
 
 
@@ -76,7 +75,7 @@ def test_an_object_is_kept_by_its_own_state() -> None:
 def test_a_record_that_comes_before_the_declaration_wins() -> None:
     state = State()
     state.load_state_dict({"best": {"value": 0.9}, "later": {"value": 3}})
-    state._declare("best", 0.0)
+    state._declare({"best": 0.0})
     assert state.best == 0.9
     assert state.state_dict() == {"later": {"value": 3}, "best": {"value": 0.9}}, "what is not declared again yet is not lost"
 
@@ -97,4 +96,12 @@ def test_what_could_not_come_back_is_refused(name: str, value: Any, words: str) 
 
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(Refused, match="was given twice"):
-        declared(best=1)._declare("best", 2)
+        declared(best=1)._declare({"best": 2})
+
+
+def test_of_names_with_one_that_is_refused_none_is_declared() -> None:
+    state = declared(best=1)
+    with pytest.raises(Refused, match="odd"):
+        state._declare({"bad": 0, "odd": object()})
+    state._declare({"bad": 0})
+    assert (state.best, state.bad) == (1, 0)

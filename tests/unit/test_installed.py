@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psjob.api import installed
+from psjob.process import installed
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytes
     for place in (sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), tmp_path / "third-party"):
         assert f"{place}/" in found
     assert not str(script / "train.py").startswith(found)
+
+
+def test_a_folder_of_pythonpath_that_pip_has_filled(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "packages", tmp_path / "own", script):
+        (folder / "tqdm-4.0.dist-info").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    (tmp_path / "own" / "tqdm-4.0.dist-info").rmdir()
+    found = places(tmp_path / "third-party", monkeypatch)
+    assert f"{tmp_path}/packages/" in found and f"{tmp_path}/own/" not in found and f"{script}/" not in found
 
 
 def test_torch_in_the_folder_of_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ class ScriptCommand(Helped):
         return rest
 
     def _too_much(self, job: Path, word: str) -> str:
+        if str(job).startswith("-"):
+            word = str(job)
         if str(job) in LAUNCHERS:
             return f"{job} {word}: is no manifest; give the script itself, such as psjob {self.name} train.py --workers 4"
         if not word.startswith("-"):

@@ -57,7 +57,7 @@ def imported_beside(path: Path) -> list[str]:
     try:
         tree = ast.parse(script_of(path))
     except SyntaxError as error:
-        raise CannotShip(f"{path}: line {error.lineno} is no Python: {error.msg}; correct it, and try `python {path}` first") from None
+        raise CannotShip(f"{path}: line {error.lineno or 1} is no Python: {error.msg}; correct it, and try `python {path}` first") from None
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -66,7 +66,7 @@ def imported_beside(path: Path) -> list[str]:
             names.update([(node.module or "").partition(".")[0]] if not node.level else [node.module or alias.name for alias in node.names])
     folder = path.absolute().parent
     places = [folder / form for name in sorted(names) if name for form in (f"{name}.py", name)]
-    return [place.name for place in places if place.is_file() or (place.is_dir() and any(place.glob("*.py")))]
+    return [place.name for place in places if place.is_file() or (place.is_dir() and any(place.rglob("*.py")))]
 
 
 def _file(path: str | Path, args: Mapping[str, Any] | None) -> str:

@@ -26,7 +26,7 @@ from psjob_operator.contract import GROUP, KIND, VERSION
 LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
 DEEPEST = 100
-REQUIRED, UNKNOWN = "Required value", "unknown field"
+REQUIRED, UNKNOWN, UNSUPPORTED = "Required value", "unknown field", "Unsupported value"
 schema = cache(make_schema)
 TEMPLATES = ("spec.workers.template", "spec.stages[].template", "spec.ps.template")
 
@@ -61,7 +61,12 @@ def every_problem(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     if corrected is None:
         return job, found
     known = {problem.field for problem in found}
-    return job, found + [problem for problem in validate_job(corrected)[1] if problem.field not in known and problem.limit != REQUIRED]
+    # What was taken out may be what a rule of the same object asks for.
+    gone = {problem.field.rpartition(".")[0] for problem in found if not problem.limit.startswith((UNKNOWN, UNSUPPORTED, REQUIRED))}
+    return job, found + [
+        problem for problem in validate_job(corrected)[1]
+        if problem.field not in known and problem.limit != REQUIRED and problem.field.rpartition(".")[0] not in gone
+    ]  # fmt: skip
 
 
 def _corrected(raw: Any, found: Sequence[Problem]) -> Any:
@@ -77,6 +82,9 @@ def _corrected(raw: Any, found: Sequence[Problem]) -> Any:
                 part[int(last)] = _possible(problem.field)
                 continue
             value = part.pop(last, None)
+            if problem.limit.startswith(UNSUPPORTED):
+                part[last] = difflib.get_close_matches(str(value), [str(each) for each in _at(problem.field)["enum"]], n=1)[0]
+                continue
             meant = _near(problem.field) if problem.limit.startswith(UNKNOWN) else ""
             if meant:
                 part[meant.rpartition(".")[2]] = value
@@ -167,7 +175,7 @@ def _told(detail: ErrorDetails) -> Problem:
         known = [str(choice) for choice in _at(path).get("enum", [])]
         near = difflib.get_close_matches(str(value), known, n=1)
         choices = ", ".join(f'"{choice}"' for choice in known)
-        limit = f"Unsupported value: {shown(value)}: supported values: {choices}"
+        limit = f"{UNSUPPORTED}: {shown(value)}: supported values: {choices}"
         return Problem(path, None, limit, f"did you mean {near[0]}?" if near else "")
     wanted = _WANTED.get(kind)
     if wanted is None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import CodeType, FrameType, GeneratorType
 from typing import Any, Final
 
-from psjob.api import installed
-from psjob.api.installed import HERE
+from psjob.process import installed
+from psjob.process.installed import HERE
 
 _UNPACKS: Final = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP")
 

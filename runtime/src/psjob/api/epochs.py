@@ -127,8 +127,7 @@ def state(**first: Any) -> State:
     __tracebackhide__ = True
     one = the_state(lambda how: _attached(f"ps.state was {how}", "the values"))
     try:
-        for name, value in first.items():
-            one._declare(name, value)
+        one._declare(first)
     except Refused as refused:
         refuse(str(refused))
     return one

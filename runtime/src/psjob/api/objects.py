@@ -24,7 +24,8 @@ from typing import Any, Final
 
 import torch
 
-from psjob.api import asking, installed, values
+from psjob.api import asking, values
+from psjob.process import installed
 from psjob.resume import tagged
 
 MOST: Final = 100

@@ -29,14 +29,16 @@ class State:
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_restored", {})
 
-    def _declare(self, name: str, value: Any) -> None:
-        """One more, with its first value; a record's comes in its place. Raises Refused for a value that could not be put back."""
-        if name in self._values:
-            raise Refused(f"ps.state(…, {name}=…) was given twice; a name is declared once, and assigned after that")
-        _check(name, value)
-        self._values[name] = value
-        if name in self._restored:
-            self._values[name] = _put(value, self._restored.pop(name))
+    def _declare(self, first: Mapping[str, Any]) -> None:
+        """More names with first values; a record's come in their place. Raises Refused, and takes none, if one could not be put back."""
+        for name, value in first.items():
+            if name in self._values:
+                raise Refused(f"ps.state(…, {name}=…) was given twice; a name is declared once, and assigned after that")
+            _check(name, value)
+        for name, value in first.items():
+            self._values[name] = value
+            if name in self._restored:
+                self._values[name] = _put(value, self._restored.pop(name))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
+from psjob.process import installed
+
 NO_GROUP: Final = (
     "environment variable RANK expected",
     "environment variable WORLD_SIZE expected",
     "process group has not been initialized",
 )
 """What torch says where nobody has started one."""
-OF_TORCH: Final = "torch.distributed"
 HOROVOD: Final = "horovod"
 _MARK: Final = "psjob_tells_what_is_left_in"
 
@@ -44,9 +45,8 @@ def hint(error: BaseException, trace: TracebackType | None) -> str:
         return ""
     place = None
     for frame, line in _frames(trace):
-        if str(frame.f_globals.get("__name__", "")).startswith((OF_TORCH, "torch.nn.parallel", "torch.utils.data")):
-            break
-        place = frame.f_code.co_filename, line
+        if not frame.f_code.co_filename.startswith(("<frozen", *installed.places())):
+            place = frame.f_code.co_filename, line
     file, at = place or (sys.argv[0], 0)
     file = file.removeprefix(f"{os.getcwd()}{os.sep}")
     return (
