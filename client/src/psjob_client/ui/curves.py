@@ -13,7 +13,7 @@ Point = tuple[float, float, float]
 STEP, TIME = "step", "time"
 AXES = (STEP, TIME)
 FEW = 10
-"""A curve of fewer points, such as one an epoch, is not smoothed: its mean would come after what was reported."""
+"""A curve of fewer points, such as one an epoch, is not smoothed: its mean would be far behind what was reported."""
 MOST, LEAST, ALL = 600, 100, 12_000
 """Points of one curve: at most and at least; and of all that are drawn over one another together."""
 
