@@ -198,6 +198,12 @@ def test_a_script_that_cannot_be_submitted_is_refused(home: Path) -> None:
     assert "is for a script" in refused(str(manifest(home, "1")), "--in-image")
 
 
+def test_an_option_that_is_almost_one_of_psjob_goes_to_the_script_and_is_told(home: Path) -> None:
+    (home / "train.py").write_text("print()\n")
+    told = psjob(home, "submit", "train.py", "--local", "--worker=3", "--lr", "1", "--", "--shard", "2").stderr
+    assert told.count("psjob: ") == 1 and "--worker goes to train.py; psjob's own option is --workers." in told
+
+
 def test_a_script_is_submitted_to_this_machine(home: Path) -> None:
     (home / "train.py").write_text("import sys\nprint(sys.argv)\n")
     name = psjob(home, "submit", "train.py", "--local", "-o", "name", "--workers", "3", "--", "--lr", "$(HOME)").stdout.strip()

@@ -14,6 +14,8 @@ from psjob_client.local.errors import BadInput
 from psjob_operator.contract import MODES
 
 SUFFIX = ".py"
+LIKELY, SURE = 0.6, 0.85
+"""How alike two options are, of which one may be the other misspelt."""
 LAUNCHERS = PYTHONS | {"torchrun"}
 FIELDS = {
     "workers": "spec.workers.replicas",
@@ -36,10 +38,16 @@ class ScriptCommand(Helped):
         super().__init__(*args, context_settings=settings, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)  # the parser takes words out of its list
         rest: list[str] = super().parse_args(ctx, args)
         job = Path(ctx.params.get("job") or "")
         if ctx.args and not ctx.params.get("module") and job.suffix != SUFFIX:
             ctx.fail(self._too_much(job, ctx.args[0].partition("=")[0]))
+        for word in typed[: typed.index("--")] if "--" in typed else typed:
+            option = word.partition("=")[0]
+            if option.startswith("--") and word in ctx.args and (near := self._near(option, SURE)):
+                told = f"{option} goes to {job}; psjob's own option is {near[0]}. Behind -- an option is the script's without this line"
+                typer.echo(f"psjob: {told}", err=True)
         return rest
 
     def _too_much(self, job: Path, word: str) -> str:
@@ -49,8 +57,11 @@ class ScriptCommand(Helped):
             return f"{job} {word}: is no manifest; give the script itself, such as psjob {self.name} train.py --workers 4"
         if not word.startswith("-"):
             return f"{word}: is one word too many behind {job}; only a script (SCRIPT.py) takes arguments"
-        close = difflib.get_close_matches(word, [option for parameter in self.params for option in parameter.opts], 1)
-        return f"No such option: {word}" + (f"; did you mean {close[0]}?" if close else "")
+        near = self._near(word, LIKELY)
+        return f"No such option: {word}" + (f"; did you mean {near[0]}?" if near else "")
+
+    def _near(self, word: str, least: float) -> list[str]:
+        return difflib.get_close_matches(word, [option for parameter in self.params for option in parameter.opts], 1, least)
 
 
 def given(**options: Any) -> dict[str, Any]:
