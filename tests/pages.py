@@ -7,7 +7,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SERIOUS = ("serious", "critical")
+EVERY = ("minor", "moderate", *SERIOUS)
 SECONDS = 60
 """In which a page is as it should be, on a machine that does other things too."""
 
@@ -42,10 +44,10 @@ def complaints(page: Page) -> list[str]:
     return found
 
 
-def barriers(page: Page) -> list[str]:
-    """What axe-core finds that keeps people out, of any weight, as `rule: element`."""
+def barriers(page: Page, weights: Sequence[str] = SERIOUS) -> list[str]:
+    """What axe-core finds of these weights that keeps people out, as `rule: element`."""
     found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found if one["impact"] in weights for node in one["nodes"]]
 
 
 def drawn(page: Page, selector: str) -> int:

@@ -192,7 +192,7 @@ def test_nobody_is_kept_out(chromium: Browser, served: Served, scheme: str, what
         expect(page.get_by_role("heading", name="Comparison: digits")).to_be_visible()
         expect(page.get_by_text("diverged").first).to_be_visible()
         expect(page.get_by_text("lr 0.2 is 1.7 times what async bears")).to_be_visible()
-    assert pages.barriers(page) == [] and errors == []
+    assert pages.barriers(page, pages.EVERY) == [] and errors == []
 
 
 @pytest.mark.rotating
@@ -208,7 +208,7 @@ def test_a_phone_scrolls_in_one_direction(chromium: Browser, served: Served, wha
         table = page.locator("table").first.bounding_box()
         assert table is not None and table["width"] <= 400
         assert page.locator("td[data-head]").evaluate_all("cells => cells.every(cell => cell.scrollWidth <= cell.clientWidth + 1)")
-        assert pages.barriers(page) == []
+        assert pages.barriers(page, pages.EVERY) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert errors == []
 
@@ -314,7 +314,7 @@ def test_stages_have_a_table_and_a_job_without_them_has_none(chromium: Browser, 
         assert table.locator("tbody tr").nth(1).locator("td").all_text_contents() == [
             "<b>back</b>", "0/1", "8", "–", "–", "–", "–", "activations of micro-batch 1 of step 8 from worker 1",
         ]  # fmt: skip
-        assert pages.barriers(page) == []
+        assert pages.barriers(page, pages.EVERY) == []
         page.get_by_role("link", name="whole").click()
         expect(page.get_by_role("heading", name="whole", exact=True)).to_be_visible()
         expect(table).to_have_count(0)

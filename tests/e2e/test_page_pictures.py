@@ -138,7 +138,7 @@ def test_a_view_keeps_nobody_out_and_looks_as_it_was_approved(
             "all => all.filter(one => one.offsetParent && one.scrollWidth > one.clientWidth + 1).length"
         )
         assert tables == 0, "each table is seen whole"
-        assert pages.barriers(page) == []
+        assert pages.barriers(page, pages.EVERY) == []
         assert complaints == []
         picture = taken(page)
     approved = Image.open(PICTURES / f"{what}-{scheme}-{width}.png").convert("RGB")

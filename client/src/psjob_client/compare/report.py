@@ -55,7 +55,7 @@ EXPLAINED = {
     "elapsed": "From the first step of the job to its last.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
-    "lag": "Staleness as lag: updates by others between the weights of a gradient and its own update. The mean of all pushes; 0 in sync.",
+    "lag": "Staleness as lag: updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",
     "idle": "The part of a worker's time in which it waited for others. In sync it is the price of equal steps, neither good nor bad.",
     "dropped": "The part of the pushes that the mode left out.",
 }
