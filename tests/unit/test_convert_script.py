@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from psjob_client.cli.main import cli
 from psjob_client.convert.script.port import ported
+from psjob_client.convert.script.text import Edit
 from psjob_client.local.errors import BadInput
 from tests.typed import CliRunner
 
@@ -275,6 +276,109 @@ def test_what_is_not_converted_is_told_with_its_line(line: str, says: str) -> No
 def test_what_no_edit_turns_into_psjob_is_refused(line: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         ported(f"{line}\n")
+
+
+PLAIN = """import torch
+model = Net()
+opt = torch.optim.SGD(model.parameters())
+"""
+GROUP = PLAIN.replace("torch\n", "torch, torch.distributed as dist\n", 1)
+HVD = PLAIN.replace("torch\n", "torch\nimport horovod.torch as hvd\n", 1)
+DATA = PLAIN.replace("torch\n", "torch\nfrom torch.utils.data import DataLoader, DistributedSampler\n", 1)
+TRAINS = "for x in loader:\n    model(x).sum().backward(); opt.step()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [
+        (GROUP + "def setup(): dist.init_process_group('nccl')\ndef run(init):\n    init()\n    train()\nrun(setup)\n",
+         "def setup(): pass\ndef run(init):\n    init()\n    train()\nrun(setup)\n"),
+        ("import torch\ndef main():\n    model = Net(); opt = torch.optim.SGD(model.parameters())\n    go()\n",
+         "    model = Net(); opt = torch.optim.SGD(model.parameters()); model, opt = ps.attach(model, opt)\n    go()\n"),
+        (PLAIN.replace("())\n", '()); USE = """\nusage\n"""\n'),
+         'parameters()); model, opt = ps.attach(model, opt); USE = """\nusage\n"""\n'),
+        (PLAIN.replace("import torch", "import os; import torch"), "import os; import torch; import psjob as ps\nmodel = Net()\n"),
+        ("# made here\nmodel = Net()\nopt = Own(model.parameters())\nopt.zero_grad()\n",
+         "# made here\nimport psjob as ps\n\nmodel = Net()\n"),
+        (GROUP + "try:\n    go()\nfinally:\n    if dist.is_initialized():\n        dist.barrier()\n",
+         "try:\n    go()\nfinally:\n    pass\n"),
+        (GROUP + "class T:\n    def close(self):\n        if dist.get_rank() == 0: dist.barrier()\n",
+         "class T:\n    def close(self):\n        pass\n"),
+        (GROUP + "if a:\n    b()\nelif dist.is_initialized():\n    dist.barrier()\nc()\n", "if a:\n    b()\nc()\n"),
+        ("import torch\nmodel = Net()\ndef main():\n    opt = torch.optim.SGD(model.parameters())\n    go(opt)\n",
+         "    _, opt = ps.attach(model, opt)\n"),
+        ("import torch\nmodel = Net()\ndef main():\n    global model\n    opt = torch.optim.SGD(model.parameters())\n",
+         "    model, opt = ps.attach(model, opt)\n"),
+        (DATA + "s = DistributedSampler(d)\nloader = DataLoader(d, sampler=s)\nfor e in range(1, n + 1):\n    # the sampler shuffles\n"
+         "    s.set_epoch(e)\n    for x in loader:\n        model(x).backward()\n",
+         "for e in ps.epochs(n):\n    e += 1\n    for x in ps.shard(loader)"),
+        (DATA + "loader = DataLoader(d, sampler=DistributedSampler(d))\nfor e in range(3):\n    loader.sampler.set_epoch(e)\n"
+         "    for x in loader:\n"
+         "        model(x).backward()\n", "for e in ps.epochs(3):\n    for x in ps.shard(loader):\n"),
+        (HVD + "if use:\n    opt = hvd.DistributedOptimizer(opt, op=hvd.Adasum)\nelse:\n    opt = hvd.DistributedOptimizer(opt)\n" + TRAINS,
+         "if use:\n    pass\nelse:\n    pass\nmodel, opt = ps.attach(model, opt)\nfor x in ps.shard(loader)"),
+        (HVD + "if hvd.size() > 1:\n    opt = hvd.DistributedOptimizer(opt)\n" + TRAINS,
+         "())\nmodel, opt = ps.attach(model, opt)\nfor x in ps.shard"),
+        ("import os\nrank = int(os.environ['RANK'])\nprint(rank)\n" + PLAIN,
+         "import psjob as ps\nrank = ps.rank()\nprint(rank)\nimport torch\n"),
+        (HVD + 'd = f"cuda:{hvd.local_rank()}"\n', "d = f\"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}\"\n"),
+        (PLAIN + "for e in range(1, (n + 1)):\n    " + TRAINS.replace("\n   ", "\n       "), "for e in ps.epochs((n)):\n    e += 1\n"),
+        (DATA + "s = DistributedSampler(d, shuffle=False)\nloader = DataLoader((d), sampler=s)\n", "loader = DataLoader((d))\n"),
+        ("# -*- coding: latin-1 -*-\n" + GROUP + 'print("éé", dist.get_rank(), 1)\n', 'print("éé", ps.rank(), 1)\n'),
+        ("import torch\ndef main():\n    import psjob as ps\n    ps.attach(a, b)\nprint(torch.distributed.get_rank())\n",
+         "import psjob as ps\ndef main():\n"),
+    ],
+)  # fmt: skip
+def test_an_edit_is_right_where_lines_are_unusual(script: str, lines: str) -> None:
+    made = ported(script)
+    ast.parse(made.after)
+    assert lines in made.after and made.is_whole
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "says"),
+    [
+        (PLAIN + "for e in range(3):\n    opt = torch.optim.SGD(model.parameters())\n    " + TRAINS.replace("\n   ", "\n       "),
+         5, "is made in each turn of a loop"),
+        (PLAIN + TRAINS + "opt = torch.optim.Adam(model.parameters())\n" + TRAINS, 6, "is made again behind what trains"),
+        ("import torch\n_('x')\nmodel = Net()\ndef main():\n    opt = torch.optim.SGD(model.parameters())\n", 5, "is a name of the module"),
+        (DATA + "loader = DataLoader(d, sampler=DistributedSampler(d))\nprint(len(loader.sampler))\n", 6, "loader.sampler"),
+        (DATA + "a = DataLoader(d, sampler=DistributedSampler(d))\nb = DataLoader(d, sampler=Own(d))\nb.sampler.set_epoch(1)\n", 7,
+         "b.sampler"),
+        ("import torch\nimport horovod.torch as hvd\ndef wrap(model, opt):\n    if hvd.size() > 1:\n"
+         "        opt = hvd.DistributedOptimizer(opt, model.named_parameters())\n", 5, "in some cases only"),
+        (PLAIN + "def run(loader, train):\n    for x in loader:\n        if train: model(x).backward()\nrun(a, True)\nrun(b, False)\n",
+         5, "is called for a and b: write ps.shard"),
+    ],
+)  # fmt: skip
+def test_what_no_edit_does_rightly_is_left_and_told(script: str, line: int, says: str) -> None:
+    made = ported(script)
+    assert [one.line for one in made.remarks if one.by_hand and says in one.sentence] == [line] and not made.is_whole
+
+
+def test_the_result_is_checked_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes a wrong edit: nothing of it is written."""
+    for wrong, says in (
+        (lambda work: work.replace(work.text.tree.body[1], "model = ("), "no Python"),
+        (lambda work: work.replace(work.text.tree.body[1], "pass"), "would be lost or moved"),
+        (lambda work: work.replace(work.text.tree.body[-1], "pass"), "would be lost or moved"),
+        (lambda work: work.inserted.append("e += 1"), "that has to come in"),
+        (lambda work: work.edits.extend([Edit(3, 9, "x"), Edit(5, 12, "y")]), "line 1: psjob could not convert it, as two of its edits"),
+        (lambda work: work.edits.append(Edit(0, 0, "ps.rank()\n")), "lost or moved"),
+    ):
+        with monkeypatch.context() as patched, pytest.raises(BadInput, match=says):
+            patched.setattr("psjob_client.convert.script.port._saves", wrong)
+            ported(PLAIN.replace("SGD(", "SGD(\n    ") + "go()\n")
+
+
+def test_psjob_is_not_used_above_the_import_of_a_script() -> None:
+    with pytest.raises(BadInput, match="ps would be used before it is imported"):
+        ported(GROUP + "print(dist.get_rank())\nimport psjob as ps\n")
+
+
+def test_a_diff_counts_lines_as_patch_does() -> None:
+    made = ported(PLAIN.replace("Net()", "Net('\x0c\u2028')"))
+    assert " model = Net('\x0c\u2028')\n" in made.diff("t.py") and made.diff("t.py").startswith("--- t.py\n+++ t.py\n@@ -1,3 +1,5 @@\n")
 
 
 def test_a_name_that_means_two_things_is_left_alone() -> None:

@@ -16,6 +16,7 @@ def convert(work: Work) -> None:
     for call in work.calls():
         if work.full(call.func) in SAMPLERS:
             _sampler(work, call)
+    _of_loaders(work)
 
 
 def loaders(work: Work) -> dict[str, ast.Call]:
@@ -67,12 +68,28 @@ def _sampler(work: Work, call: ast.Call) -> None:
         work.tell(length, f"len({name}) became len({dataset.id}): the samples of all workers, not of one", by_hand=False)
 
 
+def _of_loaders(work: Work) -> None:
+    """`loader.sampler`, which is no DistributedSampler any more."""
+    given = [one for call in work.calls() if is_loader(work, call) for one in call.keywords if one.arg == "sampler"]
+    ours = [one for one in given if one in work.seen]
+    if not ours:
+        return
+    for node in ast.walk(work.text.tree):
+        if not isinstance(node, ast.Attribute) or node.attr != "sampler" or not isinstance(node.ctx, ast.Load) or work.is_gone(node):
+            continue
+        statement = _set_epoch(work, node)
+        if statement is not None and len(ours) == len(given):
+            work.remove(statement)
+        else:
+            work.tell(node, f"{work.text.of(node)}: a loader has no DistributedSampler any more: take it out")
+
+
 def _takes_sampler(work: Work, given: ast.keyword) -> bool:
     call = work.text.parents[given]
     return given.arg == "sampler" and isinstance(call, ast.Call) and is_loader(work, call)
 
 
-def _set_epoch(work: Work, load: ast.Name) -> ast.stmt | None:
+def _set_epoch(work: Work, load: ast.expr) -> ast.stmt | None:
     """The statement `sampler.set_epoch(…)`."""
     attribute = work.text.parents[load]
     call = work.text.parents[attribute]
@@ -114,7 +131,7 @@ def _plain(work: Work, given: ast.keyword, sampler: ast.Call) -> None:
     ):
         if keyword(sampler, name) is not None:
             work.tell(sampler, f"{name} of the sampler is left out: {why}", by_hand=False)
-    work.seen.update(ast.walk(sampler))
+    work.seen.update({given, *ast.walk(sampler)})
     _lengths(work, loader)
 
 

@@ -104,8 +104,8 @@ def _spawn(work: Work, call: ast.Call) -> None:
     if elements:
         start, end = work.text.span(call)
         work.edits += [
-            Edit(start, work.text.span(elements[0])[0], f"{head}, "),
-            Edit(work.text.span(elements[-1])[1], end, ")"),
+            Edit(start, work.text.whole(elements[0])[0], f"{head}, "),
+            Edit(work.text.whole(elements[-1])[1], end, ")"),
         ]
     else:
         work.replace(call, f"{head})")
@@ -149,12 +149,22 @@ def _variables(work: Work) -> None:
             if alone is not None and constant(node.args[0]) in MEETING:
                 work.remove(alone)
         elif isinstance(node, ast.Subscript) and variable(work, node)[0] == "LOCAL_RANK":
-            work.replace(node, f'{work.text.of(node.value)}.get("LOCAL_RANK", "0")')
+            _local_rank(work, node, "", work.text.of(node.value), "")
         elif isinstance(node, ast.Call) and work.full(node.func) == f"{HOROVOD}.local_rank" and not node.args:
             system = next((name for name, meant in work.names.imports.items() if meant == {"os"} and name not in work.names.bound), "os")
             if system not in work.names.imports:
                 work.imports.add("import os")
-            work.replace(node, f'int({system}.environ.get("LOCAL_RANK", "0"))')
+            _local_rank(work, node, "int(", f"{system}.environ", ")")
+
+
+def _local_rank(work: Work, node: ast.expr, head: str, environment: str, tail: str) -> None:
+    """In quotes that no f-string around it is in."""
+    outer = [work.text.of(one).lstrip("fFrR")[:1] for one in work.text.owners(node) if isinstance(one, ast.JoinedStr)]
+    quote = next((one for one in ('"', "'") if one not in outer), None)
+    if quote is None:
+        work.tell(node, 'give the number of the GPU a name before: local = int(os.environ.get("LOCAL_RANK", "0"))')
+        return
+    work.replace(node, f"{head}{environment}.get({quote}LOCAL_RANK{quote}, {quote}0{quote}){tail}")
 
 
 def _is_address(work: Work, targets: list[ast.expr]) -> bool:

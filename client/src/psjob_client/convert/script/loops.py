@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from psjob_client.convert.script import data
 from psjob_client.convert.script.text import Edit
-from psjob_client.convert.script.work import Work, constant
+from psjob_client.convert.script.work import Work, constant, keyword
 
 AROUND = ("enumerate", "tqdm", "track")
 """Calls that give the items of their first argument."""
@@ -37,8 +37,8 @@ class Loops:
                     waiting += self.functions.get(_called(one), [])
         return found
 
-    def trains(self, loop: ast.For) -> bool:
-        """Does its body compute gradients?"""
+    def trains(self, loop: ast.AST) -> bool:
+        """Does a loop's body, or what a call calls, compute gradients?"""
         return any(
             isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "backward" for one in self.reaches(loop)
         )
@@ -63,6 +63,13 @@ def convert(work: Work) -> None:
     found = sharded or _loader_loops(loops, every)
     for loop in found if not sharded else ():
         items = inside(work, loop.iter)
+        if len(given := _given(loops, loop, items)) > 1:
+            work.tell(
+                items,
+                f"the loop over {work.text.of(items)} is called for {' and '.join(sorted(given))}: write {work.ps}.shard(…) around the one"
+                " that trains, where it is given",
+            )
+            continue
         start, end = work.text.span(items)
         work.edits += [Edit(start, start, f"{work.ps}.shard("), Edit(end, end, ")")]
         if work.text.of(items) not in loops.loaders and not isinstance(items, ast.Call):
@@ -76,6 +83,25 @@ def convert(work: Work) -> None:
         )
     if EPOCHS not in ours.values():
         _epochs(loops, every, found)
+
+
+def _given(loops: Loops, loop: ast.For, items: ast.expr) -> set[str]:
+    """What the script's calls give a function for the parameter that its loop goes over, as it is written."""
+    function = loops.work.text.scope(loop)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(items, ast.Name):
+        return set()
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if items.id not in {*names, *(one.arg for one in function.args.kwonlyargs)}:
+        return set()
+    found = set()
+    for call in loops.work.calls():
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+        if name == function.name:
+            bound = isinstance(call.func, ast.Attribute) and names[:1] in (["self"], ["cls"])
+            place = names.index(items.id) - bound if items.id in names else None
+            given = keyword(call, items.id, place)
+            found |= {loops.work.text.of(given)} if given is not None else set()
+    return found
 
 
 def inside(work: Work, items: ast.expr) -> ast.expr:
@@ -163,12 +189,12 @@ def _as_epochs(work: Work, loop: ast.For, call: ast.Call) -> None:
     if len(call.args) == 1:
         return
     last = call.args[1]
-    work.edits.append(Edit(work.text.span(call.args[0])[0], work.text.span(last)[0]))
+    work.edits.append(Edit(work.text.whole(call.args[0])[0], work.text.whole(last)[0]))
     if first == 0:
         return
     assert isinstance(loop.target, ast.Name)
     if isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add) and constant(last.right) == first:
-        work.edits.append(Edit(work.text.span(last.left)[1], work.text.span(last)[1]))
+        work.edits.append(Edit(work.text.whole(last.left)[1], work.text.span(last)[1]))
     elif isinstance(number := constant(last), int):
         work.edits.append(Edit(*work.text.span(last), str(max(0, number - first))))
     else:
@@ -177,4 +203,6 @@ def _as_epochs(work: Work, loop: ast.For, call: ast.Call) -> None:
         work.edits += [Edit(start, start, "" if plain else "("), Edit(end, end, f"{'' if plain else ')'} - {first}")]
     body = loop.body[0]
     start = work.text.line_of(body)[0]
-    work.edits.append(Edit(start, start, f"{work.text.indent(body)}{loop.target.id} += {first}{work.text.newline}"))
+    line = f"{loop.target.id} += {first}"
+    work.inserted.append(line)
+    work.edits.append(Edit(start, start, f"{work.text.indent(body)}{line}{work.text.newline}"))

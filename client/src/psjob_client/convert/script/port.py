@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from dataclasses import dataclass
 
-from psjob_client.convert.script import data, groups, loops, tidy, wrapping
+from psjob_client.convert.script import data, groups, guard, loops, tidy, wrapping
 from psjob_client.convert.script.text import Text, applied
 from psjob_client.convert.script.work import Remark, Work
 from psjob_client.local.errors import BadInput
@@ -44,9 +45,14 @@ class Ported:
     def diff(self, name: str) -> str:
         """The edits as `patch` takes them."""
         lines = []
-        for line in difflib.unified_diff(self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), name, name):
+        for line in difflib.unified_diff(_lines(self.before), _lines(self.after), name, name):
             lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
         return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """As patch counts them: at line feeds only."""
+    return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
 def ported(script: str) -> Ported:
@@ -70,7 +76,7 @@ def ported(script: str) -> Ported:
     _saves(work)
     tidy.psjob_imported(work)
     after = applied(text, tidy.finished(work))
-    Text(after)
+    guard.check(work, after)
     return Ported(script, after, tuple(sorted(work.remarks)))
 
 

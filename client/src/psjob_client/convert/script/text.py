@@ -13,8 +13,24 @@ from dataclasses import dataclass
 
 from psjob_client.local.errors import BadInput
 
+COMPOUND = (
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
+)  # fmt: skip
+"""Statements that no other one shares a line with."""
 STALE = re.compile(r"#.*(horovod|hvd|\bddp\b|distribut|process group|init_process|broadcast|\bsampler|\bwrap|\brank)", re.IGNORECASE)
 """A comment that goes with the statement below it."""
+
+
+BY_HAND = "nothing was written: change the script by hand, as docs/port.md says"
+
+
+class Overlap(ValueError):
+    """Two edits overlap in part."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"edits overlap at byte {at}")
+        self.at = at
 
 
 @dataclass(frozen=True, order=True)
@@ -31,9 +47,9 @@ class Text:
 
     def __init__(self, text: str) -> None:
         self.mark = "\ufeff" if text.startswith("\ufeff") else ""
-        self.raw = text.removeprefix("\ufeff").encode()
         try:
-            self.tree = ast.parse(self.raw)
+            self.raw = text.removeprefix("\ufeff").encode()
+            self.tree = ast.parse(text.removeprefix("\ufeff"))
         except (SyntaxError, ValueError) as error:
             at = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
             what = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -53,10 +69,36 @@ class Text:
             start = min(start, self.line_of(node.decorator_list[0])[0])
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
+    def whole(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
+        """Where an operand or an argument stands, with the parentheses around it."""
+        start, end = self.span(node)
+        above = self.parents[node]
+        if isinstance(node, ast.keyword) or not isinstance(above, ast.expr):
+            return start, end
+        least, most = self.span(above)
+        if isinstance(above, ast.Call) and node is not above.func:
+            least, most = self.raw.index(b"(", self.whole(above.func)[1]) + 1, most - 1
+        elif isinstance(above, ast.Tuple | ast.List):
+            least, most = least + 1, most - 1
+        while True:
+            before, after = self.raw[least:start].rstrip(), self.raw[end:most]
+            if not before.endswith(b"(") or not after.lstrip().startswith(b")"):
+                return start, end
+            start, end = least + len(before) - 1, end + after.index(b")") + 1
+
     def of(self, node: ast.AST) -> str:
         """The node as it is written."""
         start, end = self.span(node)
         return self.raw[start:end].decode()
+
+    def is_placed(self, node: ast.AST) -> bool:
+        """The node is where ast says: Python before 3.12 errs inside f-strings of several lines."""
+        if not isinstance(node, ast.expr) or not any(isinstance(owner, ast.JoinedStr) for owner in self.owners(node)):
+            return True
+        try:
+            return ast.dump(ast.parse(self.of(node), mode="eval").body) == ast.dump(node)
+        except (SyntaxError, ValueError):
+            return False
 
     def line_of(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
         """From the first byte of the node's first line to behind its last line's end."""
@@ -89,6 +131,10 @@ class Text:
                 return value
         raise AssertionError(f"line {statement.lineno} stands in no block")
 
+    def is_elif(self, statement: ast.stmt) -> bool:
+        """It is an `elif` of another statement."""
+        return isinstance(statement, ast.If) and self.raw[self.span(statement)[0] :].startswith(b"elif")
+
     def starts_its_line(self, statement: ast.stmt) -> bool:
         """Nothing but white space stands before the statement in its line."""
         start = self.span(statement)[0]
@@ -105,9 +151,10 @@ class Text:
         return self.raw[start : self.span(statement)[0]].decode() if self.starts_its_line(statement) else ""
 
     def below(self, statement: ast.stmt, lines: Iterable[str]) -> Edit:
-        """Lines behind a statement, in its block."""
-        while not self.starts_its_line(statement):
-            statement = self.statement(self.parents[statement])
+        """Statements behind a statement, in its block: in lines of their own, or in its line if others stand there too."""
+        if not isinstance(statement, COMPOUND) and not self.has_its_lines(statement):
+            end = self.span(statement)[1]
+            return Edit(end, end, "".join(f"; {line}" for line in lines))
         end = self.line_of(statement)[1]
         gap = "" if self.raw[:end].endswith((b"\n", b"\r")) else self.newline
         return Edit(end, end, gap + "".join(f"{self.indent(statement)}{line}{self.newline}" for line in lines))
@@ -133,8 +180,9 @@ class Text:
 
     def without_argument(self, call: ast.Call, given: ast.keyword) -> Edit:
         """Take an argument out of a call, with its comma."""
-        spans = sorted(self.span(one) for one in (*call.args, *call.keywords))
-        start, end = self.span(given)
+        every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        spans = sorted(map(self.whole, every))
+        start, end = self.whole(given)
         at = spans.index((start, end))
         if at + 1 < len(spans):
             return Edit(start, spans[at + 1][0])
@@ -142,24 +190,34 @@ class Text:
 
 
 def applied(text: Text, edits: Iterable[Edit]) -> str:
-    """The text with all edits. Raises AssertionError for edits that overlap in part."""
+    """The text with all edits.
+
+    Raises:
+        BadInput: two edits overlap in part.
+    """
     made, at = [], 0
-    for edit in outermost(edits):
-        assert edit.start >= at, f"edits overlap at byte {edit.start}"
+    try:
+        kept = outermost(edits)
+    except Overlap as overlap:
+        line = text.raw[: overlap.at].count(b"\n") + 1
+        raise BadInput(f"line {line}: psjob could not convert it, as two of its edits meet there; {BY_HAND}") from None
+    for edit in kept:
         made += [text.raw[at : edit.start].decode(), edit.text]
         at = edit.end
     return text.mark + "".join(made) + text.raw[at:].decode()
 
 
 def outermost(edits: Iterable[Edit]) -> list[Edit]:
-    """In the order of the text, without those that lie inside a larger one."""
+    """In the order of the text, without those that lie inside a larger one. Whole lines that come into a removal take its place."""
     kept: list[Edit] = []
     for edit in sorted(set(edits), key=lambda one: (one.start, one.end > one.start, -one.end, one.text)):
         last = kept[-1] if kept else None
         if last is None or edit.start >= last.end:
             kept.append(edit)
         elif edit.end > last.end:
-            raise AssertionError(f"edits overlap at byte {edit.start}")
+            raise Overlap(edit.start)
+        elif edit.start == edit.end and edit.text.endswith("\n") and (not last.text or last.text.endswith("\n")):
+            kept[-1] = Edit(last.start, last.end, last.text + edit.text)
     return kept
 
 

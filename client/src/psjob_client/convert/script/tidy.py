@@ -37,9 +37,11 @@ def finished(work: Work) -> list[Edit]:
     edits = list(work.edits)
     kept = set()
     for owner, block in _blocks(work):
-        if owner not in work.removed and not isinstance(owner, ast.Module) and all(one in work.removed for one in block):
+        if not isinstance(owner, ast.Module) and all(one in work.removed for one in block) and not work.text.is_elif(block[0]):
             kept.add(block[0])
     for statement in work.removed:
+        if any(owner in work.removed for owner in work.text.owners(statement)):
+            continue
         edits.append(Edit(*work.text.span(statement), "pass") if statement in kept else work.text.without(statement))
     return edits
 
@@ -66,8 +68,9 @@ def _without(work: Work, owner: ast.stmt) -> None:
     if isinstance(owner, ast.If) and not owner.orelse and _is_quiet(work, owner.test):
         work.remove(owner)
     elif isinstance(owner, ast.FunctionDef) and not owner.decorator_list and isinstance(work.text.parents[owner], ast.Module):
-        uses = [work.text.parents[load] for load in work.names.loads.get(owner.name, [])]
-        calls = [work.stands_alone(use) for use in uses if isinstance(use, ast.Call)]
+        loads = work.names.loads.get(owner.name, [])
+        uses = [work.text.parents[load] for load in loads]
+        calls = [work.stands_alone(use) for use, load in zip(uses, loads, strict=True) if isinstance(use, ast.Call) and use.func is load]
         quiet = all(isinstance(use, ast.Call) and all(_is_quiet(work, given) for given in use.args) and not use.keywords for use in uses)
         if len(work.names.bound[owner.name]) == 1 and quiet and len(calls) == len(uses) and all(calls):
             work.removed |= {owner, *(call for call in calls if call is not None)}
@@ -134,20 +137,44 @@ def _is_unused_module(work: Work, statement: ast.stmt, module: str, name: str) -
 def psjob_imported(work: Work) -> None:
     """`import psjob as ps`, behind the last import at the head of the script."""
     lines = sorted(work.imports)
-    if ENDS_IN not in {name for meant in work.names.imports.values() for name in meant}:
+    if not any(_imports_psjob(statement) for statement in outside_functions(work.text.tree.body)) and (
+        names_psjob(work) or ENDS_IN not in {name for meant in work.names.imports.values() for name in meant}
+    ):
         lines.append(f"import {ENDS_IN}" if work.ps == ENDS_IN else f"import {ENDS_IN} as {work.ps}")
     if not lines:
         return
-    head: ast.stmt | None = None
-    for statement in work.text.tree.body:
-        if isinstance(statement, ast.Import | ast.ImportFrom) or (head is None and _is_text(statement)):
-            head = statement
+    work.inserted += lines
+    named = re.compile(rf"(?<![\w.])({'|'.join([work.ps, *(line.rpartition(' ')[2] for line in lines)])})\b")
+    first = min((edit.start for edit in work.edits if named.search(edit.text)), default=len(work.text.raw))
+    place: Edit | None = None
+    for at, statement in enumerate(work.text.tree.body):
+        if isinstance(statement, ast.Import | ast.ImportFrom) or (at == 0 and _is_text(statement)):
+            found = work.text.below(statement, lines)
+            future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+            place = found if found.start <= first or future or (place is None and at == 0 and _is_text(statement)) else place
         elif isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.For | ast.With):
             break
-    if head is None:
-        work.edits.append(Edit(0, 0, "".join(f"{line}{work.text.newline}" for line in [*lines, ""])))
-    else:
-        work.edits.append(work.text.below(head, lines))
+    if place is None:
+        start = work.text.line_of(work.text.tree.body[0])[0]
+        place = Edit(start, start, "".join(f"{line}{work.text.newline}" for line in [*lines, ""]))
+    work.edits.append(place)
+
+
+def names_psjob(work: Work) -> bool:
+    """Does one of the edits name psjob?"""
+    return work.ps in _words(work)
+
+
+def outside_functions(block: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module in their order, those of its if and try among them."""
+    for statement in block:
+        yield statement
+        if isinstance(statement, ast.If | ast.Try):
+            yield from outside_functions(statement.body)
+
+
+def _imports_psjob(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Import) and any(alias.name == ENDS_IN for alias in statement.names)
 
 
 def _is_text(statement: ast.stmt) -> bool:

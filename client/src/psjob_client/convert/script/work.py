@@ -32,6 +32,8 @@ class Work:
     edits: list[Edit] = field(default_factory=list)
     removed: set[ast.stmt] = field(default_factory=set)
     remarks: set[Remark] = field(default_factory=set)
+    inserted: list[str] = field(default_factory=list)
+    """Statements that come in beside those that were there."""
     imports: set[str] = field(default_factory=set)
     """Lines that have to stand among the imports."""
     seen: set[ast.AST] = field(default_factory=set)
@@ -47,6 +49,9 @@ class Work:
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Write something else for a node."""
+        if not self.text.is_placed(node):
+            self.tell(node, f"{ast.unparse(node)}: stands in an f-string that no edit is made in: give it a name before, and use that")
+            return
         self.edits.append(Edit(*self.text.span(node), text))
         self.seen.update(ast.walk(node))
 

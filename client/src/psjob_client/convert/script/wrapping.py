@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from psjob_client.convert.script.loops import Loops
 from psjob_client.convert.script.names import HOROVOD
 from psjob_client.convert.script.text import Edit
 from psjob_client.convert.script.work import Work, assigned, keyword
@@ -13,6 +14,7 @@ WRAPPERS = frozenset({"torch.nn.parallel.DistributedDataParallel", "torch.nn.par
 OPTIMIZER = f"{HOROVOD}.DistributedOptimizer"
 SYNC_NORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 PARAMETERS = ("parameters", "named_parameters")
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
 LINE = "after model and optimizer are made, write: model, opt = ps.attach(model, opt)"
 
 
@@ -71,8 +73,8 @@ def _wrapped_uses(work: Work, wrapped: dict[str, ast.Call]) -> None:
         call = wrapped.get(name)
         if node.attr == "no_sync":
             work.tell(node, f"{name}.no_sync(): psjob sends gradients at step() only: take the with statement off its body")
-        elif call is not None and (isinstance(node.value, ast.Attribute) or _comes_after(work, node, call)):
-            work.edits.append(Edit(work.text.span(node.value)[1], work.text.span(node)[1]))
+        elif call is not None and work.text.is_placed(node) and (isinstance(node.value, ast.Attribute) or _comes_after(work, node, call)):
+            work.edits.append(Edit(work.text.whole(node.value)[1], work.text.span(node)[1]))
         elif isinstance(node.value, ast.Name | ast.Attribute):
             work.tell(node, f"{name}.module: if {name} is the model that was wrapped, write {name}")
 
@@ -82,8 +84,15 @@ def _comes_after(work: Work, node: ast.Attribute, call: ast.Call) -> bool:
 
 
 def _attach(work: Work, wrapped: dict[str, ast.Call]) -> None:
+    plain = _optimizers(work)
     made = _horovods(work)
-    made = made or _optimizers(work)
+    there = {one.statement for one in made}
+    beside = [
+        one for one in plain
+        if one.statement not in there
+        and any(one.target == other.target and work.text.scope(one.statement) is work.text.scope(other.statement) for other in made)
+    ]  # fmt: skip
+    made = [*made, *beside] if made else plain
     kinds = {(one.target, work.text.scope(one.statement)) for one in made}
     if not made:
         line = next((call for call in work.calls() if isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad"), None)
@@ -91,8 +100,9 @@ def _attach(work: Work, wrapped: dict[str, ast.Call]) -> None:
     elif len(kinds) > 1:
         for one in made:
             work.tell(one.statement, f"{one.target} is one of several optimizers: attach each by a name, as ps.attach(…, name='…')")
-    elif any(isinstance(owner, ast.For | ast.While | ast.AsyncFor) for owner in work.text.owners(made[0].statement)):
-        work.tell(made[0].statement, f"{made[0].target} is made in each turn of a loop, but a script is one training; {LINE}")
+    elif turned := [one for one in made if any(isinstance(owner, LOOPS) for owner in work.text.owners(one.statement))]:
+        for one in turned:
+            work.tell(one.statement, f"{one.target} is made in each turn of a loop, but a script is one training; {LINE}")
     else:
         _attach_one(work, made, wrapped)
 
@@ -151,14 +161,63 @@ def _attach_one(work: Work, made: list[Made], wrapped: dict[str, ast.Call]) -> N
         work.tell(last.statement, f"it is not seen which model {last.target} trains; {LINE}")
         return
     (model,) = models
-    _moved(work, model, last)
-    if last.wrapped:
-        given = keyword(last.call, "optimizer", 0)
-        assert given is not None
-        work.replace(last.statement, f"{model}, {last.target} = {work.ps}.attach({model}, {work.text.of(given)})")
-        return
     place = _common(work, [one.statement for one in made])
-    work.edits.append(work.text.below(place, [f"{model}, {last.target} = {work.ps}.attach({model}, {last.target})"]))
+    if _trains_between(work, made, place):
+        work.tell(last.statement, f"{last.target} is made again behind what trains with the first one; {LINE}")
+        return
+    kept = _kept(work, model, last)
+    if not kept:
+        work.tell(last.statement, f"{model} is a name of the module that this function only reads; {LINE}")
+        return
+    _moved(work, model, last)
+    around = [one for one in made if one.wrapped]
+    if not around:
+        _insert(work, place, f"{kept}, {last.target} = {work.ps}.attach({model}, {last.target})")
+        return
+    given = {work.text.of(inner) for one in around if (inner := keyword(one.call, "optimizer", 0)) is not None}
+    if given == {last.target} and len(around) < len(made):
+        for one in around:
+            work.remove(one.statement)
+        _insert(work, place, f"{kept}, {last.target} = {work.ps}.attach({model}, {last.target})")
+    elif len(made) == 1 and not any(isinstance(one, ast.If | ast.Try) for one in work.text.owners(last.statement)):
+        (of,) = given
+        work.replace(last.statement, f"{kept}, {last.target} = {work.ps}.attach({model}, {of})")
+    else:
+        for one in around:
+            work.tell(one.statement, f"{one.target} is wrapped in some cases only: take Horovod's optimizer off; {LINE}")
+
+
+def _trains_between(work: Work, made: list[Made], place: ast.stmt) -> bool:
+    """Does anything compute gradients before the last of the optimizers is made?"""
+    loops = Loops(work)
+    begun, end = min(one.statement.lineno for one in made), max(place.lineno, place.end_lineno or 0)
+    own = {node for one in made for node in ast.walk(one.statement)}
+    return any(
+        isinstance(node, (*LOOPS, ast.Call)) and begun < node.lineno <= end and node not in own and loops.trains(node)
+        for node in ast.walk(work.text.tree)
+    )
+
+
+def _insert(work: Work, place: ast.stmt, line: str) -> None:
+    work.inserted.append(line)
+    work.edits.append(work.text.below(place, [line]))
+
+
+def _kept(work: Work, model: str, made: Made) -> str:
+    """What the attached model is assigned to: `_` if its name is not the function's own, as it would hide the module's; empty if taken."""
+    scope = work.text.scope(made.statement)
+    if "." in model or not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        return model
+    shared = any(
+        isinstance(one, ast.Global | ast.Nonlocal) and model in one.names and work.text.scope(one) is scope for one in ast.walk(scope)
+    )
+    own = any(
+        work.text.scope(one) is scope and not any(isinstance(owner, ast.comprehension) for owner in work.text.owners(one))
+        for one in work.names.bound.get(model, [])
+    )
+    if shared or own:
+        return model
+    return "" if work.names.loads.get("_") else "_"
 
 
 def _moved(work: Work, model: str, last: Made) -> None:
