@@ -22,13 +22,15 @@ import torch
 from psjob.api import asking
 from psjob.api.values import MOST
 from psjob.api.variables import Variables
+from psjob.process import installed
 from psjob.process.errors import Refused
 from psjob.resume import record
 
 
 @pytest.fixture(autouse=True)
 def _what_runs_tests_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "FOREIGN", (*asking.FOREIGN, f"{Path(__file__).parents[2] / 'hack'}/"))
+    foreign = (*installed.places(), f"{Path(__file__).parents[2] / 'hack'}/")
+    monkeypatch.setattr(installed, "places", lambda: foreign)
     asking.is_script.cache_clear()
 
 

@@ -51,7 +51,7 @@ class ScriptCommand(Helped):
         return rest
 
     def _too_much(self, job: Path, word: str) -> str:
-        if str(job).startswith("-"):
+        if str(job).startswith("--"):  # - alone is standard input
             word = str(job)
         if str(job) in LAUNCHERS:
             return f"{job} {word}: is no manifest; give the script itself, such as psjob {self.name} train.py --workers 4"
