@@ -48,9 +48,9 @@ class LineCommand(Helped):
     """Options of psjob end where a torchrun command begins: the rest is that command's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        start = next((i for i, word in enumerate(args) if word == WRITTEN_AS or _begins(args[i:])), len(args))
+        start = next((i for i, word in enumerate(args) if word == WRITTEN_AS or is_launcher(args[i:])), len(args))
         line = args[start:]
-        if line[:1] != [WRITTEN_AS] and not line and args and not args[-1:][0].startswith("-") and args[-2:-1] != ["--command"]:
+        if not line and args and not args[-1].startswith("-") and args[-2:-1] != ["--command"]:
             line = quoted(args[-1]) or []
             start = len(args) - bool(line)
         ctx.meta[LINE] = line[1:] if line[:1] == [WRITTEN_AS] else line
@@ -166,10 +166,6 @@ def _save(path: Path, text: str, option: str) -> None:
         path.write_bytes(text.encode())
     except OSError as error:
         raise BadInput(f"{option}: {path} cannot be written: {error.strerror or error}; give -o FILE with a file that can be") from None
-
-
-def _begins(words: list[str]) -> bool:
-    return is_launcher(words)
 
 
 def _words(command: str | None) -> tuple[str, ...] | None:
