@@ -44,7 +44,7 @@ def test_ctrl_c_and_resume_end_with_the_weights_of_one_run(undisturbed: Ended, t
     stopped = end(tmp_path, process, 100)
     assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.told
     checkpoint = stopped.summary["checkpoint"]
-    assert 0 < checkpoint["step"] < STEPS and checkpoint["step"] == stopped.summary["steps"], "the last checkpoint holds the last step"
+    assert 0 < checkpoint["step"] < STEPS and checkpoint["step"] == stopped.summary["steps"], stopped.told
     last = stopped.told.splitlines()[-1].split()
     assert last[:3] == ["psjob", "run", str(job)] and last[3] == "--resume"
     ended = run(tmp_path, job, "--resume", last[4])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TOGETHER_SECONDS = 0.3
 """Workers that end at the same step leave within this time, and one checkpoint holds them all."""
+LONE_SECONDS = 1.0
+"""A worker that is asked to go waits so long for the whole job to be asked: the last checkpoint needs all that are here."""
 STOP_SECONDS = 22.0
 LINGER_SECONDS = 1.5
 FINISHED_SECONDS = 60.0
@@ -37,6 +39,7 @@ class Completion:
         self._leavers: dict[int, float] = {}
         self._lone: dict[int, float] = {}
         self._stop_by: float | None = None
+        self._told_to_stand = False
         self._quit_at: float | None = None
         self._quit_code = contract.EXIT_DONE
         self._back: set[tuple[int, tuple[int, int]]] = set()
@@ -97,7 +100,7 @@ class Completion:
         c, cutting = self.c, self.c.cutting
         cut = cutting.cuts.current
         for rank, since in list(self._lone.items()):
-            if self._stop_by is None and now - since > TOGETHER_SECONDS:
+            if self._stop_by is None and now - since > LONE_SECONDS:
                 del self._lone[rank]
                 c.tell(rank, Kind.STOPPED)
         if self._stop_by is not None and now > self._stop_by:
@@ -114,6 +117,8 @@ class Completion:
             moving = cut.marks or cut.step is not None
             if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < c.job.shards):
                 cutting.drop("everyone is through")
+            elif self._stop_by is not None and not cut.final and cut.step is not None and cut.step > cutting.reach:
+                cutting.drop("a worker that is gone never comes to it")
             else:
                 return True
         if (finished or self._stop_by is not None) and not cutting.cuts.may_begin(now):
@@ -123,11 +128,24 @@ class Completion:
             cutting.begin(final=True, still=still or c.recovery.rule == "reduce")
             return True
         if self._stop_by is not None:
-            cutting.begin(stop=True, still=still)
+            self._begin_stop()
             return True
         if leaving and c.job.checkpoints:
             cutting.cuts.requested = True
         return False
+
+    def _begin_stop(self) -> None:
+        """The last cut of a job that is asked to stop. Workers that are gone are not waited for: nobody starts them again."""
+        c = self.c
+        if not (c.members.missing and c.mode.marks()):
+            c.cutting.begin(stop=True, still=not c.members.alive)
+            return
+        # A worker that is gone makes no mark. Once all others stand at the end of a step, no block moves.
+        if not self._told_to_stand:
+            self._told_to_stand = True
+            c.tell_all(Kind.STOP)
+        if all(member.rank in self._lone for member in c.members.live() if member.here):
+            c.cutting.begin(stop=True, still=True)
 
     def go(self, now: float) -> None:
         """End this process once everyone was told and hung up, or the wait is over."""

@@ -7,6 +7,7 @@ marked cut, and no longer than that is worth.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from psjob.protocol.coordinator.events import CutWritten
@@ -130,14 +131,18 @@ class Cuts:
         lead = 0 if self.marks else self._reach
         return by_time or (self._next_step is not None and step + lead >= self._next_step)
 
-    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False) -> Cut:
-        """Name the next cut, where the furthest worker is at `step`; `still`: nobody moves any more, so blocks are copied as they stand."""
+    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False, reach: float = math.inf) -> Cut:
+        """Name the next cut, where the furthest worker is at `step`, at `reach` at most.
+
+        `still`: nobody moves any more, so blocks are copied as they stand.
+        """
         self.number += 1
         named: int | None = None
         if not still and not self.marks:
             named = step + self._lead
             if self.every and not (final or stop or self.requested):
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
+            named = int(min(named, reach))
         self._waited = True
         self.current = Cut(self.number, named, self.marks and not still, now, final, stop, requested=self.requested)
         self.requested = False
@@ -162,7 +167,7 @@ class Cuts:
             self._again(now, self.WRITING_SECONDS)
             return
         self._lead = min(self._lead * 2, self.MAX_LEAD)
-        self._again(now, 0.0)
+        self._again(now, self.WRITING_SECONDS if self.current is not None and self.current.stop else 0.0)
 
     def failed(self, now: float) -> None:
         """Writing failed (no permission, a silent shard): try again after a while."""

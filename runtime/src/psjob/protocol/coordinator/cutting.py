@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class Cutting:
             return
         self._away_since = None
         still = still or c.mode.decided  # between two orders no block moves
-        cut = self.cuts.begin(c.furthest, now, final, stop, still)
+        cut = self.cuts.begin(c.furthest, now, final, stop, still, self.reach if stop else math.inf)
         self.moved = {}
         if stop:
             self.stop_at(cut, cut.step or 0)
@@ -58,6 +59,12 @@ class Cutting:
             held = c.deciding.hold(cut)
         step = -1 if cut.step is None else cut.step
         c.recovery.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "base": self.base, **held})
+
+    @property
+    def reach(self) -> float:
+        """The last step that a cut can be named at, if no worker that is gone comes back: none makes a step without the others' pushes."""
+        missing = self.c.members.missing
+        return math.inf if self.cuts.marks else min((self.c.members[rank].clock for rank in missing), default=math.inf)
 
     def _away(self, now: float) -> None:
         if self._away_since is None:
