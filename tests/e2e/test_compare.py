@@ -39,7 +39,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.soak
 def test_digits_in_two_modes(tmp_path: Path) -> None:
     args = "spec.workers.template.spec.containers[0].args=[--momentum=0, --epochs=3]"
-    process = start(tmp_path, *SMALL, "--set", args, "--json")
+    process = start(tmp_path, *SMALL, "--set", args, "-o", "json")
     said, told = process.communicate(timeout=200)
     assert process.returncode == 0, told
     sync, asynchronous = json.loads(said)["sides"]

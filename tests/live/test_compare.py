@@ -271,7 +271,7 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
     if simulator == "inside":
         request.getfixturevalue("inside")
     words = ["--modes", "sync,backup,bounded:2,async,local:4", "--simulate", "--slow", "0=4", "--pushes", "400"]
-    ended = compare(tmp_path, str(DIGITS), *words, "--out", "page.html", "--json")
+    ended = compare(tmp_path, str(DIGITS), *words, "--report", "page.html", "-o", "json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     by = {one["title"]: one for one in found["sides"]}
@@ -298,7 +298,7 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
         ([], "there is one side only"),
         (["--modes", "sync,hogwild"], "'hogwild' is no mode"),
         (["--modes", "sync,async", "--slow", "0=4"], "--slow: is for --simulate"),
-        (["--modes", "sync,async", "--out", "no/where.html"], "--out no/where.html: is no file that can be written"),
+        (["--modes", "sync,async", "--report", "no/where.html"], "--report no/where.html: is no file that can be written"),
         (["--modes", "sync,async", "--deadline", "0"], "--deadline 0: must be a number of seconds above 0"),
         (["--modes", "sync,async", "--deadline", "inf"], "--deadline inf: must be a number of seconds above 0, at most 1000000000"),
         (["--modes", "sync,async", "--loss", "nan"], "--loss nan: must be a finite number; leave it out"),

@@ -15,7 +15,7 @@ from tests.frameworks import IMPORTS, OFFLINE
 from tests.hardware import DEVICES
 from tests.soaking import rotating
 
-MACHINE = ("--preset", "ethernet-10", "--json")
+MACHINE = ("--preset", "ethernet-10", "-o", "json")
 BLOCKS = """
 import torch
 from torch import nn

@@ -155,9 +155,9 @@ def written(path: Path, *options: str) -> int:
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_the_command_plays_a_file_by_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
     path = tmp_path / f"trace{suffix}"
-    assert written(path, "--json") == 0
+    assert written(path, "-o", "json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert asked(["trace", str(path), "--json"]) == 0
+    assert asked(["trace", str(path), "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] == told["sha256"], "what is beside the records is not of their digest"
     assert asked(["replay", str(path), "--shards", "2"]) == 0
     words = capsys.readouterr().out.split()

@@ -28,7 +28,7 @@ def test_the_probe_measures_every_pair_of_real_processes() -> None:
 
 
 def test_a_probed_machine_is_planned() -> None:
-    (plan,) = json.loads(said("--probe", "2", "--json"))
+    (plan,) = json.loads(said("--probe", "2", "-o", "json"))
     assert plan["machine"]["name"] == "2-processes-here" and plan["machine"]["total"] > 0
     assert {"ring", "ps", "tree"} <= {given["strategy"] for given in plan["strategies"]}
 

@@ -133,7 +133,7 @@ def test_gradients_of_digits_are_those_of_torch() -> None:
 
 @pytest.mark.rotating
 def test_the_small_table_passes_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(["digits-64", "--quick", "--seeds", "1", "--processes", "1", "--json"]) == 0
+    assert asked(["digits-64", "--quick", "--seeds", "1", "--processes", "1", "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["table"]) == 12
     assert list(told["gate"].values()) == [True] * 5
@@ -260,7 +260,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
 def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times = tmp_path / "times.txt"
     times.write_text("# seconds\n0.1 0.11 0.12\n0.1, 0.12\n0.4 0.41\n")
-    argv = ["schedule", "--workers", "3", "--speeds", str(times), "--pushes", "300", "--json"]
+    argv = ["schedule", "--workers", "3", "--speeds", str(times), "--pushes", "300", "-o", "json"]
     assert asked(argv) == 0
     found = {one["mode"]: one for one in json.loads(capsys.readouterr().out)}
     ours = [mode for mode, one in found.items() if one["jobs"]]
@@ -269,16 +269,16 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert asked(argv[:-1]) == 0
     assert "Without lag: backup:1" in capsys.readouterr().out
     rounds = ["local:4", "local-async:4", "softsync:1,by_lag=false"]
-    assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "--json"]) == 0
+    assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "-o", "json"]) == 0
     assert [one["mode"] for one in json.loads(capsys.readouterr().out) if one["jobs"]] == rounds[:2]
 
 
 def test_a_training_and_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.csv"
-    train = ["train", "--problem", "fixed:10", "--workers", "4", "--pushes", "100", "--rule", "dana-zero", "--set", "lr=0.01", "--json"]
+    train = ["train", "--problem", "fixed:10", "--workers", "4", "--pushes", "100", "--rule", "dana-zero", "--set", "lr=0.01", "-o", "json"]
     assert asked([*train, "--trace", str(path)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert asked(["trace", str(path), "--json"]) == 0
+    assert asked(["trace", str(path), "-o", "json"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert (read["sha256"], read["pushes"], sum(read["lags"].values())) == (told["sha256"], 100, 100)
     assert asked([*train, "--seed", "1"]) == 0

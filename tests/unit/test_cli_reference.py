@@ -86,6 +86,25 @@ def test_names_of_runs_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(done.stdout.split()) == {"digits", "digits-1-a"}, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("compare job.yaml --modes as", {"async"}),
+        ("compare job.yaml --modes sync,as", {"sync,async"}),
+        ("run job.yaml --set spec.training.mo", {"spec.training.mode="}),
+        ("run job.yaml --set spec.ps.pl", {"spec.ps.placement="}),
+        ("run job.yaml --set spec.training.updateAt", {"spec.training.updateAt=server", "spec.training.updateAt=worker"}),
+        ("submit job.yaml --set spec.susp", {"spec.suspend="}),
+        ("render job.yaml --set nonsense", set()),
+    ],
+)
+def test_modes_and_paths_complete(typed: str, completed: set[str]) -> None:
+    words = f"psjob {typed}"
+    given = {"_PSJOB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = CliRunner().invoke(cli, prog_name="psjob", env=given)
+    assert set(done.stdout.split()) == completed, done.stderr
+
+
 def test_an_unknown_option_is_one_sentence() -> None:
     done = CliRunner().invoke(cli, ["list", "--no-such"])
     assert done.exit_code == 2 and "No such option" in done.output and "Traceback" not in done.output

@@ -424,7 +424,7 @@ def test_a_diff_is_shown_and_nothing_is_written(tmp_path: Path) -> None:
 def test_scripts_are_written_in_place_or_beside(tmp_path: Path) -> None:
     one, two = tmp_path / "one.py", tmp_path / "two.py"
     one.write_text(DDP)
-    assert CliRunner().invoke(cli, ["convert", str(one), "-o", str(two)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["convert", str(one), "--save", str(two)]).exit_code == 0
     assert (one.read_text(), two.read_text()) == (DDP, ported(DDP).after)
     done = CliRunner().invoke(cli, ["convert", "--write", str(one)])
     assert done.exit_code == 0 and done.stdout == "" and one.read_text() == two.read_text()
@@ -445,8 +445,8 @@ def test_what_is_left_to_the_user_is_an_exit_code(tmp_path: Path) -> None:
     [
         (["gone.py"], "gone.py: cannot be read"),
         (["a.py", "job.yaml"], "a.py: is a script and stands beside manifests"),
-        (["a.py", "b.py", "-o", "c.py"], "names one file for 2 scripts"),
-        (["a.py", "--write", "-o", "c.py"], "one of the two"),
+        (["a.py", "b.py", "--save", "c.py"], "names one file for 2 scripts"),
+        (["a.py", "--write", "--save", "c.py"], "one of the two"),
         (["--write", "job.yaml"], "--write: is for scripts"),
         (["a.py", "--image", "x"], "--image: is for manifests"),
     ],

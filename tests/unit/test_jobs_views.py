@@ -111,9 +111,9 @@ def test_a_run_that_has_ended(result: str) -> None:
     assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
     said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
     assert (job.reason, job.message) == said[result]
-    assert rows.job(job, 2000.0)[1] == ("Complete, diverged" if result == "Complete" else result)
+    assert rows.job(job, 2000.0, rows.JOBS)[1] == ("Complete, diverged" if result == "Complete" else result)
     well = recorded.job_view(files(alive=False, run=run, live={}))
-    assert rows.job(well, 2000.0)[1] == result
+    assert rows.job(well, 2000.0, rows.JOBS)[1] == result
 
 
 @pytest.mark.parametrize("broken", [{"status": {"phase": 3}}, {"live": {}, "status": {}}, {"story": (), "config": {}, "run": {}}])
@@ -288,7 +288,7 @@ def test_html_is_escaped_and_names_its_curve() -> None:
 
 def test_rows_are_as_wide_as_their_heads() -> None:
     job = recorded.job_view(files())
-    assert len(rows.job(job, 1000.0)) == len(rows.JOBS) and len(rows.job(job, 1000.0, wide=True)) == len(rows.WIDE)
+    assert all(len(rows.job(job, 1000.0, head)) == len(head) for head in (rows.JOBS, rows.WATCHED, rows.WIDE))
     assert {len(row) for row in rows.processes(job)} == {len(rows.PROCESSES)}
     assert dict(rows.facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"
     assert rows.curve([1.0] * 100) == rows.BARS[0] * 20 or len(rows.curve([1.0] * 100)) <= rows.CURVE

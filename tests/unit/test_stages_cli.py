@@ -69,7 +69,7 @@ def test_without_a_limit_copies_of_the_whole_model_need_no_cut(profile: str) -> 
 
 def test_json_has_the_same_plan(profile: str) -> None:
     words = ("--profile", profile, *FOUR, "--way", "2bw", "--memory", "80MB", "--recompute")
-    plan = json.loads(said(*words, "--json"))
+    plan = json.loads(said(*words, "-o", "json"))
     assert plan["way"] == {"name": "2bw", "microbatches": None, "accumulate": 4, "recompute": True}
     assert len(plan["stages"]) == len(plan["cuts"]) + 1 == len(plan["replicas"]) and plan["fits"] and plan["memory"] <= 80e6
     assert [name for stage in plan["stages"] for name in stage["modules"]] == [f"layers.{i}" for i in range(8)]

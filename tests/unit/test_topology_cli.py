@@ -37,7 +37,7 @@ def test_the_founding_texts_machine_prints_60_80_15_and_6() -> None:
     text = said("--preset", "d2l")
     pcie = rows(text.split("8-v100-nvlink")[0])
     assert [pcie[name][1:3] for name in ("ps-one-device", "ps-cpu", "ps-split")] == [["60.0", "ms"], ["80.0", "ms"], ["15.0", "ms"]]
-    assert "As the chapter counts: 60 ms on one GPU, 80 ms on the CPU, 15 ms split in four; 6 ms by NVLink rings" in text
+    assert "chapter Parameter Servers: 60 ms on one GPU, 80 ms on the CPU, 15 ms split in four; 6 ms by NVLink rings" in text
     assert rows(text)["double-ring"][1:3] == ["5.19", "ms"]
     assert "pick: ps-split takes 15.0 ms; the runner-up ring takes as long. Every device sums one part" in text
     assert "not here: hierarchical: it needs two hosts" in text
@@ -60,7 +60,7 @@ def test_measured_values_override_presets() -> None:
 def test_a_described_machine_is_planned_and_its_json_can_be_given_again(tmp_path: Path) -> None:
     file = tmp_path / "machine.yaml"
     file.write_text(yaml.safe_dump(two_hosts()))
-    (plan,) = json.loads(said(str(file), "--json", "--bytes", "16MB"))
+    (plan,) = json.loads(said(str(file), "-o", "json", "--bytes", "16MB"))
     assert plan["pick"] == plan["strategies"][0]["strategy"] == "hierarchical" and plan["bytes"] == 16e6
     assert sorted(plan["strategies"][0]["order"]) == sorted(f"{host}{i}" for host in "ab" for i in range(4))
     again = tmp_path / "again.json"

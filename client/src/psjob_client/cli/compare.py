@@ -22,6 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from psjob_client.cli.completing import Settings
+from psjob_client.cli.completing import modes as modes_of
+from psjob_client.cli.output import TextForm, TextOutput
 from psjob_client.compare import kept, local, plots, report, sides, simulated
 from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
@@ -40,7 +43,7 @@ EXAMPLES = """Examples:
 
   psjob compare job.yaml --modes sync,backup:1,bounded:3,async --simulate --slow 0=4 --set spec.workers.replicas=8
 
-  psjob compare plain.yaml dana.yaml --out rules.html
+  psjob compare plain.yaml dana.yaml --report rules.html
 
 Exit codes: 0 the report is written, 1 a side failed (its reason is in the report), 2 nothing was started (bad input), 130 interrupted."""
 LONGEST = 10**9
@@ -52,13 +55,15 @@ def compare(
     jobs: Annotated[list[Path], typer.Argument(metavar="JOB.yaml…", help="One manifest, with --modes; or several, compared as they are.")],
     modes: Annotated[
         str | None,
-        typer.Option(metavar="MODE,…", help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async."),
+        typer.Option(
+            metavar="MODE,…",
+            help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async.",
+            autocompletion=modes_of,
+        ),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of every manifest, typed as YAML. Repeatable.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of the table.")] = False,
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option("--report", metavar="FILE", help="The page.")] = Path("report.html"),
+    form: TextOutput = TextForm.text,
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped; the steps that it made count.")
     ] = 600,
@@ -106,7 +111,7 @@ def compare(
     comparison = Comparison(name, unit, _about(simulate), manifest, found, loss)
     out.write_text(report.page(comparison), encoding="utf-8")
     kept.keep(Path.cwd(), comparison, time.time())
-    if as_json:
+    if form is TextForm.json:
         typer.echo(json.dumps(comparison.as_json(), indent=1))
     else:
         _show(report.rows(comparison))
@@ -197,7 +202,7 @@ def _progress(what: str) -> Iterator[Callable[[str], None]]:
 def _writable(out: Path) -> None:
     folder = out.absolute().parent
     if out.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
-        raise BadInput(f"--out {out}: is no file that can be written; name one in a folder that you may write to")
+        raise BadInput(f"--report {out}: is no file that can be written; name one in a folder that you may write to")
 
 
 def _about(simulate: bool) -> dict[str, str]:

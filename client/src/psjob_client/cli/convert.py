@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 
   psjob convert pytorchjob.yaml > job.yaml
 
-  kubectl get tfjob mnist -o yaml | psjob convert - -o job.yaml
+  kubectl get tfjob mnist -o yaml | psjob convert - --save job.yaml
 
   psjob convert --image registry.example.com/mnist:1 torchrun --nproc-per-node=4 train.py --epochs 3
 
@@ -67,9 +67,7 @@ def convert(
             help="Scripts that end in .py, manifests, - for standard input, or a command of torchrun or accelerate launch.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the YAML, or the converted script, here.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the YAML, or the converted script, here.")] = None,
     in_place: Annotated[bool, typer.Option("--write", help="Write the converted scripts in their place.")] = False,
     name: Annotated[str | None, typer.Option(help="The job's name; absent: that of the source.")] = None,
     image: Annotated[str | None, typer.Option(help="The workers' image; absent: that of the source.")] = None,
@@ -105,7 +103,7 @@ def _no_scripts(sources: list[str], in_place: bool) -> None:
     if mixed := [source for source in sources if source.endswith(SCRIPT)]:
         raise BadInput(f"{mixed[0]}: is a script and stands beside manifests; convert scripts in a command of their own")
     if in_place:
-        raise BadInput("--write: is for scripts that end in .py; a manifest is written by -o FILE")
+        raise BadInput("--write: is for scripts that end in .py; a manifest is written by --save FILE")
 
 
 def _scripts(sources: list[str], out: Path | None, in_place: bool, wishes: Wishes) -> None:
@@ -115,14 +113,14 @@ def _scripts(sources: list[str], out: Path | None, in_place: bool, wishes: Wishe
         raise BadInput(f"{wrong[0]}: is for manifests; a script has none: leave it out, and start it by psjob run {sources[0]}")
     if out is not None and (in_place or len(sources) > 1):
         why = "names one file and --write the other" if in_place else f"names one file for {len(sources)} scripts"
-        raise BadInput(f"--output {out}: {why}; give one script and one of the two")
+        raise BadInput(f"--save {out}: {why}; give one script and one of the two")
     read = [_script(source) for source in sources]
     for source, (script, made) in zip(sources, read, strict=True):
         if in_place:
             _save(Path(source), made.after, "--write")
         elif out is not None:
             _not_itself(out, [source])
-            _save(out, made.after, "--output")
+            _save(out, made.after, "--save")
         else:
             _show(made.diff(source))
         _tell_of_script(source, script, made, in_place or out is not None)
@@ -165,7 +163,7 @@ def _save(path: Path, text: str, option: str) -> None:
     try:
         path.write_bytes(text.encode())
     except OSError as error:
-        raise BadInput(f"{option}: {path} cannot be written: {error.strerror or error}; give -o FILE with a file that can be") from None
+        raise BadInput(f"{option}: {path} cannot be written: {error.strerror or error}; give --save FILE with a file that can be") from None
 
 
 def _words(command: str | None) -> tuple[str, ...] | None:
@@ -193,7 +191,7 @@ def _of_source(source: str, wishes: Wishes) -> list[Converted]:
 
 def _not_itself(out: Path, sources: list[str]) -> None:
     if any(source != "-" and Path(source).resolve() == out.resolve() for source in sources):
-        raise BadInput(f"--output {out}: is the source itself; name another file, or give --write for a script")
+        raise BadInput(f"--save {out}: is the source itself; name another file, or give --write for a script")
 
 
 def _write(out: Path, text: str, sources: list[str]) -> None:
@@ -201,7 +199,7 @@ def _write(out: Path, text: str, sources: list[str]) -> None:
     try:
         out.write_text(text)
     except OSError as error:
-        raise BadInput(f"--output {out}: cannot be written: {error.strerror or error}; name another file") from None
+        raise BadInput(f"--save {out}: cannot be written: {error.strerror or error}; name another file") from None
 
 
 def _tell(job: Converted) -> None:

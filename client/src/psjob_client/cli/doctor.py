@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from psjob_client.cli.output import TextForm, TextOutput
 from psjob_client.cli.render import documents
-from psjob_client.cli.validate import Form
 from psjob_client.doctor import look
 from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.doctor.findings import Finding, problem, sick
@@ -47,7 +47,7 @@ def doctor(
     context: Annotated[str | None, typer.Option(help="Look at the cluster of this context.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="In this namespace of the cluster; absent: default.")] = None,
     kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="The kubeconfig; absent: $KUBECONFIG or ~/.kube/config.")] = None,
-    form: Annotated[Form, typer.Option("--output", "-o", help="text, or json for programs.")] = Form.text,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Look at this machine or a cluster, and say what to do before a job is started there."""
     manifest = read_job(job) if job is not None else None
@@ -83,8 +83,8 @@ def _cluster(manifest: PSTrainingJob | None, kubeconfig: str | None, context: st
     return judge_cluster(facts) + (judge_fit(facts, manifest, pods) if manifest is not None else [])
 
 
-def _print(found: Sequence[Finding], form: Form) -> None:
-    if form is Form.json:
+def _print(found: Sequence[Finding], form: TextForm) -> None:
+    if form is TextForm.json:
         typer.echo(json.dumps({"problem": sick(found), "findings": [asdict(finding) for finding in found]}, indent=1))
         return
     wide = max(len(finding.about) for finding in found)

@@ -236,8 +236,8 @@ def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
     elif output is Form.name:
         job_names(jobs)
     else:
-        now, wide = time.time(), output is Form.wide
-        table(rows.WIDE if wide else rows.JOBS, [rows.job(job, now, wide=wide) for job in jobs])
+        now, head = time.time(), rows.WIDE if output is Form.wide else rows.JOBS
+        table(head, [rows.job(job, now, head) for job in jobs])
 
 
 def _nothing(where: Where) -> str:

@@ -51,7 +51,7 @@ def machines_of(
     raw, problems = load_document(read_text(path, "a machine's description, see docs/topology.md"), "machine")
     if problems:
         raise BadInput(*(f"{path}: {problem}" for problem in problems))
-    # What --json printed is a list of plans, each with its machine.
+    # What `-o json` printed is a list of plans, each with its machine.
     if isinstance(raw, list) and raw and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
         return [read(plan["machine"], str(path), figures) for plan in raw]
     return [read(raw, str(path), figures)]

@@ -27,7 +27,15 @@ class Form(enum.StrEnum):
     name = "name"
 
 
+class TextForm(enum.StrEnum):
+    """What `-o` takes, where people read a text."""
+
+    text = "text"
+    json = "json"
+
+
 Output = Annotated[Form, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
+TextOutput = Annotated[TextForm, typer.Option("--output", "-o", help="text, or json for programs.")]
 SILENT = ("", "-")
 STYLES = {
     "Running": "cyan", "Serving": "cyan", "Complete": "green", "Succeeded": "green", "Finished": "green", "Failed": "red", "Lost": "red",

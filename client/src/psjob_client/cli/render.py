@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from psjob_client.cli.completing import Settings
 from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
@@ -27,9 +28,7 @@ RUNTIME_IMAGE = "psjob-runtime:latest"
 
 def render(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
-    ] = None,
+    settings: Settings = None,
     runtime_image: Annotated[
         str, typer.Option(envvar="PSJOB_RUNTIME_IMAGE", help="Image that puts the psjob library into workers' pods.")
     ] = RUNTIME_IMAGE,

@@ -8,8 +8,9 @@ from datetime import datetime
 from psjob_client.jobs.view import DIVERGED, CheckpointView, EventView, HistoryView, JobView, Series
 from psjob_client.local.words import amount, number, span
 
-JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE")
-WIDE = (*JOBS, "WHERE", "MESSAGE")
+JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RESTARTS", "AGE")
+WATCHED = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT")
+WIDE = (*JOBS, "RATE", "CHECKPOINT", "WHERE", "MESSAGE")
 PROCESSES = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
 STAGES = ("STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
 CHECKPOINTS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
@@ -20,24 +21,25 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE = 24
 
 
-def job(view: JobView, now: float, *, wide: bool = False) -> Sequence[str]:
-    """A row of the table of jobs."""
-    told = view.progress
-    kept = view.checkpoint
-    row = (
-        view.id,
-        f"{view.phase}, diverged" if view.reason == DIVERGED else view.phase,
-        view.mode,
-        f"{told.step}/{told.total}" if told.total else str(told.step),
-        number(told.loss) or NONE,
-        f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
-        view.shards_ready or NONE,
-        view.workers_ready or NONE,
-        str(view.restarts),
-        f"{kept.step} ({span(kept.age(now)) or NONE})" if kept else NONE,
-        span(None if view.created is None else now - view.created) or NONE,
-    )
-    return (*row, view.place, view.message) if wide else row
+def job(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
+    """A row of a table of jobs with these columns of WIDE."""
+    told, kept = view.progress, view.checkpoint
+    cells = {
+        "NAME": view.id,
+        "PHASE": f"{view.phase}, diverged" if view.reason == DIVERGED else view.phase,
+        "MODE": view.mode,
+        "STEP": f"{told.step}/{told.total}" if told.total else str(told.step),
+        "LOSS": number(told.loss) or NONE,
+        "RATE": f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
+        "SHARDS": view.shards_ready or NONE,
+        "WORKERS": view.workers_ready or NONE,
+        "RESTARTS": str(view.restarts),
+        "CHECKPOINT": f"{kept.step} ({span(kept.age(now)) or NONE})" if kept else NONE,
+        "AGE": span(None if view.created is None else now - view.created) or NONE,
+        "WHERE": view.place,
+        "MESSAGE": view.message,
+    }
+    return [cells[name] for name in head]
 
 
 def processes(view: JobView) -> list[Sequence[str]]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli import scripts
+from psjob_client.cli.completing import Settings
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.ui import page_beside
 from psjob_client.convert.fromscript import Script
@@ -48,9 +49,7 @@ def run(
     mode: scripts.Mode = None,
     module: scripts.Module = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest of the script, for a cluster.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
-    ] = None,
+    settings: Settings = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from psjob_client.cli.completing import modes
 from psjob_client.cli.helping import Helped
 from psjob_client.local.command import PYTHONS
 from psjob_client.local.errors import BadInput
@@ -26,7 +27,7 @@ FIELDS = {
 
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Number of workers; of a script 2 if absent.")]
 Shards = Annotated[int | None, typer.Option(metavar="N", help="Number of shards; of a script 1 if absent.")]
-Mode = Annotated[str | None, typer.Option(help="Training mode, such as sync or async; of a script sync if absent.")]
+Mode = Annotated[str | None, typer.Option(help="Training mode, such as sync or async; of a script sync if absent.", autocompletion=modes)]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT.py is the name of a module, as in python -m.")]
 
 
@@ -40,6 +41,8 @@ class ScriptCommand(Helped):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)  # the parser takes words out of its list
         rest: list[str] = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # for a shell that completes what is not whole yet
+            return rest
         job = Path(ctx.params.get("job") or "")
         if ctx.args and not ctx.params.get("module") and job.suffix != SUFFIX:
             ctx.fail(self._too_much(job, ctx.args[0].partition("=")[0]))

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from psjob_client.cli.helping import HelpedGroup
+from psjob_client.cli.output import TextForm, TextOutput
 from psjob_client.local.errors import BadInput
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
@@ -27,7 +28,6 @@ class Library(enum.StrEnum):
     torch = "torch"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WorkerCount = Annotated[int, typer.Option("--workers", metavar="N", help="How many.")]
 Modes = Annotated[list[str] | None, typer.Option("--mode", metavar="MODE", help=f"Such as {MODES}. Repeatable.")]
 Pushes = Annotated[int | None, typer.Option(metavar="N", help="How many pushes to simulate.")]
@@ -68,7 +68,7 @@ def schedule(
     crash: Crash = None,
     up: Up = 0.0,
     down: Down = 0.0,
-    as_json: Json = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Compare modes on the same step times, without gradients."""
     start("schedule", locals())
@@ -101,13 +101,13 @@ def train(
     crash: Crash = None,
     up: Up = 0.0,
     down: Down = 0.0,
-    as_json: Json = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Train once on a simulated schedule."""
     start("train", locals())
 
 
-@cli.command(epilog="Example: psjob simulate compare --slow 0=4 --json")
+@cli.command(epilog="Example: psjob simulate compare --slow 0=4 -o json")
 def compare(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -126,9 +126,9 @@ def compare(
     crash: Crash = None,
     up: Up = 0.0,
     down: Down = 0.0,
-    as_json: Json = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
-    """Train in several modes on the same step times; the curves with --json."""
+    """Train in several modes on the same step times; the curves with -o json."""
     start("compare", {**locals(), "library": "numpy"})
 
 
@@ -149,14 +149,14 @@ def digits_64(
     crash: Crash = None,
     up: Up = 0.0,
     down: Down = 0.0,
-    as_json: Json = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Make the table of ten rules with 1 to 64 workers, and check its gate."""
     start("digits-64", locals())
 
 
 @cli.command(epilog="Example: psjob simulate trace trace.csv")
-def trace(file: File, as_json: Json = False) -> None:
+def trace(file: File, form: TextOutput = TextForm.text) -> None:
     """Print mean staleness (lag), histogram and SHA-256 of a trace file."""
     start("trace", locals())
 
@@ -165,7 +165,7 @@ def trace(file: File, as_json: Json = False) -> None:
 def replay(
     file: File,
     shards: Annotated[int, typer.Option(metavar="N", help="Processes on this machine.")] = 2,
-    as_json: Json = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Play a trace of train --replayable by real shards, and compare the weights."""
     start("replay", locals())
@@ -173,9 +173,10 @@ def replay(
 
 def request(does: str, given: dict[str, Any]) -> str:
     """What was asked for, in the words that `python -m psjob.simulate` takes."""
-    renamed = {"as_json": "json", "numbers": "set"}
+    renamed = {"numbers": "set"}
     repeatable = ("mode", "numbers", "slow", "crash", "inner_set")
     plain = {renamed.get(name, name): [] if value is None and name in repeatable else value for name, value in given.items()}
+    plain["json"] = plain.pop("form") is TextForm.json
     return json.dumps({"does": does, **plain}, default=str)
 
 

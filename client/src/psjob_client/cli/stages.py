@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from psjob_client.cli.machines import machines_of
-from psjob_client.cli.output import table
+from psjob_client.cli.output import TextForm, TextOutput, table
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.profiling import profile_script
@@ -38,7 +38,7 @@ EXAMPLES = """Examples:
 
   psjob plan-stages train.py:build --machine rack.yaml --save profile.json
 
-  psjob plan-stages --profile profile.json --machine rack.yaml --way 2bw --accumulate 8 --json
+  psjob plan-stages --profile profile.json --machine rack.yaml --way 2bw --accumulate 8 -o json
 
   psjob plan-stages --profile profile.json --machine rack.yaml --cuts layers.4,layers.8 --replicas 2,1,1
 
@@ -82,7 +82,7 @@ def plan_stages(
         str | None, typer.Option(metavar="A,B", help="Judge this plan: modules at which a stage begins, but the first.")
     ] = None,
     replicas: Annotated[str | None, typer.Option(metavar="N,N,N", help="Of the stages of --cuts; 1 each by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Profile a model, cut it into pipeline stages for a machine, and predict time, idle share and memory."""
     room = _memory(memory)
@@ -96,7 +96,7 @@ def plan_stages(
     found = _profile(script, args or [], profile, save, meta, deadline)
     case = Case(Work(found), grid, chosen, room)
     answer = predict(case, _by_hand(case, cuts, replicas)) if cuts is not None else _solved(case, solver, seed)
-    if as_json:
+    if form is TextForm.json:
         typer.echo(json.dumps(_as_json(case, described, answer), indent=2, ensure_ascii=False))
     else:
         _show(case, described, answer, "plan" if cuts is not None else "pick")

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from psjob_client.cli import scripts
+from psjob_client.cli.completing import Settings
 from psjob_client.cli.looking import gather, renamed
 from psjob_client.cli.output import Form, data, job_names, say
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Name, Names, Namespace, Where, go, plain
@@ -87,9 +88,7 @@ def submit(
     ] = None,
     in_image: Annotated[bool, typer.Option("--in-image", help="SCRIPT.py lies in the image; it is not sent.")] = False,
     module: scripts.Module = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
-    ] = None,
+    settings: Settings = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is Complete.")] = False,
     timeout: Timeout = "24h",
     output: Annotated[Form, typer.Option("--output", "-o", help="table, json, yaml or name.")] = Form.table,

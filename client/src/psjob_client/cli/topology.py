@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
+from psjob_client.cli.output import TextForm, TextOutput
 from psjob_client.local.errors import BadInput
 from psjob_client.topology import costs, units
 from psjob_client.topology.choose import Choice, choose
@@ -31,7 +32,7 @@ EXAMPLES = """Examples:
 
   psjob plan-topology machine.yaml --current ring
 
-  psjob plan-topology --probe 4 --json > machine.json; psjob plan-topology machine.json
+  psjob plan-topology --probe 4 -o json > machine.json; psjob plan-topology machine.json
 
   psjob plan-topology --preset ethernet-10 --measured ethernet-10=1.18GB/s,30us --measured w0:w2=80MB/s
 
@@ -52,7 +53,7 @@ def plan_topology(
     ] = None,
     probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
     current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: changed only where it is worth it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; `machine` in it can be given again.")] = False,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Compare ways of summing gradients on a machine and pick one, with the reason."""
     if current is not None and current not in STRATEGIES:
@@ -60,7 +61,7 @@ def plan_topology(
     figures, pairs = _measured(measured or [])
     machines = machines_of(machine, preset, workers, servers, probe, figures)
     plans = [(found, _choice(found, _size(size), current)) for found in _with(machines, pairs)]
-    if as_json:
+    if form is TextForm.json:
         typer.echo(json.dumps([_as_json(found, choice, _size(size)) for found, choice in plans], indent=2, ensure_ascii=False))
         return
     for found, choice in plans:
@@ -132,7 +133,7 @@ def _row(given: Estimate, pick: Estimate) -> tuple[str, ...]:
     )
 
 
-COLUMNS = ("strategy", "time", "of the pick", "B", "α", "how")
+COLUMNS = ("strategy", "time", "of the pick", "bandwidth", "latency", "formula")
 
 
 def _show(machine: Machine, choice: Choice, size: float) -> None:
@@ -155,6 +156,7 @@ def _show(machine: Machine, choice: Choice, size: float) -> None:
                 cell.ljust(width) if i in (0, 5) else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
             typer.echo("  ".join(cells).rstrip())
+    typer.echo("formula: n devices, M bytes, bandwidth B, latency α of a message, c pieces")
     for strategy, why in choice.unfit.items():
         typer.echo(f"not here: {strategy}: {why}")
     typer.echo(f"pick: {choice.reason}\n")
@@ -168,7 +170,8 @@ def _chapter(choices: Sequence[Choice], size: float) -> str:
     numbers = ", ".join(
         f"{1e3 * value:.0f} ms {how}" for value, how in ((one, "on one GPU"), (cpu, "on the CPU"), (split, "split in four"))
     )
-    return f"As the chapter counts: {numbers}; {1e3 * rings:.0f} ms by NVLink rings (2M/B, where double-ring has (n-1)/n of it)."
+    rings_say = f"{1e3 * rings:.0f} ms by NVLink rings (2M/B; double-ring needs (n-1)/n of it)"
+    return f"The example of Dive into Deep Learning, chapter Parameter Servers: {numbers}; {rings_say}."
 
 
 def _as_json(machine: Machine, choice: Choice, size: float) -> dict[str, Any]:

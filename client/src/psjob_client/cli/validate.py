@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from psjob_client.cli.output import TextForm, TextOutput
 from psjob_client.judge.files import Finding, Judged, judged
 from psjob_client.local.manifest import read_text
 from psjob_operator.api.load import LARGEST_TEXT
@@ -29,21 +29,14 @@ A line is FILE:LINE: FIELD: what is wrong; what to do. A file may hold several d
 Exit codes: 0 all are valid, 1 one is not (with --strict: or has a warning), 2 a file cannot be read."""
 
 
-class Form(StrEnum):
-    """What is printed."""
-
-    text = "text"
-    json = "json"
-
-
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE…|-", help="Manifests; - for standard input.")],
     strict: Annotated[bool, typer.Option("--strict", help="Also warn of what is legal and likely wrong, and fail for it.")] = False,
-    form: Annotated[Form, typer.Option("--output", "-o", help="text, or json for programs.")] = Form.text,
+    form: TextOutput = TextForm.text,
 ) -> None:
     """Check manifests without a cluster: the rules of the API server, with the line of each value."""
     results = [judged(file if file != "-" else "<stdin>", _text(file), strict=strict) for file in files]
-    if form is Form.json:
+    if form is TextForm.json:
         typer.echo(json.dumps(_json(results), indent=1))
     else:
         for result in results:

@@ -20,7 +20,7 @@ ACCURACY = "accuracy"
 
 def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
     """An outcome for each of `modes`, in the simulator's words. Raises BadInput with its sentence, or when it takes too long."""
-    asked = ["simulate", "compare", "--json", *options, *(word for mode in modes for word in ("--mode", mode))]
+    asked = ["simulate", "compare", "-o", "json", *options, *(word for mode in modes for word in ("--mode", mode))]
     argv = [sys.executable, "-m", "psjob_client.cli.main", *asked]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=die_with(os.getpid()), text=True) as process:
         try:
