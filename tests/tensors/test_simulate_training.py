@@ -266,7 +266,7 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ours = [mode for mode, one in found.items() if one["jobs"]]
     assert ours == ["sync", "backup:1", "bounded:1", "bounded:3", "softsync:1", "async", "threshold:6"]
     assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
-    assert asked(argv[:-1]) == 0
+    assert asked(argv[:-2]) == 0
     assert "Without lag: backup:1" in capsys.readouterr().out
     rounds = ["local:4", "local-async:4", "softsync:1,by_lag=false"]
     assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "-o", "json"]) == 0
