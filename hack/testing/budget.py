@@ -1,7 +1,7 @@
 """A pytest plugin: what tests may cost, so that a tier does not grow unseen (`tests/budget.toml`).
 
-Cost is processor time, of a test and of what it starts: it is the same on a quiet and on a busy machine, which wall time is not.
-With `--budget`, a run fails when a folder has more tests or costs more than its row allows, or when one test costs more than
+Cost is processor time, of a test and of what it starts, on the machine of the budgets. On another machine, and where two threads share a
+core, a processor is slower: runners measure by how much, and costs are divided by that. With `--budget`, a run fails when a folder has more tests or costs more than its row allows, or when one test costs more than
 the cap of its folder.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from hack.testing.runners import CPU
+from hack.testing.runners import CPU, SLOWNESS
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "budget.toml"
 TOLERANCE = 1.1
@@ -63,6 +64,11 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
     return lines, breaches
 
 
+def slow(told: Sequence[float]) -> float:
+    """By what costs are divided: the mean of what runners have measured. A processor that is faster saves nothing."""
+    return max(1.0, fmean(told)) if told else 1.0
+
+
 def _folder(nodeid: str) -> str:
     """Of a row: `tests/unit` of `tests/unit/test_plan.py::test_it`."""
     return "/".join(nodeid.split("/")[:2])
@@ -98,8 +104,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not costs:
         session.config.stash[TOLD] = (["not checked: tests are measured with --runners only"], [])
         return
-    rows = read()[tier]
-    lines, breaches = judged(costs, rows)
+    rows, slower = read()[tier], slow(session.config.stash.get(SLOWNESS, []))
+    lines, breaches = judged({nodeid: seconds / slower for nodeid, seconds in costs.items()}, rows)
+    if slower > 1:
+        lines.insert(0, f"this processor is {slower:.2f} times as slow as that of the budgets; costs are divided by that")
     some = ("slice", "lf", "deselect")
     whole = not session.config.option.keyword and all(session.config.getoption(word, None) in (None, False) for word in some)
     breaches += lacking(costs, rows) if whole else []

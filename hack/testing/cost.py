@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
+SUMMANDS, REFERENCE = 60_000, 0.0028
+"""A sum of so many took so many seconds on the machine of the budgets, when nothing else ran there."""
 TICKS = os.sysconf("SC_CLK_TCK")
 LEDGER = "PSJOB_TEST_COSTS"
 """Environment of a runner: a file where processes that a server forked for a test, no children of the runner, say what they spent."""
@@ -17,6 +20,14 @@ def spent() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return own + (sum(map(_of, _children(os.getpid()))) if sys.platform == "linux" and _has_children() else 0.0)
+
+
+def slowness() -> float:
+    """How many times as long a sum takes this thread's processor as the one of the budgets: a core that two threads share is slower."""
+    began, total = time.thread_time(), 0
+    for number in range(SUMMANDS):
+        total += number * number % 7
+    return (time.thread_time() - began) / REFERENCE
 
 
 def note(ledger: str | None) -> None:

@@ -36,6 +36,8 @@ NUMBER = "PSJOB_TEST_RUNNER"
 """Environment of a runner: its number."""
 WHOLE = ("tests/integration/", "tests/load/")
 """Folders whose files are never divided between runners: their tests share jobs that are created together."""
+MOST_OBJECTS = 100_000
+"""That a runner's collector looks through."""
 PATIENCE = 30.0
 """Seconds that a test has beyond its time-out, and fixtures of the whole run have to end, until their runner is killed."""
 
@@ -174,6 +176,8 @@ class Loop:
             _record(hook, said["warning"])
         elif "error" in said:  # of fixtures that end late
             self._fail(said["index"], said["error"], "teardown")
+        elif "slowness" in said:
+            self._session.config.stash.setdefault(SLOWNESS, []).append(said["slowness"])
         else:
             self._session.config.stash.setdefault(CPU, {})[self._items[said["done"]].nodeid] = said["cpu"]
             runner.running = None
@@ -235,6 +239,8 @@ class Loop:
 
 CPU = pytest.StashKey[dict[str, float]]()
 """Processor seconds of each test that has ended, by its node id."""
+SLOWNESS = pytest.StashKey[list[float]]()
+"""How slow the processor was in its runner, now and then while the tests ran."""
 
 
 def load_of(item: pytest.Item) -> Load:
@@ -325,6 +331,13 @@ def _become_a_runner(session: pytest.Session, number: int, line: socket.socket) 
     reports.line = line
 
 
+def _set_aside() -> None:
+    """What tests have imported and kept is not looked through again by what asks the collector for objects: later tests cost the same."""
+    if len(gc.get_objects()) > MOST_OBJECTS:
+        gc.collect()
+        gc.freeze()
+
+
 class _Terminal:
     """Where pytest-timeout writes what threads did; results go to the process that forked this one."""
 
@@ -365,6 +378,9 @@ def _run_all(session: pytest.Session, line: socket.socket) -> None:
         item = session.items[index]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None if then is None else session.items[then])
         _tell(line, {"done": index, "cpu": round(max(0.0, cost.spent() - before) + cost.noted(ledger), 4)})
+        if then is None or session.items[then].path != item.path:
+            _set_aside()
+            _tell(line, {"slowness": cost.slowness()})
         last, expected = index, then
 
 

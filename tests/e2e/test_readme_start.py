@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hack import wheels
 from hack.cluster.paths import cache
@@ -30,6 +32,7 @@ README = commands((ROOT / "README.md").read_text(), "Try it")
 CLUSTER = commands((ROOT / "docs/install.md").read_text(), "On a cluster")
 QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorials/first-cluster.md").read_text()
+OPERATIONS, FILES = (ROOT / "docs/operations.md").read_text(), "Files of a script, and its weights"
 SECONDS = 480.0
 
 
@@ -132,6 +135,20 @@ def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) ->
     told = done.output.partition("psjob.dev/hello created")[2]
     assert "`psjob logs hello -f -n default` follows it" in told and "epoch 5 of 5: accuracy" in told
     assert "hello in namespace default is Complete at step 280" in told
+    weights = fetched(bare_cluster, tmp_path)
+    assert sum(tensor.numel() for tensor in weights.values()) > 1000 and all(bool(tensor.isfinite().all()) for tensor in weights.values())
+
+
+def fetched(cluster: Cluster, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """The weights of job hello, by the pod and the commands of docs/operations.md."""
+    page = OPERATIONS.partition(f"## {FILES}")[2]
+    (manifest,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "hello-reader" in block)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "reader.yaml").write_text(manifest)
+    environ = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": f"{tmp_path / 'programs'}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", "\n".join(commands(OPERATIONS, FILES))], cwd=folder, env=environ, check=True, timeout=400)
+    return load_file(folder / "hello.safetensors")
 
 
 @pytest.mark.nodes

@@ -14,6 +14,7 @@ import pytest
 
 import psjob as ps
 from hack import pythonpage
+from psjob import contract
 
 CLIENT = ["AsyncClient", "AsyncJob", "Client", "Job", *pythonpage.client_exceptions()]
 PUBLIC = [name for name in ps.__all__ if name not in ("__version__", *CLIENT)]
@@ -94,7 +95,7 @@ def test_the_client_is_found_where_it_is_installed_and_named_where_it_is_not() -
     for code in ("psjob.Client", "from psjob import Client"):
         done = subprocess.run([sys.executable, "-c", program.format(code)], capture_output=True, text=True)
         last = done.stderr.strip().splitlines()[-1]
-        assert last == "ImportError: psjob.Client is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'"
+        assert last == "ImportError: psjob.Client is in the distribution psjob-client, which is not installed: " + contract.INSTALL
     code = program.format("psjob.Refused; assert not {'Client', 'Job', 'JobProblem'} & {*dir(psjob), *psjob.__all__}")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -79,8 +79,8 @@ def test_a_good_machine_and_a_good_cluster_have_nothing_but_ok() -> None:
     ("change", "about", "level", "words"),
     [
         ({"python": (3, 9, 1)}, "python", "problem", "3.9.1 3.11"),
-        ({"runtime": None}, "psjob", "problem", "pip install psjob"),
-        ({"runtime": "0.0.9"}, "psjob", "problem", "0.0.9 psjob==0.1.0"),
+        ({"runtime": None}, "psjob", "problem", "in a checkout of psjob: pip install './runtime[client]'"),
+        ({"runtime": "0.0.9"}, "psjob", "problem", "0.0.9 both anew"),
         ({"torch": None}, "torch", "problem", "pip install torch"),
         ({"memory": 300 * MIB}, "memory", "problem", "300 MiB 700 MiB"),
         ({"memory": None}, "memory", "warning", "unknown"),

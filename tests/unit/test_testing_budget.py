@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hack.testing import slices
-from hack.testing.budget import Row, judged, lacking, read
+from hack.testing import cost, slices
+from hack.testing.budget import Row, judged, lacking, read, slow
 
 ROW = Row(tests=10, seconds=10.0, cap=2.0)
 
@@ -35,6 +35,11 @@ def test_more_processor_time_than_allowed_is_told() -> None:
 def test_one_test_above_the_cap_is_named() -> None:
     (sentence,) = breaches({"tests/unit/test_a.py::test_b": 2.3})
     assert sentence == "tests/unit/test_a.py::test_b costs 2.3 s of processor time, the cap of tests/unit is 2 s a test"
+
+
+def test_a_slower_processor_is_allowed_more_and_a_faster_one_no_less() -> None:
+    assert slow([1.5, 2.5]) == 2.0 and slow([0.5, 0.7]) == 1.0 and slow([]) == 1.0
+    assert 0.05 < cost.slowness() < 50
 
 
 def test_a_folder_without_a_row_is_told() -> None:

@@ -14,6 +14,9 @@ VERSION: Final = "v1alpha1"
 KIND: Final = "PSTrainingJob"
 PLURAL: Final = "pstrainingjobs"
 
+INSTALL: Final = "in a checkout of psjob: pip install './runtime[client]' ./operator ./client"
+"""How all of psjob is installed: it is in no package index."""
+
 # -- environment of every process --------------------------------------------------------------
 ENV_PREFIX: Final = "PSJOB_"
 ENV_ROLE: Final = "PSJOB_ROLE"

@@ -13,7 +13,7 @@ In a training script, as `import psjob as ps`:
 - mirror, all_reduce: sums between workers without a parameter server.
 - integrations: accelerate, lightning, transformers.
 
-In a notebook, a test or a script that starts jobs (pip install 'psjob[client]'):
+In a notebook, a test or a script that starts jobs (with psjob-client):
 
 - Client, AsyncClient: Client.local() or Client.kube(), with train, get, list and more.
 - Job, AsyncJob: what `train` returns, with wait, logs, phase, load_weights and more.
@@ -129,12 +129,14 @@ if not TYPE_CHECKING:
 def _of_client(name: str) -> object:
     import importlib
 
+    from psjob.contract import INSTALL
+
     try:
         return getattr(importlib.import_module(f"psjob_client.{_CLIENT[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psjob_client":
             raise
-    raise ImportError(f"psjob.{name} is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'")
+    raise ImportError(f"psjob.{name} is in the distribution psjob-client, which is not installed: {INSTALL}")
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from psjob_client.compare import kept, local, plots, report, sides, simulated
 from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
 from psjob_client.compare.sides import Side
+from psjob_client.local import library
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
@@ -85,8 +85,7 @@ def compare(
 ) -> None:
     """Run one job in several modes, or several jobs, here or simulated, and write one HTML page with table and plots."""
     plots.must_be_installed()
-    if find_spec("psjob") is None:
-        raise BadInput("psjob compare needs the runtime beside it; install it into the same environment: pip install psjob")
+    library.must_be_installed("psjob compare")
     if not 0 < deadline <= LONGEST:
         raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
     if loss is not None and not math.isfinite(loss):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import typer
 
 from psjob_client.cli.helping import HelpedGroup
 from psjob_client.cli.output import TextForm, TextOutput
-from psjob_client.local.errors import BadInput
+from psjob_client.local import library
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
 HEAD = "Compare modes and rules on a virtual clock."
@@ -182,7 +181,6 @@ def request(does: str, given: dict[str, Any]) -> str:
 
 def start(does: str, given: dict[str, Any]) -> None:
     """Become the simulator."""
-    if importlib.util.find_spec("psjob") is None:
-        raise BadInput("psjob simulate needs the runtime beside it; install it into the same environment: pip install psjob")
+    library.must_be_installed("psjob simulate")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "psjob.simulate", request(does, given)])

@@ -42,7 +42,7 @@ def must_be_installed() -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise BadInput("psjob compare draws with matplotlib, which is not installed here: pip install 'psjob[plots]'") from None
+        raise BadInput("psjob compare draws with matplotlib, which is not installed here: pip install matplotlib") from None
 
 
 def plots(comparison: Comparison) -> list[Plot]:

@@ -9,6 +9,7 @@ from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_client.judge.quantity import of_bytes
 from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.contract import INSTALL
 
 MIB, GIB = 1 << 20, 1 << 30
 PYTHON = (3, 11)
@@ -78,9 +79,9 @@ def _software(facts: MachineFacts) -> Iterator[Finding]:
     else:
         yield ok("python", version, wanted)
     if facts.runtime is None:
-        yield problem("psjob", "not installed here", f"{facts.client}, as psjob-client", "pip install psjob")
+        yield problem("psjob", "not installed here", f"{facts.client}, as psjob-client", f"install it {INSTALL}")
     elif facts.runtime != facts.client:
-        yield problem("psjob", facts.runtime, f"{facts.client}, as psjob-client", f"pip install psjob=={facts.client}")
+        yield problem("psjob", facts.runtime, f"{facts.client}, as psjob-client", f"install both anew, {INSTALL}")
     else:
         yield ok("psjob", facts.runtime, f"{facts.client}, as psjob-client")
     if facts.torch is None:

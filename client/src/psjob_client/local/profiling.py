@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from psjob_client.local import library
 from psjob_client.local.command import base_environment
 from psjob_client.local.errors import BadInput
 
@@ -26,8 +26,7 @@ def profile_script(script: str, args: Sequence[str], *, meta: bool, deadline: fl
     Raises BadInput: no such file, a script that fails, has no such model, or takes more than `deadline` seconds.
     """
     path, function = _split(script, meta)
-    if importlib.util.find_spec("psjob") is None:
-        raise BadInput("psjob plan-stages needs the runtime beside it; install it into the same environment: pip install psjob")
+    library.must_be_installed("psjob plan-stages")
     with tempfile.TemporaryDirectory(prefix="psjob-profile-") as folder:
         out, said = Path(folder, "profile.json"), Path(folder, "said")
         request = {"script": str(path), "function": function, "args": [*args], "meta": meta, "room": _free(), "out": str(out)}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from psjob_client.local import runkeys
+from psjob_client.local import library, runkeys
 from psjob_client.local.backend import Backend
 from psjob_client.local.command import worker_commands
 from psjob_client.local.display import Display
@@ -61,8 +60,7 @@ def run_job(request: Request, sites: Sites | None = None) -> int:
 
 def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Fault, ...], Story]:
     job = read_job(request.manifest, request.settings, request.text)
-    if importlib.util.find_spec("psjob") is None:
-        raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
+    library.must_be_installed("psjob run")
     if job.spec.suspend:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())

@@ -26,7 +26,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ModuleNotFoundError:
-    raise BadInput("the page needs a web server, which is not installed here: pip install 'psjob[ui]'") from None
+    raise BadInput("the page needs a web server, which is not installed here: pip install starlette uvicorn") from None
 
 from psjob_client.ui import shown
 from psjob_client.ui.curves import AXES, MOST, STEP, points_each

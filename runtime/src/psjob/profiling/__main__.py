@@ -15,7 +15,7 @@ EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 def main() -> int:
     """REQUEST is JSON: script, function (null: none), args, meta, out, and the largest number of bytes that a model may take."""
     if len(sys.argv) != 2:
-        print("psjob.profiling: its options are those of `psjob plan-stages --help`: pip install 'psjob[client]'", file=sys.stderr)
+        print("psjob.profiling: its options are those of `psjob plan-stages --help`", file=sys.stderr)
         return EXIT_BAD_INPUT
     request = json.loads(sys.argv[1])
     from psjob.profiling.find import Found, Unfound, from_function, from_script

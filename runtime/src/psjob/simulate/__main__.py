@@ -18,7 +18,7 @@ def main() -> int:
         from psjob.simulate.cli import run
 
         if len(sys.argv) != 2:
-            print("psjob simulate: its options are those of `psjob simulate --help`: pip install 'psjob[client]'", file=sys.stderr)
+            print("psjob simulate: its options are those of `psjob simulate --help`", file=sys.stderr)
             return EXIT_BAD_INPUT
         code = run(sys.argv[1])
         sys.stdout.flush()
@@ -31,7 +31,7 @@ def main() -> int:
         print("psjob simulate: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
-        print(f"psjob simulate: needs {error.name}, which is not installed here: pip install 'psjob[simulate]'", file=sys.stderr)
+        print(f"psjob simulate: needs {error.name}, which is not installed here: pip install numpy scikit-learn", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 
