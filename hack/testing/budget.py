@@ -1,8 +1,8 @@
 """A pytest plugin: what tests may cost, so that a tier does not grow unseen (`tests/budget.toml`).
 
 Cost is processor time, of a test and of what it starts, on the machine of the budgets. On another machine, and where two threads share a
-core, a processor is slower: runners measure by how much, and costs are divided by that. With `--budget`, a run fails when a folder has more tests or costs more than its row allows, or when one test costs more than
-the cap of its folder.
+core, a processor is slower: runners measure by how much, and costs are divided by that. With `--budget`, a run fails when a folder has more
+tests or costs more than its row allows, or when one test costs more than the cap of its folder.
 """
 
 from __future__ import annotations
