@@ -198,10 +198,11 @@ def test_a_script_that_cannot_be_submitted_is_refused(home: Path) -> None:
     assert "is for a script" in refused(str(manifest(home, "1")), "--in-image")
 
 
-def test_an_option_that_is_almost_one_of_psjob_goes_to_the_script_and_is_told(home: Path) -> None:
+def test_an_option_that_is_almost_one_of_psjob_is_refused_but_behind_dashes(home: Path) -> None:
     (home / "train.py").write_text("print()\n")
-    told = psjob(home, "submit", "train.py", "--local", "--worker=3", "--lr", "1", "--", "--shard", "2").stderr
-    assert told.count("psjob: ") == 1 and "--worker goes to train.py; psjob's own option is --workers." in told
+    told = psjob(home, "submit", "train.py", "--local", "--worker=3", "--lr", "1", fails=True).stderr
+    assert "--worker: did you mean psjob's own --workers? If it is an option of train.py, write -- before the script's options" in told
+    assert "psjob: " not in psjob(home, "submit", "train.py", "--local", "--lr", "1", "--", "--worker", "2").stderr
 
 
 def test_a_script_is_submitted_to_this_machine(home: Path) -> None:

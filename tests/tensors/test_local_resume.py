@@ -37,6 +37,10 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+STEP = 5
+"""Of the newest whole checkpoint."""
+
+
 def commit(folder: Path, step: int, **facts: Any) -> Path:
     """Commit a checkpoint of one sync worker; its manifest's path."""
     return manifest.commit(folder, save(folder, step, **facts))
@@ -59,9 +63,9 @@ def test_a_run_that_fits_is_taken(old: Path) -> None:
     commit(old, 0)
     commit(old, 5, view=2)
     assert resumed(None, spec()) is None
-    assert resumed(Path(".psjob/old"), spec()) == old == resumed(None, spec(run="old"))
-    assert resumed(Path(".psjob/old"), spec(run="gone")) == old
-    assert resumed(Path(".psjob/old"), spec(mode="bounded")) == old == resumed(Path(".psjob/old"), spec(mode="async"))
+    assert resumed(Path(".psjob/old"), spec()) == (old, STEP) == resumed(None, spec(run="old"))
+    assert resumed(Path(".psjob/old"), spec(run="gone")) == (old, STEP)
+    assert resumed(Path(".psjob/old"), spec(mode="bounded")) == (old, STEP) == resumed(Path(".psjob/old"), spec(mode="async"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(old: Path, harm
     elif harm == "short file":
         file.write_bytes(file.read_bytes()[:-1])
     assert manifest.newest(old, None)[0] is not None
-    assert resumed(Path(".psjob/old"), spec()) == old
+    assert resumed(Path(".psjob/old"), spec()) == (old, STEP)
     for path in old.glob("manifest-*"):
         path.write_text("{")
     line = refusal(".psjob/old", spec())

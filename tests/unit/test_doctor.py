@@ -118,7 +118,7 @@ def test_machine(change: dict[str, Any], about: str, level: str, words: str) -> 
         ({"served": False}, "CRD", "problem", "psjob crd"),
         ({"absent_fields": tuple(f"spec.f{i}" for i in range(9))}, "CRD", "warning", "spec.f0 3 more upgrade"),
         ({"operators": None}, "operator", "warning", "seen"),
-        ({"operators": ()}, "operator", "problem", "helm install"),
+        ({"operators": ()}, "operator", "problem", "docs/install.md"),
         ({"operators": (Operator("ns", "op", 0, "0.1.0"),)}, "operator", "problem", "ns/op describe"),
         ({"operators": (Operator("ns", "op", 1, "0.0.9"),)}, "operator", "warning", "0.0.9 0.1.0"),
         ({"rights": {**RIGHTS, ("pstrainingjobs", "create"): False}}, "rights: pstrainingjobs", "problem", "create Role"),

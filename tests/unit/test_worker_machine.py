@@ -358,6 +358,6 @@ def test_the_first_ending_holds(event: e.Event, ending: Ending) -> None:
 def test_what_shards_wait_for_is_logged_now_and_then() -> None:
     m = joined()
     event = e.ShardWaits.of(1, {"workers": [0], "for": "block 3", "seconds": 2.0})
-    assert m.handle(event, 100.0) == [a.Log("WARNING", "waiting: shard 1 waits for workers [0] (block 3, 2.0 s)")]
+    assert m.handle(event, 100.0) == [a.Log("WARNING", "psjob: waiting: shard 1 waits for workers [0] (block 3, 2.0 s)")]
     assert m.handle(event, 120.0) == [] and m.waiting_for() == event.text
     assert len(m.handle(event, 131.0)) == 1

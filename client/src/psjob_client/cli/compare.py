@@ -102,7 +102,11 @@ def compare(
         raise BadInput(f"--{next(iter(flags))}: is for --simulate; a real run has the speeds of this machine")
     words = sides.words(modes) if modes else []
     if simulate:
-        found, unit, name = _simulated(read, words, flags, deadline), "mean steps", f"{read[0][1].metadata.name}, simulated"
+        found, unit, name = (
+            _simulated(read, words, flags, deadline),
+            "mean steps",
+            f"{read[0][1].metadata.name}'s workers, simulated on digits-64",
+        )
     else:
         planned = _sides(read, words, tuple(settings or ()))
         found, unit, name = _trained(planned, deadline, repeat), "s", ", ".join(dict.fromkeys(job.metadata.name for _, job in read))

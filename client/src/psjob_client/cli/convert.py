@@ -30,7 +30,7 @@ EXAMPLES = """Examples:
 
   psjob convert --image registry.example.com/mnist:1 torchrun --nproc-per-node=4 train.py --epochs 3
 
-A script is not run. Its edits are printed as a diff, which patch takes, and nothing is written without --write or -o.
+A script is not run. Its edits are printed as a diff, which patch takes, and nothing is written without --write or --save.
 
 What could not be carried over is listed on standard error and at the head of the YAML, with what to do.
 The written YAML passes psjob validate.

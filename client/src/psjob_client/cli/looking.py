@@ -181,7 +181,7 @@ def metrics(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show loss, steps a second and the script's own numbers; csv has every point. Of a cluster those of running jobs are known."""
+    """Show loss, steps a second and the script's own numbers; csv has two points a second. Of a cluster those of running jobs are known."""
     client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
     history = go(client, client.metrics(plain(name)))
     unknown = [one for one in only or () if history.of(one) is None]

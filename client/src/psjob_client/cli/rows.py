@@ -31,8 +31,8 @@ def job(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
         "STEP": f"{told.step}/{told.total}" if told.total else str(told.step),
         "LOSS": number(told.loss) or NONE,
         "RATE": f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
-        "SHARDS": view.shards_ready or NONE,
-        "WORKERS": view.workers_ready or NONE,
+        "SHARDS": view.shards_ready or _count(len(view.shards) or None),
+        "WORKERS": view.workers_ready or _count(len(view.workers) or None),
         "RESTARTS": str(view.restarts),
         "CHECKPOINT": f"{kept.step} ({span(kept.age(now)) or NONE})" if kept else NONE,
         "AGE": span(None if view.created is None else now - view.created) or NONE,
@@ -79,13 +79,16 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
     step = f"{told.step}/{told.total}" if told.total else str(told.step)
     crashes = sum(one.crashes or 0 for one in view.shards)
     again = sum(one.passes_again for one in view.workers)
+    causes = ", ".join(f"{count} by {cause}" for cause, count in view.causes.items())
+    rate = f", {told.rate:.3g} {view.unit}s/s" if told.rate else ""
+    pace = rate + (f", eta {span(told.eta)}" if told.eta else "") if view.active else ""
     found = [
         ("name", view.id),
         ("where", view.place),
-        ("phase", f"{view.phase}  {view.reason}".rstrip()),
+        ("phase", view.phase if not view.reason or view.reason.startswith(view.phase) else f"{view.phase}  {view.reason}"),
         ("message", view.message),
         ("mode", view.mode),
-        (view.unit, step + (f", {told.rate:.3g} {view.unit}s/s" if told.rate else "") + (f", eta {span(told.eta)}" if told.eta else "")),
+        (view.unit, f"{step}{pace}"),
         ("loss", number(told.loss)),
         *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
         ("waiting", told.waiting or ""),
@@ -93,7 +96,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("gap", f"mean {view.gap.mean:.2g}, most {view.gap.max:.2g}" if view.gap else ""),
         ("checkpoint", f"{view.unit} {kept.step}, {span(kept.age(now))} ago, {amount(kept.bytes) or 'size unknown'}" if kept else ""),
         ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),
-        ("restarts", f"{view.restarts}" + "".join(f", {cause} {count}" for cause, count in view.causes.items())),
+        ("restarts", f"{view.restarts} ({causes})" if causes else f"{view.restarts}"),
         ("crashes", f"{crashes}, gone on from memory" if crashes else ""),
         ("run again", f"{again} passes over data" if again else ""),
         ("age", span(None if view.created is None else now - view.created)),

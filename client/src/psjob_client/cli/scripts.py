@@ -49,8 +49,7 @@ class ScriptCommand(Helped):
         for word in typed[: typed.index("--")] if "--" in typed else typed:
             option = word.partition("=")[0]
             if option.startswith("--") and word in ctx.args and (near := self._near(option, SURE)):
-                told = f"{option} goes to {job}; psjob's own option is {near[0]}. Behind -- an option is the script's without this line"
-                typer.echo(f"psjob: {told}", err=True)
+                ctx.fail(f"{option}: did you mean psjob's own {near[0]}? If it is an option of {job}, write -- before the script's options")
         return rest
 
     def _too_much(self, job: Path, word: str) -> str:

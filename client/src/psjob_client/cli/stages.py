@@ -44,8 +44,9 @@ EXAMPLES = """Examples:
 
   psjob plan-stages big.py:build --meta --preset ethernet-100 --workers 8 --memory 80GB --recompute
 
-train.py is run until its first optimizer.step(). train.py:build is a function that returns (model, example_inputs) or
-(model, example_inputs, loss_fn). Exit codes: 0 done, 1 the plan given by --cuts needs more memory than --memory, 2 bad input."""
+train.py is run until its first optimizer.step(). train.py:build is a function that returns a model, example inputs and perhaps a loss.
+
+Exit codes: 0 done, 1 the plan given by --cuts needs more memory than --memory, 2 bad input."""
 MOST_DEVICES = 32
 MOST_MICROBATCHES, MOST_ACCUMULATED = 1024, 10_000
 EXIT_TOO_LARGE = 1

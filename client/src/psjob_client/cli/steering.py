@@ -30,6 +30,7 @@ from psjob_client.sdk.machine import Machine
 from psjob_client.sdk.shipping import imported_beside
 from psjob_operator.api import duration
 from psjob_operator.contract import GROUP, KIND
+from psjob_operator.plan import naming
 
 WHAT = f"{KIND.lower()}.{GROUP}"
 PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
@@ -259,9 +260,18 @@ def delete(
             if job.where == "local":
                 _must_agree(f"{job.place} with its checkpoints", yes)
             await place.delete(job.id, most)
+            if claim := _claim_left(job):
+                say(f"its checkpoints stay on the claim {claim}; kubectl delete pvc {claim} -n {job.namespace} removes them")
             return f"{job.id} is removed" if job.where == "local" else f"{WHAT}/{name} deleted"
 
         typer.echo(go(client, deleting()))
+
+
+def _claim_left(job: JobView) -> str:
+    """The claim that the operator has made for a job of a cluster, if it stays when the job is deleted."""
+    kept = (job.manifest or {}).get("spec", {}).get("checkpoint", {})
+    own = job.where != "local" and not kept.get("volume") and not kept.get("disabled")
+    return naming.claim(job.name) if own and kept.get("retain", True) else ""
 
 
 def clean(

@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
 
   psjob ui -n team-a --no-browser --port 8899
 
-  ssh -L 8899:127.0.0.1:8899 gpu-box   # then, there: psjob ui --port 8899 --no-browser"""
+From another machine: ssh -L 8899:127.0.0.1:8899 HOST, and there psjob ui --port 8899 --no-browser."""
 
 
 def ui(

@@ -13,6 +13,7 @@ from typing import Any
 SMOOTHING = 0.2
 """Of the exponential mean over a curve's points: the weight of the newest."""
 LOSS = "loss"
+STEPS = "step (updates in backup, softsync and threshold)"
 LEARNED, NOT_LEARNED, DIVERGED = "learned", "not learned", "diverged"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psjob_client.compare.outcome import LOSS, Comparison, SideOutcome, smooth
+from psjob_client.compare.outcome import LOSS, STEPS, Comparison, SideOutcome, smooth
 from psjob_client.local.errors import BadInput
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def plots(comparison: Comparison) -> list[Plot]:
     found: list[Plot] = []
     for name in names:
         word = name.replace("_", " ")
-        for place, axis in ((1, "step of a worker"), (0, f"time ({unit})")):
+        for place, axis in ((1, STEPS), (0, f"time ({unit})")):
             draw = _curves(name, place, axis, comparison)
             found.append(Plot(f"{word} against {'steps' if place else 'time'}", _svg(len(found), draw)))
     if len(sides) > MOST_BARS:

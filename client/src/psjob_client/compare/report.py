@@ -51,12 +51,14 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
 
 EXPLAINED = {
     "verdict": "learned: the smoothed loss fell. not learned: it stayed. diverged: it rose, or was NaN or inf.",
-    "rate": "Steps of a worker in a second. Simulated: in the time that a step takes on average; 1 is a worker that never waits.",
+    "rate": "Steps of a worker in a second; updates in backup, softsync and threshold. "
+    "Simulated: in the time that a step takes on average; 1 is a worker that never waits.",
     "elapsed": "From the first step of the job to its last.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
     "lag": "Staleness as lag: updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",
-    "idle": "The part of a worker's time in which it waited for others. In sync it is the price of equal steps, neither good nor bad.",
+    "idle": "The part of a worker's time in which its script waited for other workers, shards and the network. "
+    "In sync it is the price of equal steps.",
     "dropped": "The part of the pushes that the mode left out.",
 }
 """What each column means, by its key."""

@@ -148,7 +148,7 @@ def _operator(facts: ClusterFacts) -> Iterator[Finding]:
         yield warning("operator", "Deployments cannot be seen by this user", "", "ask its administrator whether psjob's operator runs")
         return
     if not facts.operators:
-        yield problem("operator", "no Deployment of it", "1", "helm install psjob charts/psjob -n psjob-system --create-namespace")
+        yield problem("operator", "no Deployment of it", "1", "install it as docs/install.md says, On a cluster")
     for one in facts.operators:
         name = f"{one.namespace}/{one.name}"
         if one.ready < 1:

@@ -29,7 +29,7 @@ SECONDS = 15.0
 """For one call."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CRD_MISSING = (
-    "the cluster has no PSTrainingJob: install psjob with `helm install psjob charts/psjob --namespace psjob-system --create-namespace`, "
+    "the cluster has no PSTrainingJob: install the operator as docs/install.md says, On a cluster, "
     "or the CRD alone with `psjob crd | kubectl apply -f -`"
 )
 

@@ -100,7 +100,7 @@ class WorkerView(ProcessView):
     behind: int | None = None
     """Steps that it is behind the first of them."""
     idle: float | None = None
-    """The part of its time in which the script waited for others, 0..1."""
+    """The part of its time in which the script waited, for other workers, shards and the network, 0..1."""
     rewinds: int = 0
     """How often it went back to a checkpoint in place."""
     passes_again: int = 0

@@ -58,7 +58,8 @@ def read_text(path: Path, what: str) -> bytes:
         if str(path) == STANDARD_INPUT:
             return sys.stdin.buffer.read(LARGEST_TEXT + 1)
         if path.is_dir():
-            raise BadInput(f"{path} is a folder; give the path of {what}")
+            inside = next((path / name for name in ("job.yaml", "train.py") if (path / name).is_file()), None)
+            raise BadInput(f"{path} is a folder; " + (f"did you mean {inside}?" if inside else f"give the path of {what}"))
         with path.open("rb") as file:
             # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
             return file.read(LARGEST_TEXT + 1)

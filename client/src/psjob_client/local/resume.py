@@ -32,8 +32,8 @@ class ResumeSource:
     """How to start anew."""
 
 
-def resumed(option: Path | None, spec: JobSpec) -> Path | None:
-    """Absolute path of the run's folder that `--resume` or else `spec` names; None where neither does.
+def resumed(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
+    """Absolute path of the run's folder that `--resume` or else `spec` names, and the step of its checkpoint; None where neither does.
 
     Raises:
         BadInput: the job cannot go on from there, and that can be seen now.
@@ -59,7 +59,7 @@ def resumed(option: Path | None, spec: JobSpec) -> Path | None:
             f"put the files of {source.path} back from a copy, name another run, or {source.instead}"
         )
     _must_fit(source, newest, spec)
-    return source.path.absolute()
+    return source.path.absolute(), int(newest["step"])
 
 
 def _named(option: Path | None, spec: JobSpec) -> ResumeSource | None:

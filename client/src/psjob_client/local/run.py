@@ -35,6 +35,8 @@ from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.plan.objects import listening_workers
 
+TOLD_ELSEWHERE = ("loss", "grad_norm")
+"""Numbers that are not told at the end: the display has had them."""
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 TURN = 0.25
 """Seconds between two looks where nothing wakes us."""
@@ -66,7 +68,8 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
     shown = parse_logs(request.logs, job.spec.workers.replicas)
-    resume = resumed(request.resume, job.spec)
+    source = resumed(request.resume, job.spec)
+    resume = source[0] if source else None
     for option, path in (("--summary", request.summary), ("--history", request.history)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
@@ -82,6 +85,8 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     backend = Backend(job, folder, commands, sites, watch, story.event, keys, story.ended, resume)
     backend.prepare()
     story.opening(job, commands[0] if request.text is None else replace(commands[0], unused=()), request.words())
+    if source is not None:
+        story.display.say(f"goes on from {story.display.unit} {source[1]} of {story.near(source[0])}")
     return backend, faults, story
 
 
@@ -201,16 +206,19 @@ def _conclude(request: Request, backend: Backend, story: Story, result: str, sec
     if result != "Complete":
         story.display.say(f"Failed: {failure(backend) or 'see the logs'}; logs are in {story.near(backend.folder.path / 'logs')}", "red")
         return EXIT_FAILED
-    made, where = f"{backend.watch.step} {story.display.unit}s in {seconds:.1f} s", story.near(backend.folder.path)
+    began, unit = backend.watch.began_at or 0, story.display.unit
+    made = f"{backend.watch.step} {unit}s" if not began else f"{backend.watch.made} {unit}s, to {unit} {backend.watch.step},"
+    made, where = f"{made} in {seconds:.1f} s", story.near(backend.folder.path)
     if diverged := told.get("diverged"):
         remedy = "lower the learning rate, or set training.maxGradNorm"
         story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
     else:
-        story.display.say(f"Complete: {made}; weights and checkpoints are in {where}")
+        which = f" {sha[:12]}" if (sha := whole["weights_sha256"]) else ""
+        story.display.say(f"Complete: {made}; weights{which} and checkpoints are in {where}")
     late = lateness(backend.watch.told.values())
     if late:
         story.display.say(line(late))
     for name, value in metrics(told).items():
-        if name != "loss":
+        if name not in TOLD_ELSEWHERE:
             story.display.output(metric_line(name, value))
     return EXIT_DIVERGED if diverged else EXIT_COMPLETE

@@ -68,6 +68,8 @@ def progress(told: Mapping[str, Any], unit: str) -> list[str]:
     words = [f"{unit} {int(numbers(told, 'step'))}" + (f"/{total}" if total else "")]
     if isinstance(told.get("loss"), int | float):
         words.append(f"loss {numbers(told, 'loss'):.4g}")
+    if part(told, "checkpoint").get("final"):
+        return [*words, "trained and saved; its processes are ending"]
     if numbers(told, "rate") > 0:
         words.append(f"{numbers(told, 'rate'):.3g} {unit}s/s")
     if isinstance(told.get("eta"), int | float):

@@ -80,8 +80,8 @@ class Namespace(ClusterSource):
         """Not from here: they lie on the job's claim."""
         job = clustered.job_view(await self.raw(name), self.where.context)
         raise NoWeights(
-            f"the weights of {job.id} are on its claim, which pods of namespace {self.where.namespace} can read: final.safetensors in its "
-            f'folder {job.run}; docs/operations.md, "Files of a script, and its weights", has the pod and the commands that fetch it'
+            f"the weights of {job.id} are on its claim, which only pods of namespace {self.where.namespace} can read. The commands that "
+            f"fetch {job.run}/final.safetensors are in docs/operations.md, Files of a script, and its weights"
         )
 
     async def delete(self, name: str, seconds: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob_client.compare.judged import judged
-from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.outcome import STEPS, Comparison, SideOutcome
 from psjob_client.compare.report import best, explained, rows
 from psjob_client.jobs.text import as_yaml
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, SpanView
@@ -67,7 +67,7 @@ def comparison(found: Comparison, smoothing: float) -> dict[str, Any]:
     charts = [
         {"name": name, "axis": axis, "label": label, "sides": [_side(one, name, axis, smoothing, most) for one in found.sides]}
         for name in names
-        for axis, label in ((TIME, f"time ({found.unit})"), (STEP, "step of a worker"))
+        for axis, label in ((TIME, f"time ({found.unit})"), (STEP, STEPS))
     ]
     return {
         "name": found.name, "unit": found.unit, "about": dict(found.about), "manifest": found.manifest, "judged": judged(found),

@@ -297,7 +297,8 @@ class Coordinator:
 
     def status(self, now: float, wall: float) -> dict[str, Any]:
         """What the status port tells of the job, at `now` and unix time `wall`. May be called while another thread is in `handle`."""
-        return self.progress.status(wall) | {
+        clock = min(member.clock for member in self.members.all.values()) if self.mode.decided else None
+        return self.progress.status(wall, clock) | {
             "mode": written(self.mode),
             "workers": self.members.status(),
             "waiting": self.recovery.reason(now),

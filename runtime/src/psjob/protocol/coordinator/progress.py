@@ -108,15 +108,19 @@ class JobProgress:
         steady = [(steps, seconds) for steps, seconds in parts if seconds / steps <= max(PAUSE, PAUSES * usual)]
         return sum(steps for steps, _ in steady) / sum(seconds for _, seconds in steady) if steady else None
 
-    def status(self, now: float) -> dict[str, Any]:
+    def status(self, now: float, clock: int | None = None) -> dict[str, Any]:
+        """`clock`: the step of the slowest worker, in a mode whose updates are not the workers' steps."""
         rate, metrics = self.rate(now), dict(self.metrics)  # another thread asks
-        left = None if self.total is None or not rate else max(0, self.total - self.step) / rate
+        total = self.total
+        if total is not None and clock is not None:
+            total = round(self.step * total / clock) if clock else None  # as many updates for each step of a worker as so far
+        left = None if total is None or not rate else max(0, total - self.step) / rate
         return {
             "step": self.step,
             "loss": self.metrics.get("loss"),
             "rate": rate,
             "eta": left,
-            "totalSteps": self.total,
+            "totalSteps": total,
             "metrics": metrics,
             "reported": [self.reported.get(name, self.step) for name in metrics],
             "checkpoint": self.checkpoint and {**self.checkpoint, "age": round(max(0.0, now - self.checkpoint["time"]), 1)},

@@ -248,7 +248,7 @@ class WorkerMachine:
         if now - self._said <= SAID_SECONDS:
             return []
         self._said = now
-        return [a.Log("WARNING", f"waiting: {event.text}")]
+        return [a.Log("WARNING", f"psjob: waiting: {event.text}")]
 
     # -- records -----------------------------------------------------------------------------------------
 
