@@ -34,7 +34,7 @@ def test_the_time_that_is_left_is_told_from_the_tenth_part_on(tmp_path: Path, ex
         time.sleep(0.1)
     assert process.returncode == 0
     last = max(one["passed"][-1][1] for _, one in told if one.get("passed"))
-    late = [(at, one) for at, one in told if one.get("totalSteps") and one["step"] >= FIRST * one["totalSteps"]]
+    late = [(at, one) for at, one in told if one.get("totalSteps") and FIRST * one["totalSteps"] <= one["step"] < one["totalSteps"]]
     due = [(one["step"], one["eta"] or 0.0, last - at) for at, one in late]
     wrong = [(step, eta, left) for step, eta, left in due if abs(eta - left) > max(WITHIN * left, SHORT)]
     assert len(due) > 3

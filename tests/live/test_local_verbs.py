@@ -202,7 +202,8 @@ def test_an_option_that_is_almost_one_of_psjob_is_refused_but_behind_dashes(home
     (home / "train.py").write_text("print()\n")
     told = psjob(home, "submit", "train.py", "--local", "--worker=3", "--lr", "1", fails=True).stderr
     assert "--worker: did you mean psjob's own --workers? If it is an option of train.py, write -- before the script's options" in told
-    assert "psjob: " not in psjob(home, "submit", "train.py", "--local", "--lr", "1", "--", "--worker", "2").stderr
+    words = ("--workers", "3", "--lr", "1", "--", "--worker", "2", "--workers", "4")
+    assert "did you mean" not in psjob(home, "submit", "train.py", "--local", *words).stderr
 
 
 def test_a_script_is_submitted_to_this_machine(home: Path) -> None:

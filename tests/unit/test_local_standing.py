@@ -71,6 +71,15 @@ def test_the_time_left_after_a_restart_is_that_of_the_steps_alone() -> None:
     assert abs(progress.status(now)["eta"] - 17.7) < 0.1
 
 
+def test_a_rate_is_that_of_the_last_minute_and_not_of_a_moment() -> None:
+    progress, now = JobProgress(), 0.0
+    for step in range(1, 2001):
+        now += 0.01 if step % 200 < 150 else 0.03  # as where an evaluation beside it takes the processor
+        progress.passed(step, now)
+        if step > 400:
+            assert abs((progress.rate(now) or 0) - 1 / 0.015) < 12, step
+
+
 def test_slow_steps_are_steps() -> None:
     progress = JobProgress()
     for step, now in ((1, 0.0), (2, 9.0), (3, 20.0), (4, 28.0)):

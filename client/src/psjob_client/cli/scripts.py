@@ -48,7 +48,8 @@ class ScriptCommand(Helped):
             ctx.fail(self._too_much(job, ctx.args[0].partition("=")[0]))
         for word in typed[: typed.index("--")] if "--" in typed else typed:
             option = word.partition("=")[0]
-            if option.startswith("--") and word in ctx.args and (near := self._near(option, SURE)):
+            foreign = option.startswith("--") and word in ctx.args and option not in self._own
+            if foreign and (near := self._near(option, SURE)):
                 ctx.fail(f"{option}: did you mean psjob's own {near[0]}? If it is an option of {job}, write -- before the script's options")
         return rest
 
@@ -62,8 +63,12 @@ class ScriptCommand(Helped):
         near = self._near(word, LIKELY)
         return f"No such option: {word}" + (f"; did you mean {near[0]}?" if near else "")
 
+    @property
+    def _own(self) -> list[str]:
+        return [option for parameter in self.params for option in (*parameter.opts, *parameter.secondary_opts)]
+
     def _near(self, word: str, least: float) -> list[str]:
-        return difflib.get_close_matches(word, [option for parameter in self.params for option in parameter.opts], 1, least)
+        return difflib.get_close_matches(word, self._own, 1, least)
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from psjob.protocol.coordinator.past import Past
 
 MAX_METRICS = 256
 LOSS = "loss"
-RECENT = 60.0
-"""Seconds of the history that a rate is made from."""
+RECENT, APART = 60.0, 0.25
+"""A rate is that of so many seconds, from steps that are so many seconds apart or more."""
 PAUSE, PAUSES = 2.0, 20
 """A step that took longer than so many seconds, and so many times the usual one, was a pause: a restart, a wait for a worker."""
 
@@ -26,6 +26,8 @@ class JobProgress:
     def __init__(self) -> None:
         self.step = 0
         self.history: deque[tuple[int, float]] = deque(maxlen=64)
+        self._marks: deque[tuple[int, float]] = deque(maxlen=int(2 * RECENT / APART))
+        """Of the history those that a rate is made from; both ends of a pause are among them."""
         self.past = Past()
         self.comeback = Comeback()
         self.metrics: dict[str, float] = {}
@@ -47,6 +49,11 @@ class JobProgress:
     def passed(self, step: int, now: float) -> None:
         """All workers that are there have passed `step` steps, at unix time `now`."""
         self.step = step
+        last, marked = self.history[-1] if self.history else None, self._marks[-1] if self._marks else None
+        if marked is None or now - marked[1] >= APART:
+            if last is not None and last != marked and now - last[1] >= APART:
+                self._marks.append(last)
+            self._marks.append((step, now))
         self.history.append((step, now))
         if self.past.due(self.metrics, now):
             self.past.note(step, self.metrics, self.rate(now), now, self.reported)
@@ -100,7 +107,7 @@ class JobProgress:
 
     def rate(self, now: float) -> float | None:
         """Steps per second over the history's last minute, without pauses such as a restart."""
-        recent = [(s, t) for s, t in self.history if now - t < RECENT]
+        recent = [(s, t) for s, t in (*self._marks.copy(), *list(self.history)[-1:]) if now - t < RECENT]
         parts = [(s2 - s1, t2 - t1) for (s1, t1), (s2, t2) in pairwise(recent) if s2 > s1 and t2 > t1]
         if not parts:
             return None
