@@ -45,7 +45,7 @@ def validate(
 
 
 def _text(file: str) -> bytes:
-    return sys.stdin.buffer.read(LARGEST_TEXT + 1) if file == "-" else read_text(Path(file), "a PSTrainingJob manifest")
+    return sys.stdin.buffer.read(LARGEST_TEXT + 1) if file == "-" else read_text(Path(file), "a PSTrainingJob manifest", ("job.yaml",))
 
 
 def _tell(result: Judged) -> None:

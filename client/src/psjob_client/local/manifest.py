@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def read_job(path: Path, settings: tuple[str, ...] = (), made: str | None = None
     Raises:
         BadInput: one line a problem; of the file, of a setting, or of a value in the manifest.
     """
-    text: str | bytes = read_text(path, "a PSTrainingJob manifest") if made is None else made
+    text: str | bytes = read_text(path, "a PSTrainingJob manifest", ("job.yaml", "train.py")) if made is None else made
     job, problems = load_job(text)
     if settings and not any(problem.field == "" for problem in problems):
         raw = yaml.safe_load(text)
@@ -52,13 +53,16 @@ def as_written(job: PSTrainingJob) -> dict[str, Any]:
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": own["metadata"], "spec": own["spec"]}
 
 
-def read_text(path: Path, what: str) -> bytes:
-    """The bytes of `path` (`-`: standard input), one more than are taken at most. Raises BadInput: it should be `what`."""
+def read_text(path: Path, what: str, likely: Sequence[str] = ()) -> bytes:
+    """The bytes of `path` (`-`: standard input), one more than are taken at most. `likely`: names of it in a folder that is given instead.
+
+    Raises BadInput: it should be `what`.
+    """
     try:
         if str(path) == STANDARD_INPUT:
             return sys.stdin.buffer.read(LARGEST_TEXT + 1)
         if path.is_dir():
-            inside = next((path / name for name in ("job.yaml", "train.py") if (path / name).is_file()), None)
+            inside = next((path / name for name in likely if (path / name).is_file()), None)
             raise BadInput(f"{path} is a folder; " + (f"did you mean {inside}?" if inside else f"give the path of {what}"))
         with path.open("rb") as file:
             # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
