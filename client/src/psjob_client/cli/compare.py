@@ -48,7 +48,8 @@ EXAMPLES = """Examples:
 Exit codes: 0 the report is written, 1 a side failed (its reason is in the report), 2 nothing was started (bad input), 130 interrupted."""
 LONGEST = 10**9
 """Seconds. What waits cannot count much further."""
-WHAT_IS_SIMULATED = "Workers draw equal step times in every mode; what is trained is digits-64, not the job's script"
+TRAINED = "digits-64"
+WHAT_IS_SIMULATED = f"Workers draw equal step times in every mode; what is trained is {TRAINED}, not the job's script"
 
 
 def compare(
@@ -102,11 +103,8 @@ def compare(
         raise BadInput(f"--{next(iter(flags))}: is for --simulate; a real run has the speeds of this machine")
     words = sides.words(modes) if modes else []
     if simulate:
-        found, unit, name = (
-            _simulated(read, words, flags, deadline),
-            "mean steps",
-            f"{read[0][1].metadata.name}'s workers, simulated on digits-64",
-        )
+        found, unit = _simulated(read, words, flags, deadline), "mean steps"
+        name = f"{read[0][1].metadata.name}'s workers, simulated on {TRAINED}"
     else:
         planned = _sides(read, words, tuple(settings or ()))
         found, unit, name = _trained(planned, deadline, repeat), "s", ", ".join(dict.fromkeys(job.metadata.name for _, job in read))

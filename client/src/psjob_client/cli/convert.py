@@ -40,6 +40,7 @@ LINE = "psjob.line"
 WRITTEN_AS = "--"
 SCRIPT = ".py"
 IN_PART = 1
+OTHER_FILE = "give --save FILE with a file that can be"
 COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "@": typer.colors.CYAN}
 """Of a diff's lines on a terminal."""
 
@@ -94,7 +95,8 @@ def convert(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        _write(out, text, sources or [])
+        _not_itself(out, sources or [])
+        _save(out, text, f"--save {out}:", "name another file")
     for job in jobs:
         _tell(job)
 
@@ -117,10 +119,10 @@ def _scripts(sources: list[str], out: Path | None, in_place: bool, wishes: Wishe
     read = [_script(source) for source in sources]
     for source, (script, made) in zip(sources, read, strict=True):
         if in_place:
-            _save(Path(source), made.after, "--write")
+            _save(Path(source), made.after, f"--write: {source}", OTHER_FILE)
         elif out is not None:
             _not_itself(out, [source])
-            _save(out, made.after, "--save")
+            _save(out, made.after, f"--save: {out}", OTHER_FILE)
         else:
             _show(made.diff(source))
         _tell_of_script(source, script, made, in_place or out is not None)
@@ -159,11 +161,11 @@ def _tell_of_script(source: str, script: str, made: Ported, written: bool) -> No
         print(f"nothing was written; psjob convert --write {shlex.quote(source)} makes these edits", file=sys.stderr)
 
 
-def _save(path: Path, text: str, option: str) -> None:
+def _save(path: Path, text: str, said: str, remedy: str) -> None:
     try:
         path.write_bytes(text.encode())
     except OSError as error:
-        raise BadInput(f"{option}: {path} cannot be written: {error.strerror or error}; give --save FILE with a file that can be") from None
+        raise BadInput(f"{said} cannot be written: {error.strerror or error}; {remedy}") from None
 
 
 def _words(command: str | None) -> tuple[str, ...] | None:
@@ -192,14 +194,6 @@ def _of_source(source: str, wishes: Wishes) -> list[Converted]:
 def _not_itself(out: Path, sources: list[str]) -> None:
     if any(source != "-" and Path(source).resolve() == out.resolve() for source in sources):
         raise BadInput(f"--save {out}: is the source itself; name another file, or give --write for a script")
-
-
-def _write(out: Path, text: str, sources: list[str]) -> None:
-    _not_itself(out, sources)
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise BadInput(f"--save {out}: cannot be written: {error.strerror or error}; name another file") from None
 
 
 def _tell(job: Converted) -> None:
