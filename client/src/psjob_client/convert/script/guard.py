@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from psjob_client.convert.script.text import BY_HAND
 from psjob_client.convert.script.tidy import names_psjob, outside_functions
@@ -36,21 +36,19 @@ def check(work: Work, after: str) -> None:
         raise BadInput(f"psjob could not convert it, as {work.ps} would be used before it is imported; {BY_HAND}")
 
 
-def _told(tree: ast.Module, lines: Iterable[str]) -> Counter[str]:
-    wanted = set(lines)
-    return Counter(said for node in ast.walk(tree) if isinstance(node, ast.stmt) and (said := ast.unparse(node)) in wanted)
+def _told(tree: ast.Module, lines: Collection[str]) -> Counter[str]:
+    return Counter(said for node in ast.walk(tree) if isinstance(node, ast.stmt) and (said := ast.unparse(node)) in lines)
 
 
-def _shape(node: ast.AST, added: Iterable[str], removed: set[ast.stmt]) -> Shape:
+def _shape(node: ast.AST, added: Collection[str], removed: set[ast.stmt]) -> Shape:
     """The kinds of statements that a node's blocks hold, in order, without those that came, went, or do nothing."""
-    wanted = set(added)
     blocks = []
     for name, value in ast.iter_fields(node):
         if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.ExceptHandler | ast.match_case):
             held = tuple(
-                (_kind(one), _shape(one, wanted, removed))
+                (_kind(one), _shape(one, added, removed))
                 for one in value
-                if one not in removed and not isinstance(one, ast.Pass) and not (isinstance(one, ast.stmt) and ast.unparse(one) in wanted)
+                if one not in removed and not isinstance(one, ast.Pass) and not (isinstance(one, ast.stmt) and ast.unparse(one) in added)
             )
             if held:
                 blocks.append((name, held))

@@ -171,11 +171,8 @@ def _attach_one(work: Work, made: list[Made], wrapped: dict[str, ast.Call]) -> N
         return
     _moved(work, model, last)
     around = [one for one in made if one.wrapped]
-    if not around:
-        _insert(work, place, f"{kept}, {last.target} = {work.ps}.attach({model}, {last.target})")
-        return
     given = {work.text.of(inner) for one in around if (inner := keyword(one.call, "optimizer", 0)) is not None}
-    if given == {last.target} and len(around) < len(made):
+    if not around or (given == {last.target} and len(around) < len(made)):
         for one in around:
             work.remove(one.statement)
         _insert(work, place, f"{kept}, {last.target} = {work.ps}.attach({model}, {last.target})")
