@@ -237,7 +237,7 @@ def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
         job_names(jobs)
     else:
         now, head = time.time(), rows.WIDE if output is Form.wide else rows.JOBS
-        table(head, [rows.job(job, now, head) for job in jobs])
+        table(head, rows.jobs(jobs, now, head))
 
 
 def _nothing(where: Where) -> str:

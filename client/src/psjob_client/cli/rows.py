@@ -21,6 +21,11 @@ BARS = "▁▂▃▄▅▆▇█"
 CURVE = 24
 
 
+def jobs(views: Sequence[JobView], now: float, head: Sequence[str]) -> list[Sequence[str]]:
+    """A row a job with these columns of WIDE."""
+    return [job(view, now, head) for view in views]
+
+
 def job(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
     """A row of a table of jobs with these columns of WIDE."""
     told, kept = view.progress, view.checkpoint
@@ -28,14 +33,14 @@ def job(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
         "NAME": view.id,
         "PHASE": f"{view.phase}, diverged" if view.reason == DIVERGED else view.phase,
         "MODE": view.mode,
-        "STEP": f"{told.step}/{told.total}" if told.total else str(told.step),
+        "STEP": _step(view),
         "LOSS": number(told.loss) or NONE,
         "RATE": f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
         "SHARDS": view.shards_ready or _count(len(view.shards) or None),
         "WORKERS": view.workers_ready or _count(len(view.workers) or None),
         "RESTARTS": str(view.restarts),
         "CHECKPOINT": f"{kept.step} ({span(kept.age(now)) or NONE})" if kept else NONE,
-        "AGE": span(None if view.created is None else now - view.created) or NONE,
+        "AGE": _age(view, now) or NONE,
         "WHERE": view.place,
         "MESSAGE": view.message,
     }
@@ -76,7 +81,6 @@ def stages(view: JobView) -> list[Sequence[str]]:
 def facts(view: JobView, now: float) -> list[tuple[str, str]]:
     """What is known of a job, a line each: (name, text). Lines that would be empty are left out."""
     told, kept = view.progress, view.checkpoint
-    step = f"{told.step}/{told.total}" if told.total else str(told.step)
     crashes = sum(one.crashes or 0 for one in view.shards)
     again = sum(one.passes_again for one in view.workers)
     causes = ", ".join(f"{count} by {cause}" for cause, count in view.causes.items())
@@ -88,7 +92,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("phase", view.phase if not view.reason or view.reason.startswith(view.phase) else f"{view.phase}  {view.reason}"),
         ("message", view.message),
         ("mode", view.mode),
-        (view.unit, f"{step}{pace}"),
+        (view.unit, f"{_step(view)}{pace}"),
         ("loss", number(told.loss)),
         *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
         ("waiting", told.waiting or ""),
@@ -99,7 +103,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("restarts", f"{view.restarts} ({causes})" if causes else f"{view.restarts}"),
         ("crashes", f"{crashes}, gone on from memory" if crashes else ""),
         ("run again", f"{again} passes over data" if again else ""),
-        ("age", span(None if view.created is None else now - view.created)),
+        ("age", _age(view, now)),
         ("took", span(view.seconds(now)) if view.ended is not None else ""),
         ("weights", f"sha256 {view.weights_sha256}" if view.weights_sha256 else ""),
         ("numbers", view.limited),
@@ -157,6 +161,15 @@ def short(process: str, job: str) -> str:
     """`worker-0` of `digits-worker-0-r1`."""
     cut = process.removeprefix(f"{job}-")
     return cut.rpartition("-")[0] or process
+
+
+def _step(view: JobView) -> str:
+    told = view.progress
+    return f"{told.step}/{told.total}" if told.total else str(told.step)
+
+
+def _age(view: JobView, now: float) -> str:
+    return span(None if view.created is None else now - view.created)
 
 
 def _count(value: int | None) -> str:

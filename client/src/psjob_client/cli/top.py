@@ -72,7 +72,7 @@ async def _print(clients: tuple[AsyncClient, ...], name: str | None) -> None:
         jobs, problems = await _jobs(clients)
         for problem in problems:
             print(f"psjob: {problem}", file=sys.stderr)
-        table(rows.WATCHED, [rows.job(job, now, rows.WATCHED) for job in jobs])
+        table(rows.WATCHED, rows.jobs(jobs, now, rows.WATCHED))
         return
     job = await clients[0].get(name)
     for word, text in rows.facts(job, now):
@@ -89,9 +89,7 @@ async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[
     parts: list[RenderableType] = [Text(problem, "yellow") for problem in problems]
     more = [Text(f"and {len(jobs) - MOST} more", "dim")] if len(jobs) > MOST else []
     shown = (
-        grid(rows.WATCHED, [rows.job(job, now, rows.WATCHED) for job in jobs[:MOST]])
-        if jobs
-        else Text("nothing runs; `psjob list` shows what has ended")
+        grid(rows.WATCHED, rows.jobs(jobs[:MOST], now, rows.WATCHED)) if jobs else Text("nothing runs; `psjob list` shows what has ended")
     )
     return Group(*parts, shown, *more), True
 
