@@ -129,13 +129,13 @@ if not TYPE_CHECKING:
 def _of_client(name: str) -> object:
     import importlib
 
-    from psjob.contract import INSTALL
-
     try:
         return getattr(importlib.import_module(f"psjob_client.{_CLIENT[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psjob_client":
             raise
+    from psjob.contract import INSTALL
+
     raise ImportError(f"psjob.{name} is in the distribution psjob-client, which is not installed: {INSTALL}")
 
 

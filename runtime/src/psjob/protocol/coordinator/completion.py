@@ -117,7 +117,7 @@ class Completion:
             moving = cut.marks or cut.step is not None
             if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < c.job.shards):
                 cutting.drop("everyone is through")
-            elif self._stop_by is not None and not cut.final and cut.step is not None and cut.step > cutting.reach:
+            elif self._stop_by is not None and not cut.final and cut.step is not None and cut.step > cutting.last_reachable:
                 cutting.drop("a worker that is gone never comes to it")
             else:
                 return True
@@ -128,17 +128,17 @@ class Completion:
             cutting.begin(final=True, still=still or c.recovery.rule == "reduce")
             return True
         if self._stop_by is not None:
-            self._begin_stop()
+            self._begin_stop(still)
             return True
         if leaving and c.job.checkpoints:
             cutting.cuts.requested = True
         return False
 
-    def _begin_stop(self) -> None:
+    def _begin_stop(self, still: bool) -> None:
         """The last cut of a job that is asked to stop. Workers that are gone are not waited for: nobody starts them again."""
         c = self.c
         if not (c.members.missing and c.mode.marks()):
-            c.cutting.begin(stop=True, still=not c.members.alive)
+            c.cutting.begin(stop=True, still=still)
             return
         # A worker that is gone makes no mark. Once all others stand at the end of a step, no block moves.
         if not self._told_to_stand:

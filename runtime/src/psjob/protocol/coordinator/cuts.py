@@ -131,8 +131,8 @@ class Cuts:
         lead = 0 if self.marks else self._reach
         return by_time or (self._next_step is not None and step + lead >= self._next_step)
 
-    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False, reach: float = math.inf) -> Cut:
-        """Name the next cut, where the furthest worker is at `step`, at `reach` at most.
+    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False, most: float = math.inf) -> Cut:
+        """Name the next cut, where the furthest worker is at `step`, at `most` at most.
 
         `still`: nobody moves any more, so blocks are copied as they stand.
         """
@@ -142,7 +142,7 @@ class Cuts:
             named = step + self._lead
             if self.every and not (final or stop or self.requested):
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
-            named = int(min(named, reach))
+            named = int(min(named, most))
         self._waited = True
         self.current = Cut(self.number, named, self.marks and not still, now, final, stop, requested=self.requested)
         self.requested = False
@@ -167,6 +167,7 @@ class Cuts:
             self._again(now, self.WRITING_SECONDS)
             return
         self._lead = min(self._lead * 2, self.MAX_LEAD)
+        # At a stop the step may be bounded: the same one is tried again, once what is under way has come.
         self._again(now, self.WRITING_SECONDS if self.current is not None and self.current.stop else 0.0)
 
     def failed(self, now: float) -> None:

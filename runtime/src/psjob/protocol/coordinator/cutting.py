@@ -50,7 +50,7 @@ class Cutting:
             return
         self._away_since = None
         still = still or c.mode.decided  # between two orders no block moves
-        cut = self.cuts.begin(c.furthest, now, final, stop, still, self.reach if stop else math.inf)
+        cut = self.cuts.begin(c.furthest, now, final, stop, still, self.last_reachable if stop else math.inf)
         self.moved = {}
         if stop:
             self.stop_at(cut, cut.step or 0)
@@ -61,7 +61,7 @@ class Cutting:
         c.recovery.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "base": self.base, **held})
 
     @property
-    def reach(self) -> float:
+    def last_reachable(self) -> float:
         """The last step that a cut can be named at, if no worker that is gone comes back: none makes a step without the others' pushes."""
         missing = self.c.members.missing
         return math.inf if self.cuts.marks else min((self.c.members[rank].clock for rank in missing), default=math.inf)
