@@ -103,6 +103,24 @@ def test_kopf_only_wakes() -> None:
     assert not holding(stateful, sources())
 
 
+MADE = {"empty", "zeros", "ones", "full", "tensor", "arange", "randperm", "randn", "rand", "randint", "as_tensor", "eye", "linspace"}
+"""Functions of torch that make a tensor on the default device, if they are told of none."""
+WITHOUT_VALUES = {"empty", "zeros", "ones"}
+"""Those that make it of the default dtype, if they are told of none."""
+
+
+def test_tensors_name_their_device() -> None:
+    """A script's default device and dtype are not the library's."""
+    odd = []
+    for file in sorted(RUNTIME.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.") and node.func.attr in MADE:  # type: ignore[attr-defined]
+                words = {keyword.arg for keyword in node.keywords}
+                wanted = {"device"} | ({"dtype"} if node.func.attr in WITHOUT_VALUES else set())  # type: ignore[attr-defined]
+                odd += [f"{file.relative_to(ROOT)}:{node.lineno}"] if wanted - words and None not in words else []
+    assert not odd
+
+
 def test_nothing_is_a_stub() -> None:
     assert not holding(r"NotImplementedError|\b(TODO|FIXME|XXX)\b", sources())
 

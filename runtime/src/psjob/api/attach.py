@@ -126,7 +126,7 @@ def _checked(
     if place.config.stages and (name is not None or overlap):
         raise Refused(f"a job of stages trains one model without overlap; leave {'overlap' if name is None else 'name'} out")
     added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
-    check(model, optimizer, stateful, added)
+    check(model, optimizer, stateful, added, cuts.memory is not None)
     return Pair(name or "", model, optimizer, added, cuts)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice
 from psjob.embeddings.statetable import Table
@@ -22,12 +24,14 @@ MOST_TOLD: Final = MAX_BODY - MAX_JSON
 
 
 def check(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any], later: Sequence[Mapping[str, Any]] = ()
-) -> None:
-    """Raises Refused, with a sentence on the first thing that does not go together."""
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any], later: Sequence[Mapping[str, Any]] = (),
+    in_parts: bool = False,
+) -> None:  # fmt: skip
+    """Raises Refused, with a sentence on the first thing that does not go together. `in_parts`: a worker has values of its stage only."""
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
     trained = {p for group in (*optimizer.param_groups, *later) for p in group["params"]}
+    _check_tensors(model, trained, in_parts)
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
             raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or set requires_grad to False")
@@ -48,6 +52,35 @@ def check(
     problems = record.verify_round_trip(stateful)
     if problems:
         raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
+
+
+def _check_tensors(model: torch.nn.Module, trained: Collection[torch.Tensor], in_parts: bool) -> None:
+    """Raise Refused for the first parameter or buffer whose values psjob could not send or put back, by its class."""
+    for path, module in model.named_modules():
+        own = {"parameter": module._parameters, "buffer": module._buffers}
+        for what, name, tensor in ((what, name, tensor) for what, held in own.items() for name, tensor in held.items()):
+            told = f"{what} {path}.{name}" if path else f"{what} {name}"
+            if is_lazy(tensor):
+                raise Refused(
+                    f"{told} has no shape yet: {type(module).__name__} takes it from its first batch. Run a batch through the model "
+                    "before attach, such as model(batch)"
+                )
+            if tensor is not None and tensor in trained and not (in_parts and tensor.is_meta) and (odd := _odd(tensor)):
+                raise Refused(f"{told} {odd}")
+
+
+def _odd(p: torch.Tensor) -> str:
+    """Why a parameter cannot be trained in a job, and what to do; empty: it can."""
+    if p.is_meta:
+        return "is on the meta device, and has no values. Give the model memory before attach, such as model.to_empty(device='cpu')"
+    if p.layout is not torch.strided or p.is_quantized or is_traceable_wrapper_subclass(p):
+        return (
+            f"is a {type(p).__name__} of layout {str(p.layout).removeprefix('torch.')} and dtype {str(p.dtype).removeprefix('torch.')}, "
+            "and shards know dense tensors only. Train a dense parameter and make it of that in forward, or freeze it"
+        )
+    if p.is_neg():
+        return "has torch's lazy negative bit, with which it is a view of other numbers. Make it of values.resolve_neg()"
+    return ""
 
 
 def _steps(state: Any) -> bool:
@@ -92,14 +125,14 @@ def table_of(
 
 
 def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
-    """Further names under which the model's state_dict holds a parameter of the table (tied weights).
+    """Further names under which the model has a parameter of the table (tied weights).
 
     Raises Refused where these and the table are more than a hello can carry.
     """
-    named = dict(model.named_parameters())
+    every = list(model.named_parameters(remove_duplicate=False))
+    named = dict(every)
     names = {id(named[spec.name]): spec.name for spec in table}
-    state = model.state_dict(keep_vars=True)
-    found = {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
+    found = {alias: names[id(p)] for alias, p in every if id(p) in names and names[id(p)] != alias}
     size = len(json.dumps([[spec.to_json() for spec in table], found]))
     if size > MOST_TOLD:
         raise Refused(

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -618,7 +618,7 @@ class AttachedJob:
             exits.finish(EXIT_OF[how])
         raise SystemExit(EXIT_OF[how])
 
-    def refuse(self, message: str) -> None:
+    def refuse(self, message: str) -> NoReturn:
         """End this process with that sentence; or begin again, if files of its own have led a started one past its place."""
         if not self.session.ended:
             self.session.close(JOIN_SECONDS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch.utils import data as torch_data
 
 from psjob.api import advice, asking, foreign
@@ -183,7 +184,8 @@ class ShardedLoader(Generic[B]):
         taken = None if self.led else Taken(job, number, origin)
         try:
             drawn = generators() if places.began_before else None
-            feed = _placed(self._source, number, begin, ahead)
+            with torch.device("cpu"):  # torch's loaders draw their seed there, whatever the script's default device is
+                feed = _placed(self._source, number, begin, ahead)
             if isinstance(self._source, Slices) and not begin["round"]:
                 place = {**begin, "order": self._source.order}
             if drawn is not None:  # the loader that goes on had drawn its seeds before

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
+from psjob.worker.hooks import Hook, before_forward
 
 STEPS = 16
 """So many steps are looked at."""
@@ -28,7 +29,7 @@ class FirstInputs:
         self._open = 0
         self._first: torch.nn.Module | None = None
         inside = getattr(model, "_orig_mod", model)  # torch.compile cannot trace a hook of the module that it returns
-        self._hooks = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in inside.modules()]
+        self._hooks = [before_forward(module, Hook(self._look)) for module in inside.modules()]
 
     def step(self) -> None:
         """A step was made of what was looked at since the last."""
@@ -56,5 +57,5 @@ class FirstInputs:
 
 def sum_of(tensor: torch.Tensor, before: int = 0) -> int:
     """A crc32 of the first BYTES of a dense tensor, after that of what came before."""
-    part = tensor.detach().reshape(-1)[: BYTES // tensor.element_size()].cpu().contiguous()
-    return zlib.crc32(memory.view(part), before)
+    part = tensor.detach().reshape(-1)[: BYTES // tensor.element_size()]
+    return zlib.crc32(memory.view(memory.plain(part)), before)

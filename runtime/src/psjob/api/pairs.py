@@ -7,7 +7,7 @@ parameters alone, as in one process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import torch
 
 from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.process.errors import Refused
-from psjob.worker.hooks import Hook
+from psjob.worker.hooks import Hook, before_forward, before_state
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -33,6 +33,8 @@ class Pair:
     """Which stages have what, where the model is cut in stages."""
     plain: type[torch.optim.Optimizer] = field(init=False)
     """The optimizer's class before attach: its own step and state."""
+    begun: Mapping[torch.Tensor, Any] = field(default_factory=dict)
+    """The optimizer's state as it was attached."""
     told: Any = None
     """What `state_dict` of the optimizer gave since its last step."""
     first: int = 0
@@ -62,13 +64,17 @@ def _count(groups: Sequence[dict[str, Any]]) -> int:
     return sum(len(group["params"]) for group in groups)
 
 
-class Models(torch.nn.ModuleDict):
-    """Several models as one, whose names begin with theirs."""
+class Models(torch.nn.Module):
+    """Several models as one, whose names begin with theirs. A name may be a word of torch's modules too, such as `training`."""
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(models)
 
     @property
     def trains(self) -> bool:
         """Is one of them in training?"""
-        return any(model.training for model in self.values())
+        return any(model.training for model in self.children())
 
 
 def joined(pairs: Sequence[Pair]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -130,10 +136,10 @@ class FirstUse:
 
     def watch(self, pair: Pair) -> None:
         """One more."""
-        used = Hook(lambda _model: self._used())
+        used = Hook(lambda *_given: self._used())
         self._handles += [
-            pair.model.register_forward_pre_hook(used, prepend=True),
-            pair.model.register_state_dict_pre_hook(used),  # type: ignore[no-untyped-call]
+            before_forward(pair.model, used, prepend=True),
+            before_state(pair.model, used),
             pair.optimizer.register_step_pre_hook(lambda *_given: self._unused(pair)),
         ]
 

@@ -13,6 +13,7 @@ from psjob.api import attach as attaching
 from psjob.api import trackers
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.layout import memory
 from psjob.process import config
 from psjob.process.errors import Refused, refuse
 
@@ -163,9 +164,7 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     if not is_first():
         return
     target = Path(path).absolute()
-    tensors = [
-        (name, tensor.detach().cpu().contiguous()) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
-    ]
+    tensors = [(name, memory.plain(tensor)) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)]
     # Of its own name: processes that export to one path at a time do not meet, and no file of the user's is taken for ours.
     passing = f"psjob-{secrets.token_hex(8)}.part"
     try:

@@ -125,7 +125,7 @@ class _Shuffled:
 
     def order(self, seed: int, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
-        return torch.randperm(self._count, generator=generator)
+        return torch.randperm(self._count, generator=generator, device="cpu")
 
 
 def _orders(loader: Any) -> tuple[Any, Any]:

@@ -83,7 +83,7 @@ class StagedPipeline:
         """Shards take the mean over all workers that have a parameter; of the sum over micro-batches each worker has a part."""
         if len(parts) > 1:
             model.register_forward_pre_hook(lambda _model, _args: self._only_a_part("a forward of the model"))
-            used = Hook(lambda _model: self._only_a_part("model.state_dict()"))
+            used = Hook(lambda *_given: self._only_a_part("model.state_dict()"))
             model.register_state_dict_pre_hook(used)  # type: ignore[no-untyped-call]
         self.inside = False
         """Is `step` under way? A model that is exported runs then."""
@@ -98,7 +98,7 @@ class StagedPipeline:
         if job is None:
             exit_refused("ps.pipeline: give the model to ps.attach before the first step")
         if job.replay or job.places.skipping:
-            return torch.zeros(())
+            return torch.zeros((), dtype=torch.float32, device="cpu")
         self.inside = True
         try:
             return self.turns(job).step(x, y)

@@ -56,7 +56,7 @@ class Batch:
     def loss(self) -> torch.Tensor:
         """The mean of this worker's micro-batches."""
         if not self.losses:
-            return torch.zeros(())
+            return torch.zeros((), dtype=torch.float32, device="cpu")
         total = functools.reduce(torch.add, (self.losses[micro] for micro in sorted(self.losses)))
         share = sum(self.micros[micro].weight for micro in self.losses)
         return (total if len(self.losses) == len(self.micros) else total / share).clone()  # what was sent of it may be sent again
@@ -85,7 +85,7 @@ class StageTurns:
         self.versions = StageVersions(pipe, job)
         self.delays: Counter[int] = Counter()
         self._open: dict[int, Batch] = {}
-        self._loss = torch.zeros(())
+        self._loss = torch.zeros((), dtype=torch.float32, device="cpu")
         self._records: dict[int, bytes] = {}
         """By step: what a process begins with that comes back at it. They are handed in when the step's weights are there."""
         self._broken = False

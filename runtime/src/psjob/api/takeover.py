@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob.api.later import next_added
+from psjob.api.optimizerstate import OnShards, Reconstruction, reconstruction
 from psjob.rules import optimizers
 from psjob.worker.states import block_states
 
@@ -51,7 +52,8 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
                 "Call it where ps.is_first() is true"
             )
         raw = job.carry_out(lambda: block_states(job.session))
-        whole = optimizers.assemble_state(original.state_dict(job.optimizer), job.choice.like or job.rule, job.session.layout, raw)
+        begun = {**original.state_dict(job.optimizer), "state": _begun(job)}
+        whole = optimizers.assemble_state(begun, job.choice.like or job.rule, job.session.layout, raw)
         own = {row - pair.first: state for row, state in whole["state"].items() if pair.has(row)}
         pair.told = {**original.state_dict(self), "state": own}
         return dict(pair.told)
@@ -69,14 +71,34 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         pair.added += 1
         job.optimizer.param_groups[:] = [each for other in job.pairs for each in other.groups]
 
+    def reduce_ex(self: Any, _protocol: Any) -> Reconstruction:
+        return reconstruction(original, self, self.state_dict()["state"])
+
+    def state_of(self: Any) -> Any:
+        return self.__dict__["state"]
+
+    def set_state(self: Any, state: Any) -> None:
+        if isinstance(self.__dict__.get("state"), OnShards):
+            self.__dict__["state"].clear()
+        self.__dict__["state"] = state
+
     hooked = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]
     hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
-             "_step_supports_amp_scaling": True}  # fmt: skip
+             "_step_supports_amp_scaling": True, "__reduce_ex__": reduce_ex, "state": property(state_of, set_state)}  # fmt: skip
+    pair.begun = dict(optimizer.state)
+    if not job.steps_alone:
+        optimizer.__dict__["state"] = OnShards(job.refuse)
     optimizer.__dict__.pop("step", None)
     optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours
     optimizer.__class__ = type(original.__name__, (original,), names)
+
+
+def _begun(job: AttachedJob) -> dict[int, Any]:
+    """The state with which optimizers were made (Adagrad has some), by row."""
+    rows = {p: row for row, p in enumerate(job.parameters)}
+    return {rows[p]: state for pair in job.pairs for p, state in pair.begun.items() if p in rows}
 
 
 def _same(state: Any, other: Any) -> bool:

@@ -206,7 +206,7 @@ def _some(tensor: Any, most: int) -> bytes | memoryview:
     if not _is_usual(tensor) or tensor.is_meta or not tensor.numel():
         return b""
     flat = tensor.detach().reshape(-1)
-    return memory.view(flat[:: 1 + flat.numel() // max(most, 1)].cpu().resolve_conj().resolve_neg().contiguous())
+    return memory.view(memory.plain(flat[:: 1 + flat.numel() // max(most, 1)]))
 
 
 class Versions:

@@ -223,7 +223,7 @@ class Reader:
         if name not in self.entries:
             raise Damage(self._name, f"tensor {name}", f"{len(self.entries)} tensors without it")
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         raw = memory.view(tensor)
         os.lseek(self._fd, self._data + entry.begin, os.SEEK_SET)
         disk.read_into(self._fd, raw, self._name, self._moved)

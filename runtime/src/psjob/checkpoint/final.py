@@ -129,7 +129,7 @@ class _Blocks:
 
     def tensor(self, row: int) -> torch.Tensor:
         spec = self._made.layout.table[row]
-        whole = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
+        whole = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype), device="cpu")
         for block, piece in self._made.layout.pieces_of(row):
             part = self._weights(block.index)[piece.block_offset : piece.block_offset + piece.length]
             whole[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(part)

@@ -182,10 +182,10 @@ def _dense(folder: Path, made: Manifest, number: int) -> torch.Tensor:
     assert made.rows is not None
     spec = made.rows.specs[number]
     assert spec.num_rows is not None
-    whole = torch.empty(spec.num_rows, spec.dim, dtype=spec.torch_dtype)
+    whole = torch.empty(spec.num_rows, spec.dim, dtype=spec.torch_dtype, device="cpu")
     for start in range(0, spec.num_rows, PART):
         end = min(start + PART, spec.num_rows)
-        whole[start:end] = initial_rows(spec, torch.arange(start, end))
+        whole[start:end] = initial_rows(spec, torch.arange(start, end, device="cpu"))
     for rows in _rows(folder, made, number):
         whole.index_copy_(0, rows["ids"], rows["weights"])
     return whole

@@ -37,7 +37,7 @@ class Int8:
         """Refuses (0) a block with inf, NaN or a magnitude above LARGEST."""
         length, size = source.numel(), self.bound(source.numel(), ratio)
         scales, numbers = _parts(body[:size], length)
-        scratch = torch.empty(min(SPAN, length), dtype=torch.float32)
+        scratch = torch.empty(min(SPAN, length), dtype=torch.float32, device="cpu")
         for part, at in _rows(source):
             torch.amax(torch.abs(part, out=scratch[: part.numel()].view(part.shape)), 1, out=scales[at])
         if not bool((scales <= LARGEST).all()):  # false of NaN too

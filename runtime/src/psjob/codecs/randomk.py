@@ -57,7 +57,7 @@ def places(length: int, k: int, key: CodecKey) -> torch.Tensor:
     state = 0
     for word in (key.seed, key.clock, key.block, key.rank):
         state = _mix_one((state + word + _GAMMA) & _WORD)
-    numbers = torch.arange(k, dtype=torch.int64)
+    numbers = torch.arange(k, dtype=torch.int64, device="cpu")
     begins = numbers * length // k
     widths = (numbers + 1) * length // k - begins
     chance = _mix(numbers * _signed(_GAMMA) + _signed(state)) & 0x7FFFFFFF

@@ -52,7 +52,7 @@ class TopK:
         if places.numel() > k:
             places = places[torch.topk(sizes[places], k, sorted=False).indices].sort().values
         elif not places.numel():
-            places = torch.zeros(1, dtype=torch.int64)
+            places = torch.zeros(1, dtype=torch.int64, device="cpu")
         count = places.numel()
         values = source[places]
         body[: 4 * count].view(torch.int32).copy_(places)

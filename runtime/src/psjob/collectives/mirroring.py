@@ -128,7 +128,7 @@ class Replica:
         if not parameters:
             return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        present = torch.tensor([p.grad is not None for p in parameters]).to(grads[0])
+        present = torch.tensor([p.grad is not None for p in parameters], device="cpu").to(grads[0])
         flat = flattened([*grads, present])
         run(self._plan(flat.nbytes), flat, self._transport, self._deadline)
         flat.mul_(1.0 / self._ranks)

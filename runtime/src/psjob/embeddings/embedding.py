@@ -133,7 +133,7 @@ class EmbeddingBag(RowModule):
         """
         position, rows, padding = self.look(ids)
         if len(rows) == 0:  # torch wants a row to look at, also for empty bags only
-            rows = torch.zeros(1, self.embedding_dim, device=rows.device)
+            rows = torch.zeros(1, self.embedding_dim, dtype=rows.dtype, device=rows.device)
         return functional.embedding_bag(
             position, rows, offsets, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode, per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset, padding_idx=padding,

@@ -29,7 +29,7 @@ class Alone:
     def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest:
         """The rows at once; those of a later step are not known yet."""
         held = self.tables[table]
-        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim, dtype=held.spec.torch_dtype)
+        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim, dtype=held.spec.torch_dtype, device="cpu")
         return RowRequest(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
 
     def collect(self, asked: RowRequest) -> torch.Tensor:
@@ -44,7 +44,7 @@ class Alone:
     def begin(self, table: int, values: torch.Tensor, hyperparameters: Any) -> None:
         """Rows 0, 1, … begin with `values`."""
         held = self.tables[table]
-        held.load(first_rows(held, torch.arange(len(values)), values, hyperparameters))
+        held.load(first_rows(held, torch.arange(len(values), device="cpu"), values, hyperparameters))
 
     def step(self, tables: RowTables, scale: float) -> None:
         """Update every table by what has landed since the last `zero_grad`."""

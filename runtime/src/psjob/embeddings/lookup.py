@@ -78,7 +78,7 @@ class Lookup(torch.nn.Module, abc.ABC):
         self.options, self.hyperparameters = options, hyperparameters
         self.first: torch.Tensor | None = None
         """Values with which rows 0, 1, … begin, until a table has taken them."""
-        self.anchor = torch.nn.Parameter(torch.zeros(1, device=device))
+        self.anchor = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
         self._road: Road | None = None
         self._table = -1
         self._early: tuple[torch.Tensor, RowRequest] | None = None
@@ -121,7 +121,7 @@ class Lookup(torch.nn.Module, abc.ABC):
         position = found.inverse
         if asked.order is not None:
             place = torch.empty_like(asked.order)
-            place[asked.order] = torch.arange(len(place))
+            place[asked.order] = torch.arange(len(place), device="cpu")
             position = place[position]
         return asked, position
 

@@ -146,7 +146,7 @@ class RowModule(Lookup):
         grads, rows.grad = rows.grad.to("cpu"), None
         ids, counts = asked.ids, list(asked.counts)
         if padding is not None:
-            keep = torch.arange(len(ids)) != padding
+            keep = torch.arange(len(ids), device="cpu") != padding
             ids, grads = ids[keep], grads[keep]
             counts[next(s for s in range(len(counts)) if sum(counts[: s + 1]) > padding)] -= 1
         before = self._current()
@@ -164,9 +164,9 @@ class RowModule(Lookup):
         mine, order, counts = self._road.split(union)
         if order is not None:
             place = torch.empty_like(order)
-            place[order] = torch.arange(len(order))
+            place[order] = torch.arange(len(order), device="cpu")
             inverse = place[inverse]
-        total = torch.zeros(len(mine), grads.shape[1])
+        total = torch.zeros(len(mine), grads.shape[1], dtype=torch.float32, device="cpu")
         total.index_add_(0, inverse[: len(before.ids)], before.grads, alpha=self._factor(before))
         total.index_add_(0, inverse[len(before.ids) :], grads)
         return mine, total, counts

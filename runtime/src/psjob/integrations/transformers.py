@@ -142,7 +142,7 @@ class Progress:
 
         def training_step(model: torch.nn.Module, inputs: Any, *rest: Any, **named: Any) -> torch.Tensor:
             if isinstance(inputs, StandIn):
-                return torch.zeros((), device=self._trainer.args.device)
+                return torch.zeros((), dtype=torch.float32, device=self._trainer.args.device)
             loss = step(model, inputs, *rest, **named)
             self._loss = self._loss + loss.detach()
             return loss

@@ -14,7 +14,7 @@ from psjob.wire.shared import Region, Window
 
 
 def view(tensor: torch.Tensor) -> memoryview:
-    """A writable byte view of a contiguous CPU tensor, which lives as long as its view. Raises ValueError for another tensor."""
+    """A writable byte view of a tensor that `has_bytes`, which lives as long as its view. Raises ValueError for another."""
     raw = _raw(tensor)
     raw.tensor = tensor
     return memoryview(raw).cast("B")
@@ -25,9 +25,23 @@ def borrowed(tensor: torch.Tensor) -> memoryview:
     return memoryview(_raw(tensor)).cast("B")
 
 
+def has_bytes(tensor: torch.Tensor) -> bool:
+    """Do the bytes of this host's memory at `data_ptr` hold the tensor's values, in their order?
+
+    Torch's lazy conjugate and negative bits say of a tensor that its values are others than its bytes.
+    """
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return plain and not tensor.is_conj() and not tensor.is_neg()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a dense tensor as one that has bytes; the tensor itself, detached, if it has them."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
 def _raw(tensor: torch.Tensor) -> Any:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError("only a contiguous CPU tensor has a byte view")
+    if not has_bytes(tensor):
+        raise ValueError("only a contiguous CPU tensor without a lazy conjugate or negative bit has a byte view")
     size = tensor.numel() * tensor.element_size()
     kind: Any = ctypes.c_char * size
     return kind.from_address(tensor.data_ptr()) if size else kind()
@@ -39,7 +53,7 @@ def lent(region: Region | Window, offset: int, length: int, dtype: str) -> torch
     Raises WireError outside of it.
     """
     if not length:
-        return torch.empty(0, dtype=getattr(torch, dtype))
+        return torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
     return torch.frombuffer(region.buffer(offset, length * SIZES[dtype]), dtype=getattr(torch, dtype))
 
 
@@ -76,7 +90,7 @@ class Scratch:
     def __call__(self, size: int) -> torch.Tensor:
         found: torch.Tensor | None = getattr(self._own, "bytes", None)
         if found is None or found.numel() < size:
-            found = self._own.bytes = torch.empty(size, dtype=torch.uint8)
+            found = self._own.bytes = torch.empty(size, dtype=torch.uint8, device="cpu")
         return found[:size]
 
 
@@ -93,8 +107,8 @@ class Spares:
         try:
             found = self._free.pop()
         except IndexError:
-            return torch.empty(size, dtype=torch.uint8)
-        return found if found.numel() >= size else torch.empty(size, dtype=torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
+        return found if found.numel() >= size else torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def give(self, *buffers: torch.Tensor) -> None:
         """Nobody looks at these any more."""

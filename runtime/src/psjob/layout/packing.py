@@ -57,7 +57,7 @@ class Pack:
         if self._parts:
             return None
         found = [tensors[row] for row, _ in self._whole]
-        places = [0 if t is None or not t.is_contiguous() else t.data_ptr() for t in found]
+        places = [0 if t is None or not t.is_contiguous() or t.is_neg() else t.data_ptr() for t in found]
         if places != self._lying[0]:
             if not all(t is not None and self._plain(t) for t in found):
                 return None
@@ -65,7 +65,7 @@ class Pack:
         return self._lying[1]
 
     def _plain(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.dtype == self.flat.dtype and tensor.is_contiguous()
+        return tensor.dtype == self.flat.dtype and memory.has_bytes(tensor)
 
     def gather(
         self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int] = frozenset(), non_blocking: bool = False
@@ -142,7 +142,7 @@ class Packs:
 
     @cached_property
     def _buffer(self) -> torch.Tensor:
-        return torch.empty(max(block.nbytes for block in self._layout.blocks), dtype=torch.uint8)
+        return torch.empty(max(block.nbytes for block in self._layout.blocks), dtype=torch.uint8, device="cpu")
 
 
 def _even(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> torch.Tensor | None:

@@ -123,7 +123,7 @@ class _Reader:
             raise ValueError(f"a tensor of {length} bytes where {len(self._body) - self.at} are left")
         raw = self._body[self.at : self.at + length]
         self.at += length + -length % ALIGNED
-        made = torch.frombuffer(raw, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+        made = torch.frombuffer(raw, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype, device="cpu")
         if order is not None:
             if sorted(order) != list(range(len(shape))):
                 raise ValueError(f"an order of dimensions {order}, expected each of 0 to {len(shape) - 1} once")

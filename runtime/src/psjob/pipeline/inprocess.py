@@ -78,7 +78,7 @@ class _Running:
         """By stage and minibatch: the version, and its weights."""
         self.values: dict[tuple[int, int], Any] = {(0, n): micro.value[0] for n, micro in enumerate(self.micros)}
         self.grads: dict[tuple[int, int], Grads | None] = {}
-        self.losses = [torch.zeros(()) for _ in batches]
+        self.losses = [torch.zeros((), dtype=torch.float32, device="cpu") for _ in batches]
         self.outcome = Outcome([], {}, buffers, [Counter() for _ in parts])
 
     def run(self) -> Outcome:

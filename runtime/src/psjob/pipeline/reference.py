@@ -101,7 +101,7 @@ def train(
         versions = [number - min(number, delay) for delay in delays]
         taken = _taken(parts, ahead, versions)
         sums: list[Tensors] = [{} for _ in range(max(len(correctors), 1))]
-        loss = torch.zeros(())
+        loss = torch.zeros((), dtype=torch.float32, device="cpu")
         for place, micro in enumerate(cut((arguments(x), y), microbatches)):
             value, target = micro.value
             draw = Draw(seed, number, place)

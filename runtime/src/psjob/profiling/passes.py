@@ -130,7 +130,7 @@ def _reached(reached: list[tuple[float, int]], event: int, meter: Meter) -> Call
 def _sequence() -> int:
     """The number that the next operation gets."""
     with torch.enable_grad():
-        made = torch.zeros((), device="cpu", requires_grad=True).clone().grad_fn
+        made = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True).clone().grad_fn
     assert made is not None
     return int(made._sequence_nr()) + 1
 

@@ -48,7 +48,7 @@ class Generators:
         python = random.getstate()
         if self._python != python:
             self._python, (version, words, gauss) = python, python
-            told: Any = (version, torch.tensor(words, dtype=torch.int64), gauss)
+            told: Any = (version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss)
         else:
             told = self._found["python"]
         found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": told}

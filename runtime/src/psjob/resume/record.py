@@ -248,7 +248,7 @@ def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
 
 
 def _plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    return [memory.plain(tensor) for tensor in tensors]
 
 
 def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
@@ -266,7 +266,7 @@ def _read_tensors(raw: bytes) -> list[torch.Tensor]:
         entry = entries.get(str(index))
         if entry is None:
             raise ValueError(f"tensor {index} is missing")
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         memory.view(tensor)[:] = raw[data + entry.begin : data + entry.end]
         tensors.append(tensor)
     return tensors

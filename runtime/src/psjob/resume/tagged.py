@@ -118,7 +118,11 @@ def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> A
         return {"~tensor": _aside(value, tensors, path)}
     numpy = sys.modules.get("numpy")
     if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)) and value.dtype.kind in ARRAYS:
-        raw = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+            if value.size
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         tensors.append(raw)
         return {"~array" if kind is numpy.ndarray else "~scalar": [value.dtype.str, list(value.shape), len(tensors) - 1]}
     raise Unwritable(f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be kept in a resume record")
@@ -179,7 +183,7 @@ def _array(tag: str, body: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(memory.view(tensor.detach().to("cpu").contiguous()))
+    return bytes(memory.view(memory.plain(tensor)))
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -42,7 +42,7 @@ class Adagrad(BaseRule):
                 [state.weights[part]],
                 [grad[part]],
                 [total[part]],
-                [torch.tensor(float(count), dtype=torch.float32)],
+                [torch.tensor(float(count), dtype=torch.float32, device="cpu")],
                 lr=float(hyperparameters["lr"]),
                 lr_decay=float(hyperparameters["lr_decay"]),
                 weight_decay=float(hyperparameters["weight_decay"]),

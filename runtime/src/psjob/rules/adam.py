@@ -47,7 +47,7 @@ class Adam(BaseRule):
                 [first[part]],
                 [second[part]],
                 [] if largest is None else [largest[part]],
-                [torch.tensor(float(count), dtype=torch.float32)],
+                [torch.tensor(float(count), dtype=torch.float32, device="cpu")],
                 lr=float(hyperparameters["lr"]),
                 beta1=float(hyperparameters["beta1"]),
                 beta2=float(hyperparameters["beta2"]),

@@ -49,7 +49,7 @@ class NAdam(BaseRule):
 
         def follow(step: int, numbers: tuple[float, ...]) -> tuple[float, ...]:
             # A float32 tensor, as torch keeps it: the product rounds as there.
-            return (torch.tensor(numbers[0] if numbers else 1.0, dtype=torch.float32).mul_(momentum(step)).item(),)
+            return (torch.tensor(numbers[0] if numbers else 1.0, dtype=torch.float32, device="cpu").mul_(momentum(step)).item(),)
 
         first, second = state.slot("exp_avg"), state.slot("exp_avg_sq")
         for at, (_, step, *numbers) in state.advance_with(ranges, follow):

@@ -69,11 +69,11 @@ def _entry(rule: str, layout: Layout, row: int, states: Mapping[int, BlockState]
     if count == 0:
         return {}
     spec = layout.table[row]
-    entry: dict[str, Any] = {} if rule == "sgd" else {"step": torch.tensor(float(count))}
+    entry: dict[str, Any] = {} if rule == "sgd" else {"step": torch.tensor(float(count), dtype=torch.float32, device="cpu")}
     if rule == "nadam" and numbers:
-        entry["mu_product"] = torch.tensor(numbers[0])
+        entry["mu_product"] = torch.tensor(numbers[0], dtype=torch.float32, device="cpu")
     for slot in [name for name in states[block.index].slots if name in rules.named(rule).slots]:
-        flat = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
+        flat = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype), device="cpu")
         for block, piece in places:
             part = states[block.index].slots[slot][piece.block_offset : piece.block_offset + piece.length]
             flat[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(part)
@@ -93,10 +93,10 @@ def _parse(block: Block, raw: bytes) -> BlockState:
     for name, size in sizes.items():
         if size != block.nbytes or at + size > len(raw):
             raise ValueError(f"state {name!r} of block {block.index} has {size} bytes, expected {block.nbytes} of {len(raw) - at} left")
-        slots[name] = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+        slots[name] = torch.empty(block.length, dtype=getattr(torch, block.dtype), device="cpu")
         memory.view(slots[name])[:] = raw[at : at + size]
         at += size
-    weights = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+    weights = torch.empty(block.length, dtype=getattr(torch, block.dtype), device="cpu")
     return BlockState.of(weights, slots, head)
 
 

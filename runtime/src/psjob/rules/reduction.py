@@ -124,8 +124,8 @@ _TRIAL: Final = ((3.0, -1.0, 0.5, 2.0), (-2.0, 4.0, 0.5, 1.0), (1.0, 0.0, -6.0, 
 
 def _tried(own: Own) -> Own:
     """`own`, when a few pushes have shown no fault. Raises ReductionProblem."""
-    pushes = [torch.tensor(push) for push in _TRIAL]
-    whole, one = torch.empty(4), torch.empty(1)
+    pushes = [torch.tensor(push, dtype=torch.float32, device="cpu") for push in _TRIAL]
+    whole, one = torch.empty(4, dtype=torch.float32, device="cpu"), torch.empty(1, dtype=torch.float32, device="cpu")
     own(pushes, whole)
     if [push.tolist() for push in pushes] != [list(push) for push in _TRIAL]:
         raise ReductionProblem(

@@ -41,7 +41,7 @@ class Gradient:
     own = True
 
     def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
-        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8)
+        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device="cpu")
         self.flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
 
     def free(self) -> None:

@@ -31,7 +31,7 @@ class ShardLane:
         self.held = session.held
         self._lent = 0
         """Answers that were put in lent memory."""
-        self._body = torch.empty(0, dtype=torch.uint8)
+        self._body = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
@@ -41,7 +41,7 @@ class ShardLane:
     def room(self, size: int) -> torch.Tensor:
         """Bytes for an encoded body that is received; they stand until the next one of this stream."""
         if self._body.numel() < size:
-            self._body = torch.empty(size, dtype=torch.uint8)
+            self._body = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._body[:size]
 
     def param(self, cell: Cell, waiter: Waiter) -> None:

@@ -90,7 +90,7 @@ class RowFrames:
         if header.length:
             if header.flags & Flag.PLACE:
                 place = self._lent(header, cell).place(header, cell.spec, header.length // ID_BYTES)
-            ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64)
+            ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
             yield from self._session.stream.payload(header, [memory.view(ids)])
             _check_ids(cell, ids)
         while self._queued >= MAX_QUEUED:

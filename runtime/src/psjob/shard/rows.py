@@ -37,11 +37,13 @@ class RowGradient:
 
     def __init__(self, pool: list[Buffers], rows: int, spec: TableSpec, lent: torch.Tensor | None = None) -> None:
         dim = spec.dim
-        ids, flat = pool.pop() if pool else (torch.empty(0, dtype=torch.int64), torch.empty(0))
+        ids, flat = (
+            pool.pop() if pool else (torch.empty(0, dtype=torch.int64, device="cpu"), torch.empty(0, dtype=torch.float32, device="cpu"))
+        )
         if ids.numel() < rows:
-            ids = torch.empty(rows, dtype=torch.int64)
+            ids = torch.empty(rows, dtype=torch.int64, device="cpu")
         if lent is None and flat.numel() < rows * dim:
-            flat = torch.empty(rows * dim)
+            flat = torch.empty(rows * dim, dtype=torch.float32, device="cpu")
         self._pool, self._buffers = pool, (ids, flat)
         self.ids = ids[:rows]
         self.grads = flat[: rows * dim].view(rows, dim).view(spec.torch_dtype) if lent is None else lent
@@ -74,7 +76,7 @@ class RowCell:
         self.gone: Mapping[int, int] | None = None
         """As of a block."""
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
-        self._sum = torch.empty(0, spec.dim)
+        self._sum = torch.empty(0, spec.dim, dtype=torch.float32, device="cpu")
         """Where the rows of several workers are added; it grows to the largest step."""
 
     @property
@@ -187,16 +189,20 @@ class RowCell:
         if len(parts) > 1:
             named = sum(len(part[0]) for part in parts)
             if len(self._sum) < named:
-                self._sum = torch.empty(named, self.spec.dim)
+                self._sum = torch.empty(named, self.spec.dim, dtype=torch.float32, device="cpu")
             ids, grads = merge(parts, over, self._sum)
         return ids, grads
 
 
 def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, hyperparameters: Mapping[str, Any]) -> Rows:
     """Planes of rows that begin with these weights, as `Table.load` takes them."""
-    rows: Rows = {"ids": ids, "seen": torch.zeros(len(ids), dtype=torch.int64), "weights": weights}
+    rows: Rows = {"ids": ids, "seen": torch.zeros(len(ids), dtype=torch.int64, device="cpu"), "weights": weights}
     begun = table.rule.begin(weights, hyperparameters)
     for name, wide in table.rule.planes.items():
         value = begun.get(name, 0.0)
-        rows[name] = value if isinstance(value, torch.Tensor) else torch.full((len(ids), table.spec.dim) if wide else (len(ids),), value)
+        rows[name] = (
+            value
+            if isinstance(value, torch.Tensor)
+            else torch.full((len(ids), table.spec.dim) if wide else (len(ids),), value, dtype=torch.float32, device="cpu")
+        )
     return rows

@@ -315,7 +315,7 @@ class Session:
         codec = self.encoded.codec_of(header, cell.block)
         check_push(store, header, cell, codec is not None)
         if header.flags & Flag.STORE:
-            weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
+            weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype), device="cpu")
             yield from lane.stream.payload(header, [memory.view(weights)])
             store.keep(cell, weights, header.version[1], self.generation)
             return
@@ -382,7 +382,7 @@ class Session:
         cell = self.store.cell(header.block)
         if self.rank != 0 or self.store.phase is not Phase.INIT:
             raise WireError(f"INIT from worker {self.rank} while this shard is {self.store.phase.value}; only rank 0 starts a new run")
-        weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
+        weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype), device="cpu")
         yield from self.stream.payload(header, [memory.view(weights)])
         if self.store.initialise(header.block, weights):
             self.server.initialised()

@@ -61,7 +61,7 @@ class Spare:
         at, fits = self._places.get(index, (0, 0))
         memory = self._memory
         if memory is None or size > fits:
-            return torch.empty(size, dtype=torch.uint8)
+            return torch.empty(size, dtype=torch.uint8, device="cpu")
         return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
 
 

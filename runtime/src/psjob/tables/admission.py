@@ -27,9 +27,9 @@ class Counts:
     """Counts of ids that have no row yet."""
 
     def __init__(self) -> None:
-        self._cells = torch.zeros(BUCKETS, DEPTH, WIDTH, dtype=torch.uint8)
-        self._added = torch.zeros(BUCKETS, dtype=torch.int64)
-        self.changed = torch.zeros(BUCKETS, dtype=torch.bool)
+        self._cells = torch.zeros(BUCKETS, DEPTH, WIDTH, dtype=torch.uint8, device="cpu")
+        self._added = torch.zeros(BUCKETS, dtype=torch.int64, device="cpu")
+        self.changed = torch.zeros(BUCKETS, dtype=torch.bool, device="cpu")
         """Buckets that have counted since they were last saved."""
 
     def add(self, ids: torch.Tensor) -> torch.Tensor:
@@ -76,5 +76,5 @@ class Counts:
     @staticmethod
     def _places(ids: torch.Tensor, buckets: torch.Tensor) -> torch.Tensor:
         """Where the counters of each id lie: [n, DEPTH]."""
-        hashed = splitmix64(~ids)[:, None] >> torch.arange(0, 16 * DEPTH, 16)
-        return hashed.bitwise_and_(WIDTH - 1) + (torch.arange(DEPTH) * WIDTH) + (buckets * (DEPTH * WIDTH))[:, None]
+        hashed = splitmix64(~ids)[:, None] >> torch.arange(0, 16 * DEPTH, 16, device="cpu")
+        return hashed.bitwise_and_(WIDTH - 1) + (torch.arange(DEPTH, device="cpu") * WIDTH) + (buckets * (DEPTH * WIDTH))[:, None]

@@ -61,7 +61,7 @@ class RowCut:
             }
         for name, plane in planes.items():
             torch.index_select(plane, 0, at, out=self._images[name][self._kept : self._kept + len(at)])
-        self._where.index_copy_(0, at, torch.arange(self._kept + 1, self._kept + 1 + len(at), dtype=torch.int32))
+        self._where.index_copy_(0, at, torch.arange(self._kept + 1, self._kept + 1 + len(at), dtype=torch.int32, device="cpu"))
         self._kept += len(at)
         self._owed.index_fill_(0, at, 0)
 

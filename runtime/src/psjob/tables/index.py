@@ -72,7 +72,7 @@ class Index:
         at = self._find(ids)
         while True:
             taken = self._slots.index_select(0, at)
-            order = torch.arange(len(ids), dtype=torch.int32)
+            order = torch.arange(len(ids), dtype=torch.int32, device="cpu")
             self._slots.index_copy_(0, at, order)
             won = self._slots.index_select(0, at) == order
             lost = (~won).nonzero().squeeze(1)

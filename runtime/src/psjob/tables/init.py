@@ -24,8 +24,8 @@ def initial_rows(spec: TableSpec, ids: torch.Tensor) -> torch.Tensor:
     """First values of rows `ids` (int64), of the table's dtype and shape [n, dim]."""
     rule = rules.named(spec.rule)
     if isinstance(rule, rules.Combine):
-        return torch.full((len(ids), spec.dim), rule.identity(spec.torch_dtype), dtype=spec.torch_dtype)
-    out = torch.zeros(len(ids), spec.dim)
+        return torch.full((len(ids), spec.dim), rule.identity(spec.torch_dtype), dtype=spec.torch_dtype, device="cpu")
+    out = torch.zeros(len(ids), spec.dim, dtype=torch.float32, device="cpu")
     if spec.init == "zeros" or not spec.scale:
         return out
     pairs = (spec.dim + 1) // 2
@@ -48,7 +48,7 @@ def initial_rows(spec: TableSpec, ids: torch.Tensor) -> torch.Tensor:
 
 def _uniform(keys: torch.Tensor, columns: int) -> torch.Tensor:
     """Multiples of 2^-24 in [0, 1) for each (key, column): lowbias32 (Wellons, Prospecting for hash functions, 2018)."""
-    x = keys[:, None] + torch.arange(columns, dtype=torch.int32).mul_(_STEP)
+    x = keys[:, None] + torch.arange(columns, dtype=torch.int32, device="cpu").mul_(_STEP)
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(0x846CA68B - (1 << 32))
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

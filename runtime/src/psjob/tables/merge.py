@@ -25,7 +25,7 @@ def merge(parts: Sequence[Part], present: int, out: torch.Tensor | None = None) 
         ids, grads = parts[0]
         return ids, grads if present == 1 else grads.mul_(1.0 / present)
     ids, inverse = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
-    total = (torch.empty(len(ids), parts[0][1].shape[1]) if out is None else out[: len(ids)]).zero_()
+    total = (torch.empty(len(ids), parts[0][1].shape[1], dtype=torch.float32, device="cpu") if out is None else out[: len(ids)]).zero_()
     start = 0
     for mine, grads in parts:
         add_rows(total, inverse[start : start + len(mine)], grads)

@@ -39,11 +39,11 @@ class Partition:
 
     def buckets(self, shard: int) -> torch.Tensor:
         """A mask of BUCKETS: which of them `shard` has."""
-        return torch.tensor(self.owners) == shard
+        return torch.tensor(self.owners, device="cpu") == shard
 
     def shard_of(self, ids: torch.Tensor) -> torch.Tensor:
         """The shard of each id, as int64."""
-        return torch.tensor(self.owners)[bucket_of(ids)]
+        return torch.tensor(self.owners, device="cpu")[bucket_of(ids)]
 
     def to_json(self) -> dict[str, Any]:
         """For a welcome or a manifest."""

@@ -52,7 +52,7 @@ class Slab:
             raise MemoryError(
                 f"a table has room for {self.limit} rows on a shard, {self.top + count} are asked for: use more shards or evict_after"
             )
-        found.append(torch.arange(self.top, self.top + count))
+        found.append(torch.arange(self.top, self.top + count, device="cpu"))
         self.top += count
         return torch.cat(found) if len(found) > 1 else found[0]
 

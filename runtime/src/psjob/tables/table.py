@@ -47,7 +47,7 @@ class RowTable:
         self.check(ids)
         slots = self._index.lookup(ids)
         unknown = (slots < 0).nonzero().squeeze(1)
-        values = torch.empty(len(ids), self.spec.dim, dtype=self.spec.torch_dtype) if out is None else out
+        values = torch.empty(len(ids), self.spec.dim, dtype=self.spec.torch_dtype, device="cpu") if out is None else out
         torch.index_select(self._slab.weights, 0, slots.clamp_(min=0) if len(unknown) else slots, out=values)
         if len(unknown):
             values.index_copy_(0, unknown, initial_rows(self.spec, ids.index_select(0, unknown)))
@@ -121,7 +121,7 @@ class RowTable:
         if self._cut is not None:
             raise ValueError(f"table {self.spec.name}: the cut before is still being read")
         slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
-        removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64)
+        removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64, device="cpu")
         self._cut = RowCut(self._slab, slots, removed, self._save_counts(changed_only), self._owed, self._images)
         self._changed[: self._slab.top] = 0
         self._removed = []
@@ -207,7 +207,7 @@ class RowTable:
     def _admit(self, ids: torch.Tensor, hyperparameters: Hyperparameters) -> torch.Tensor:
         """Slots of rows that were not there: made now, or -1 where they were not named often enough."""
         slots = torch.full_like(ids, -1)
-        ready = torch.arange(len(ids))
+        ready = torch.arange(len(ids), device="cpu")
         if self._counts is not None:
             ready = (self._counts.add(ids) >= self.spec.admit_after).nonzero().squeeze(1)
             ids = ids.index_select(0, ready)

@@ -228,7 +228,7 @@ class WorkerCompression:
     def _feed(self, codec: Codec, clock: int, block: Block, flat: torch.Tensor) -> Kept:
         left = self._left.get(block.index)
         if left is None:
-            left = self._left[block.index] = torch.zeros(block.length)
+            left = self._left[block.index] = torch.zeros(block.length, dtype=torch.float32, device="cpu")
         if self._may_skip:
             self._before[block.index] = left.clone()
         aside = []
@@ -240,7 +240,7 @@ class WorkerCompression:
         left.add_(flat)
         body = self._bodies.get(block.index)
         if body is None:
-            body = self._bodies[block.index] = torch.empty(codec.bound(block.length, self._config.ratio), dtype=torch.uint8)
+            body = self._bodies[block.index] = torch.empty(codec.bound(block.length, self._config.ratio), dtype=torch.uint8, device="cpu")
         size = codec.encode(left, body, self._key(clock, block.index), self._config.ratio)
         if size:
             kept = Kept(clock, codec.number, body[:size])

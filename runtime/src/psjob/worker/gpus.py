@@ -52,8 +52,8 @@ def lying(device: torch.device) -> Lying:
         return Lying(CPU)
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", device)
     there = torch.ones(PROBE, dtype=torch.uint8, device=device)
-    here = torch.empty(PROBE, dtype=torch.uint8, pin_memory=True)
-    one, other = torch.ones(PROBE // 4), torch.ones(PROBE // 4)
+    here = torch.empty(PROBE, dtype=torch.uint8, pin_memory=True, device="cpu")
+    one, other = torch.ones(PROBE // 4, dtype=torch.float32, device="cpu"), torch.ones(PROBE // 4, dtype=torch.float32, device="cpu")
 
     def copy() -> None:
         here.copy_(there)

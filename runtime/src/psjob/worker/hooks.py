@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from psjob.worker.overlap import Overlap
 from psjob.worker.use import Tree
@@ -28,18 +29,30 @@ def install(model: torch.nn.Module, overlap: Overlap, carry_out: CarryOut, makes
     for path, module in _all_of(model):
         paths.setdefault(module, []).append(path)
     for module, own in paths.items():
-        module.register_forward_pre_hook(Hook(_before_forward(overlap, carry_out, own)), prepend=True)
-        module.register_state_dict_pre_hook(Hook(_before_state(overlap, carry_out)))  # type: ignore[no-untyped-call]
+        before_forward(module, Hook(_before_forward(overlap, carry_out, own)), prepend=True)
+        before_state(module, Hook(_before_state(overlap, carry_out)))
+
+
+def before_forward(module: torch.nn.Module, hook: Hook, prepend: bool = False) -> RemovableHandle:
+    """Call `hook` with module, positional and named arguments before each forward, also of a scripted module that is called by itself."""
+    # Scripted modules refuse by their own name what torch does for them if they are called from Python.
+    return torch.nn.Module.register_forward_pre_hook(module, hook, prepend=prepend, with_kwargs=True)
+
+
+def before_state(module: torch.nn.Module, hook: Hook) -> RemovableHandle:
+    """Call `hook` with the module before each `state_dict`, as `before_forward` does."""
+    handle: RemovableHandle = torch.nn.Module.register_state_dict_pre_hook(module, hook)  # type: ignore[no-untyped-call]
+    return handle
 
 
 class Hook:
     """A hook that copies of its module do not have, nor pickles of it."""
 
-    def __init__(self, act: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(self, act: Callable[..., None]) -> None:
         self._act = act
 
-    def __call__(self, module: torch.nn.Module, *_given: object) -> None:
-        self._act(module)
+    def __call__(self, *given: Any) -> None:
+        self._act(*given)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _forgotten, ()
@@ -62,8 +75,8 @@ def _accumulated(overlap: Overlap, row: int, makes_again: Callable[[], bool]) ->
     return hook
 
 
-def _before_forward(overlap: Overlap, carry_out: CarryOut, paths: Sequence[str]) -> Callable[[torch.nn.Module], None]:
-    def hook(module: torch.nn.Module) -> None:
+def _before_forward(overlap: Overlap, carry_out: CarryOut, paths: Sequence[str]) -> Callable[..., None]:
+    def hook(module: torch.nn.Module, *_given: object) -> None:
         if overlap.learning:
             if torch.is_grad_enabled():
                 overlap.ran += [path for path in paths if path not in overlap.ran]
@@ -78,8 +91,8 @@ def _before_forward(overlap: Overlap, carry_out: CarryOut, paths: Sequence[str])
     return hook
 
 
-def _before_state(overlap: Overlap, carry_out: CarryOut) -> Callable[[torch.nn.Module], None]:
-    def hook(_module: torch.nn.Module) -> None:
+def _before_state(overlap: Overlap, carry_out: CarryOut) -> Callable[..., None]:
+    def hook(*_given: object) -> None:
         if not overlap.landed():
             carry_out(lambda: overlap.need(overlap.all_blocks))
 

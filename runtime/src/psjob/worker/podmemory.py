@@ -45,7 +45,11 @@ class PodMemory:
         for block in self._layout.blocks:
             dtype = getattr(torch, block.dtype)
             at = begin + span.offsets[block.index]
-            flat = torch.frombuffer(self._map, dtype=dtype, count=block.length, offset=at) if block.length else torch.empty(0, dtype=dtype)
+            flat = (
+                torch.frombuffer(self._map, dtype=dtype, count=block.length, offset=at)
+                if block.length
+                else torch.empty(0, dtype=dtype, device="cpu")
+            )
             made.append(Pack(block, flat, self._layout.table))
         return made
 
@@ -113,7 +117,7 @@ def pin(owner: object, mapped: mmap.mmap, device: torch.device) -> bool:
             weakref.finalize(owner, runtime.cudaHostUnregister, flat.data_ptr()).atexit = False
             return True
         with contextlib.suppress(RuntimeError):  # CUDA keeps the refusal for the next kernel of this thread
-            torch.zeros(1, device=device)
+            torch.zeros(1, dtype=torch.uint8, device=device)
     return False
 
 

@@ -102,7 +102,7 @@ class Rows:
         session, spec = self.session, self.specs[table]
         version = session.clock + ahead
         mine, order, counts = self.split(ids)
-        rows = torch.empty(len(ids), spec.dim, dtype=spec.torch_dtype) if out is None else out
+        rows = torch.empty(len(ids), spec.dim, dtype=spec.torch_dtype, device="cpu") if out is None else out
         asked = RowRequest(table, mine, order, counts, rows, version)
         needed = (0, session.mode.version_for(version - 1))
         limit, begin = lookup_limit(spec.dim), 0
@@ -177,7 +177,7 @@ class Rows:
             limit = lookup_limit(spec.dim)
             for start in range(0, 0 if values is None else len(values), limit):
                 assert values is not None
-                ids, _, counts = self.split(torch.arange(start, min(start + limit, len(values))))
+                ids, _, counts = self.split(torch.arange(start, min(start + limit, len(values)), device="cpu"))
                 for link, part in zip(session.links, torch.split(ids, counts), strict=True):
                     if len(part) and (lane := link.main) is not None:
                         lane.send_parts(header, [memory.view(part), memory.view(values[part])])

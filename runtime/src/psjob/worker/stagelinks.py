@@ -315,7 +315,7 @@ class StageLinks:
         if header.flags & Flag.LENT:
             stream.lent(header, header.part, header.length)  # before memory is taken for so many bytes
         try:
-            head, body = memoryview(bytearray(size)), torch.empty(header.length - size, dtype=torch.uint8)
+            head, body = memoryview(bytearray(size)), torch.empty(header.length - size, dtype=torch.uint8, device="cpu")
         except (RuntimeError, MemoryError) as error:
             raise StreamClosed(
                 f"worker {rank}: no memory for {header.kind.name} of {header.length} bytes: {one_line(error, 200)}"

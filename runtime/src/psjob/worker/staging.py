@@ -140,7 +140,7 @@ def _arena(layout: Layout, device: torch.device, stage: int | None) -> dict[int,
     """A pack a block, by index, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
     edge, blocks = 64, layout.of_stage(stage)
     sizes = [-(-block.nbytes // edge) * edge for block in blocks]
-    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
     packs: dict[int, Pack] = {}
     at = 0
     for block, size in zip(blocks, sizes, strict=True):

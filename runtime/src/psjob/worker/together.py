@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from psjob.worker.following import FollowerSession
     from psjob.worker.leading import LeaderSession
 
-_IN_MEMORY: Final = torch.empty(0)
+_IN_MEMORY: Final = torch.empty(0, dtype=torch.float32, device="cpu")
 """Stands for a gradient that lies in shared memory."""
 
 

@@ -36,7 +36,7 @@ class RowRule(HasHyperparameters, Protocol):
 def parts(slots: torch.Tensor, grads: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Slots and copies of their gradients, in parts that stay in the cache; a part's copy may be written to until the next."""
     step = max(1, PART // max(1, grads.shape[1]))
-    room = torch.empty(min(step, len(slots)), grads.shape[1], dtype=grads.dtype)
+    room = torch.empty(min(step, len(slots)), grads.shape[1], dtype=grads.dtype, device="cpu")
     for start in range(0, len(slots), step):
         grad = grads[start : start + step]
         yield slots[start : start + step], room[: len(grad)].copy_(grad)

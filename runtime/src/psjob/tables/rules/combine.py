@@ -57,7 +57,7 @@ class Combine:
         ids, order = torch.sort(ids, stable=True)
         rows = rows[order]
         while bool((ids[1:] == ids[:-1]).any()):  # a round halves the longest run
-            place = torch.arange(len(ids)) - torch.searchsorted(ids, ids)
+            place = torch.arange(len(ids), device="cpu") - torch.searchsorted(ids, ids)
             second = (place % 2 == 1).nonzero().squeeze(1)
             rows[second - 1] = self.join(rows[second - 1], rows[second])
             first = place % 2 == 0

@@ -1,0 +1,225 @@
+"""Ordinary torch objects in a job: what is taken trains as in one process, and what is not is refused by its name."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psjob as ps
+from psjob import contract
+from psjob.api.pairs import Pair, joined
+from psjob.process.config import CompressionConfig
+from tests.live.live_shards import Worker, all_well, serving
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def sgd(model: nn.Module, **words: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **words)
+
+
+def refused(model: nn.Module) -> str:
+    with pytest.raises(ps.Refused) as caught:
+        ps.attach(model, sgd(model))
+    return str(caught.value)
+
+
+class Held(nn.Module):
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.weight = nn.Parameter(values)
+
+
+def test_tensors_without_values_of_their_own_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    assert "parameter 0.weight has no shape yet: LazyLinear takes it from its first batch" in refused(nn.Sequential(nn.LazyLinear(2)))
+    buffers = nn.Sequential(nn.Linear(1, 1), nn.LazyBatchNorm1d(affine=False))
+    assert "buffer 1.running_mean has no shape yet: LazyBatchNorm1d" in refused(buffers)
+    assert "parameter inner.weight is on the meta device" in refused(Held(torch.empty(2, device="meta")))
+    assert "a Parameter of layout sparse_coo" in refused(Held(torch.eye(2).to_sparse()))
+    negative = torch.complex(torch.zeros(2), torch.ones(2)).conj().imag
+    assert negative.is_neg() and "negative bit" in refused(Held(negative))
+
+
+def test_a_frozen_parameter_may_be_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta").requires_grad_(False))
+    ps.attach(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+class Phase(nn.Module):
+    """One angle a batch element; its gradient comes back from complex numbers, with torch's lazy negative bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = nn.Parameter(torch.tensor([0.7, -0.4, 0.2]))
+        self.register_buffer("turned", torch.polar(torch.ones(3), torch.arange(3.0)).conj())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(torch.zeros_like(self.angles), self.angles)
+        return (x * z.conj()).imag
+
+
+class Renamed(nn.Module):
+    """Its state_dict takes no arguments of torch's, and has names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embed(x)).tanh()
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return OrderedDict((f"net.{name}", value) for name, value in super().state_dict().items())
+
+
+def scripted() -> nn.Module:
+    made: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    return made
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), 1.0 + step)).square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+@pytest.mark.parametrize("build", [Phase, Renamed, scripted])
+def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Module], transport: str) -> None:
+    mine, plain = build(), build()
+    with torch.no_grad():
+        for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
+            theirs.copy_(ours)
+    with serving(tmp_path, workers=1, shards=2, transport=transport) as shards:
+        all_well([Worker(shards, 0, mine, sgd(mine))], lambda worker: steps(worker.model, worker.optimizer))
+    steps(plain, sgd(plain))
+    for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):  # the compiler of scripts chooses kernels as it likes
+        torch.testing.assert_close(ours, theirs, rtol=1e-3 if build is scripted else 0, atol=0)
+    for held, built in zip(mine.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(held.resolve_conj(), built.resolve_conj())
+
+
+def test_a_negative_gradient_through_a_codec(tmp_path: Path) -> None:
+    mine = Phase()
+    with serving(tmp_path, workers=1, shards=1, compression=CompressionConfig("fp16")) as shards:
+
+        def act(worker: Worker) -> None:
+            steps(worker.model, worker.optimizer)
+
+        all_well([Worker(shards, 0, mine, sgd(mine))], act)
+    plain = Phase()
+    steps(plain, sgd(plain))
+    torch.testing.assert_close(mine.angles, plain.angles, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop])
+def test_the_scripts_default_device_is_nobodys_business(tmp_path: Path, optimizer: Any) -> None:
+    """As `torch.set_default_device("cuda")`: what is made without a device lies elsewhere than in this host's memory."""
+    mine = nn.Linear(3, 3)
+    plain = copy.deepcopy(mine)
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        batches = [torch.full((2, 3), float(number)) for number in range(3)]
+
+        def run(model: nn.Module, made: torch.optim.Optimizer) -> None:
+            for batch in batches:
+                model(batch).square().sum().backward()
+                made.step()
+                made.zero_grad()
+
+        def act(worker: Worker) -> None:
+            with torch.device("meta" if optimizer is torch.optim.Adam else "cpu"):
+                run(worker.model, worker.optimizer)
+
+        all_well([Worker(shards, 0, mine, optimizer(mine.parameters()))], act)
+    run(plain, optimizer(plain.parameters()))
+    assert torch.equal(mine.weight, plain.weight)
+
+
+def test_names_may_be_words_of_torchs_modules() -> None:
+    names = ["values", "training", "double", "items", "forward"]
+    pairs = [Pair(name, model := nn.Linear(1, 1), sgd(model)) for name in names]
+    whole, _ = joined(pairs)
+    assert [name for name, _ in whole.named_parameters()] == [f"{name}.{p}" for name in names for p in ("weight", "bias")]
+    assert whole.training is True and whole.trains
+    assert not any(model.eval().training for model in whole.children()) and not whole.trains
+
+
+def saved(thing: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.RMSprop, {})])
+def test_whole_objects_are_saved_and_copied_as_torchs_own(tmp_path: Path, kind: Any, words: dict[str, Any]) -> None:
+    mine = nn.Linear(3, 3)
+    first = copy.deepcopy(mine)
+    with serving(tmp_path, workers=1, shards=1) as shards:
+
+        def act(worker: Worker) -> None:
+            assert type(saved(worker.model)) is nn.Linear
+            steps(worker.model, worker.optimizer)
+            for there in (saved(worker.optimizer), copy.deepcopy(worker.optimizer)):
+                assert type(there) is kind
+                whole = worker.optimizer.state_dict()
+                assert there.state_dict()["param_groups"] == whole["param_groups"]
+                for row, state in whole["state"].items():
+                    assert all(torch.equal(value, there.state_dict()["state"][row][name]) for name, value in state.items())
+            loaded = saved({"model": worker.model, "optimizer": worker.optimizer})  # goes on by itself
+            steps(loaded["model"], loaded["optimizer"])
+            steps(worker.model, worker.optimizer)
+            torch.testing.assert_close(loaded["model"].weight, worker.model.weight)
+
+        all_well([Worker(shards, 0, mine, kind(mine.parameters(), lr=0.01, **words))], act)
+    assert not torch.equal(first.weight, mine.weight)
+
+
+LOOKS: dict[str, Callable[[torch.optim.Optimizer, torch.Tensor], Any]] = {
+    "read": lambda optimizer, p: optimizer.state[p]["exp_avg_sq"],
+    "get": lambda optimizer, p: optimizer.state.get(p),  # type: ignore[attr-defined]
+    "in": lambda optimizer, p: p in optimizer.state,
+    "clear": lambda optimizer, p: optimizer.state.clear(),
+    "set": lambda optimizer, p: setattr(optimizer, "state", {}),
+    "write": lambda optimizer, p: optimizer.state.__setitem__(p, {}),
+}
+
+
+def test_the_state_of_an_optimizer_on_the_shards_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(tmp_path / "end"))
+    for look, act in LOOKS.items():
+        (folder := tmp_path / look).mkdir()
+        with serving(folder, workers=1, shards=1) as shards:
+            mine = nn.Linear(3, 3)
+            worker = Worker(shards, 0, mine, torch.optim.Adam(mine.parameters()))
+            worker.attach()
+            steps(mine, worker.optimizer)
+            assert not list(worker.optimizer.state.items())
+            with pytest.raises(SystemExit) as ended:
+                act(worker.optimizer, mine.weight)
+        assert ended.value.code == contract.EXIT_REFUSED, look
+        assert "optimizer.state" in (said := (tmp_path / "end").read_text()) and "training.updateAt: worker" in said, look
+
+
+def test_the_state_of_an_optimizer_on_the_worker_is_the_scripts(tmp_path: Path) -> None:
+    mine = nn.Linear(3, 3)
+    with serving(tmp_path, workers=1, shards=1, update_at="worker") as shards:
+
+        def act(worker: Worker) -> None:
+            steps(worker.model, worker.optimizer)
+            assert set(worker.optimizer.state[mine.weight]) == {"step", "exp_avg", "exp_avg_sq"}
+
+        all_well([Worker(shards, 0, mine, torch.optim.Adam(mine.parameters()))], act)
