@@ -282,7 +282,7 @@ class Worker:
         **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        pairs = (Pair("", model, optimizer, groups(later, optimizer)),)
+        pairs = (Pair("", model, optimizer, groups(later, [optimizer])),)
         self.job = AttachedJob(shards.place(rank, start), pairs, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
         shards.guests.append(self)

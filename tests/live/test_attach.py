@@ -138,8 +138,7 @@ def test_outside_a_job_a_second_attach_is_refused_too(monkeypatch: pytest.Monkey
     ps.attach(mine, sgd(mine), name="a")
     monkeypatch.delattr(sys, "ps1")
     assert "name='a') was called twice" in refused_alone(other, sgd(other), name="a")
-    assert "must be of one class" in refused_alone(other, torch.optim.Adam(other.parameters()), name="b")
-    ps.attach(other, sgd(other), name="b")
+    ps.attach(other, torch.optim.Adam(other.parameters()), name="b")
     mine(torch.ones(1, 3)).sum().backward()
     assert "attach after a, b were in use" in refused_alone(third, sgd(third), name="c")
 
@@ -368,23 +367,20 @@ def test_a_place_that_is_wrong_is_refused_whole(job: Callable[..., str]) -> None
     assert "format" in job(mine, sgd(mine), config={"format": 99})
 
 
-@pytest.mark.parametrize("what", ["load_state_dict", "add_param_group", "sparse"])
+@pytest.mark.parametrize("what", ["load_state_dict", "add_param_group"])
 def test_what_cannot_be_done_after_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(tmp_path / "end"))
     with serving(tmp_path, workers=1, shards=1) as shards:
-        mine: nn.Module = nn.Embedding(5, 3, sparse=True) if what == "sparse" else model()
+        mine = model()
         worker = Worker(shards, 0, mine, sgd(mine))
         worker.attach()
         with pytest.raises(SystemExit) as ended:
             if what == "load_state_dict":
                 worker.optimizer.load_state_dict({})
-            elif what == "add_param_group":
-                worker.optimizer.add_param_group({"params": []})
             else:
-                mine(torch.tensor([1])).sum().backward()
-                worker.optimizer.step()
+                worker.optimizer.add_param_group({"params": []})
     assert ended.value.code == contract.EXIT_REFUSED
-    assert ("sparse=False" if what == "sparse" else what) in (tmp_path / "end").read_text()
+    assert what in (tmp_path / "end").read_text()
 
 
 def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) -> None:

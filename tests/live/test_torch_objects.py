@@ -50,6 +50,13 @@ def test_tensors_without_values_of_their_own_are_refused_by_name(monkeypatch: py
     assert negative.is_neg() and "negative bit" in refused(Held(negative))
 
 
+def test_overlap_does_not_see_into_scripted_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    model = nn.Sequential(scripted(), nn.Linear(3, 1))
+    with pytest.raises(ps.Refused, match=r"those of torch\.jit run without Python"):
+        ps.attach(model, sgd(model), overlap=True)
+
+
 def test_a_frozen_parameter_may_be_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(contract.ENV_ROLE, raising=False)
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta").requires_grad_(False))

@@ -76,8 +76,12 @@ def _rank(rank: int, world: int, store: str, out: str, words: list[str]) -> None
     dist.barrier()
 
 
-def attach(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str = "0", **_stateful: Any) -> tuple[Any, Any]:
+def attach(model: torch.nn.Module, optimizer: Any, name: str = "0", **_stateful: Any) -> tuple[Any, Any]:
     """The weights of rank 0, and the mean gradient at each step."""
+    if isinstance(optimizer, tuple):
+        for one in optimizer:
+            attach(model, one, name)
+        return model, optimizer
     global _epochs
     MODELS[name] = model
     _epochs = 0
@@ -101,31 +105,35 @@ def attach(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str =
                 dist.all_reduce(has)
                 if not has or not p.requires_grad:
                     continue
-                total = torch.zeros_like(p) if p.grad is None or _absent else p.grad.clone()
+                total = torch.zeros_like(p) if p.grad is None or _absent else p.grad.to_dense().clone()
                 dist.all_reduce(total)
                 p.grad = total / present.item()
-        for clip in _clips:
-            clip()
-        _clips.clear()
+        own = {id(p) for group in self.param_groups for p in group["params"]}
+        for clip in [clip for clip in _clips if own & clip[0]]:
+            clip[1]()
+            _clips.remove(clip)
         if present:
             plain.step(self)
         return loss
 
-    _clip_means(model)
+    _clip_means()
     optimizer.__class__ = type(plain.__name__, (plain,), {"step": step})
     return model, optimizer
 
 
-def _clip_means(model: torch.nn.Module) -> None:
+def _clip_means() -> None:
     """Under DDP backward leaves the mean, which is what a script clips. Here the mean is taken at the step, so clipping waits for it."""
     from torch.nn import utils
 
     for function in (utils.clip_grad_norm_, utils.clip_grad_value_):
         (cell,) = function.__closure__
         plain = cell.cell_contents
+        if plain.__name__ == "later":
+            continue
 
         def later(parameters: Any, *words: Any, plain: Any = plain, **named: Any) -> torch.Tensor:
-            _clips.append(lambda: plain(list(model.parameters()), *words, **named))
+            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            _clips.append(({id(p) for p in given}, lambda: plain(given, *words, **named)))
             return torch.zeros(())
 
         cell.cell_contents = later

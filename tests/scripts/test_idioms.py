@@ -36,7 +36,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "lbfgs": ("LBFGS evaluates the loss several times", "mlp"),
     "renormalises_weights": ("or under a parametrization", "parametrized weight_norm"),
     "sam_wrapped": ("SAM evaluates its closure at other weights", "sam"),
-    "sparse_gradients": ("use dense gradients (sparse=False)", "dense_gradients"),
+    "one_of_two_models_attached": ("Give attach all models that it trains as one", "one_optimizer_of_two_models"),
+    "sparse_gradients": ("SparseAdam steps the rows of a worker's own batch", "sparse_gradients_of_adagrad"),
     "steps_by_hand": ("no step of the attached optimizer was made", "mlp"),
     "steps_by_hand_without_optimizer": ("which needs one", "mlp"),
     "two_models_unnamed": ("give each model a name, such as attach(model, optimizer, name='generator')", "gan"),
@@ -48,6 +49,7 @@ TOLD: dict[str, tuple[str, str]] = {"clamps_gradients": ("the gradient of 0.weig
 QUICK = {
     "accumulation_modulo", "clip_norm", "cnn_batchnorm", "frozen_and_tied", "gan", "grad_scaler", "optimizers AdamW", "rnn_hidden_state",
     "samplers uneven", "schedulers OneCycleLR", "stream", "tiny_transformer",
+    "two_classes_of_optimizer",
 }  # fmt: skip
 """Cases that `make test` runs: steps, clipping, buffers, tied weights, two models, schedules, uneven data and streams."""
 UNKEPT: dict[str, str] = {

@@ -15,7 +15,7 @@ BODY, HEAD, LAST = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
 
 def pair() -> Pair:
     optimizer = torch.optim.Adam(HEAD.parameters(), lr=0.5)
-    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, groups([BODY, LAST.parameters()], optimizer))
+    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, groups([BODY, LAST.parameters()], [optimizer]))
 
 
 def test_groups_have_the_defaults_of_the_optimizer() -> None:
@@ -27,7 +27,7 @@ def test_groups_have_the_defaults_of_the_optimizer() -> None:
 def test_rows_of_groups_that_are_not_added_are_the_jobs_and_not_the_optimizers() -> None:
     one = pair()
     _, whole = joined([one])
-    assert one.rows == 6 and [one.has(row) for row in range(6)] == [True] * 2 + [False] * 4
+    assert one.rows == list(range(6)) and [one.has(row) for row in range(6)] == [True] * 2 + [False] * 4
     assert [len(group["params"]) for group in whole.param_groups] == [2, 2, 2] and len(one.optimizer.param_groups) == 1
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from psjob.api.attachable import check, table_of
 from psjob.api.later import Later, groups
-from psjob.api.pairs import Pair, check_name, check_overlap, joined, refuse_more
+from psjob.api.pairs import Pair, check_name, check_overlap, joined, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
 
 _attached: list[Pair] = []
@@ -17,8 +18,9 @@ _attached: list[Pair] = []
 
 
 def check_alone(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str | None, overlap: bool, later: Later, stateful: dict[str, Any]
-) -> None:
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str | None, overlap: bool, later: Later,
+    stateful: dict[str, Any],
+) -> None:  # fmt: skip
     """Raise Refused for what a job would refuse, whatever its manifest says. Nothing of the model changes."""
     if interactive():
         forget()
@@ -26,13 +28,14 @@ def check_alone(
         check_name(name, _attached)
     if _attached and (name is None or not _attached[0].name or any(_used(pair) for pair in _attached)):
         refuse_more(_attached)
-    added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
-    check(model, optimizer, stateful, added)
-    pairs = [*_attached, Pair(name or "", model, optimizer, added)]
-    check_overlap(overlap, pairs)
-    check_kind(optimizer)
-    table_of(*joined(pairs))
-    _attached.append(pairs[-1])
+    added = groups(later, optimizers)
+    check(model, optimizers, stateful, added)
+    made = pairs_of(name, model, optimizers, added)
+    check_overlap(overlap, [*_attached, *made])
+    for optimizer in optimizers:
+        check_kind(optimizer)
+    table_of(*joined([*_attached, *made]))
+    _attached.extend(made)
 
 
 def interactive() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 import torch
@@ -14,7 +15,8 @@ from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
 from psjob.api.later import Later, groups
-from psjob.api.pairs import FirstUse, Pair, check_name, refuse_more
+from psjob.api.pairs import FirstUse, Pair, check_name, pairs_of, refuse_more
+from psjob.api.rulechoice import check_kind
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, ownfiles, supervise
@@ -37,26 +39,31 @@ def attach(
     model: M, optimizer: T, *, name: str | None = None, overlap: bool = False, later: Later = (), **stateful: Any
 ) -> tuple[M, T]: ...
 @overload
+def attach(
+    model: M, optimizer: Sequence[T], *, name: str | None = None, overlap: bool = False, **stateful: Any
+) -> tuple[M, Sequence[T]]: ...
+@overload
 def attach(model: M, *, overlap: bool = False, **stateful: Any) -> tuple[M, torch.optim.Optimizer]: ...
 def attach(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     name: str | None = None,
     overlap: bool = False,
     later: Later = (),
     **stateful: Any,
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+) -> tuple[torch.nn.Module, torch.optim.Optimizer | Sequence[torch.optim.Optimizer]]:
     """Make this script a worker of the job that runs it; outside a job both are returned unchanged, and the same is refused.
 
     Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
 
     Args:
         model: what is trained. All parameters that need a gradient are the optimizer's.
-        optimizer: new, without steps of its own. A model of `Table`s alone needs none. The object that is returned in its place has
-            `step()`, at which pushes count.
-        name: one word for this model, where a script attaches several, such as the two of a GAN. Attach all of them before the first is
-            run, copied or asked for its state: the job begins then. Their optimizers are of one class.
+        optimizer: new, without steps of its own, or several in a tuple, each of which makes steps of its own. A model of `Table`s only
+            needs none. The object that is returned in its place has `step()`, at which pushes count.
+        name: one word for this model, if a script attaches several, such as the two of a GAN. Attach all of them before the first is
+            run, copied or asked for its state: the job begins then. Optimizers of several classes, or of the same parameters, step on the
+            workers, in mode sync.
         overlap: send gradients during backward, and let `step` return before all weights have come. Each module waits for its own weights
             at its next forward. Code that reads weights in another way must call `psjob.wait()` first. A gradient must stay as backward
             left it until `step` (no clipping by hand, no GradScaler).
@@ -79,18 +86,18 @@ def attach(
     __tracebackhide__ = True
     try:
         place = config.place()
-        optimizer = given = optimizer or stepper(model)
-        knows = foreign.home(optimizer)
-        optimizer = optimizer if knows is None else knows.inner(optimizer)
+        given = stepper(model) if optimizer is None else optimizer
+        inner = [_inner(each) for each in (given if isinstance(given, list | tuple) else [given])]
         if place is None:
-            check_alone(model, optimizer, name, overlap, later, stateful)
-            attach_alone(model, optimizer)
+            check_alone(model, inner, name, overlap, later, stateful)
+            for each in inner:
+                attach_alone(model, each)
             return model, given
         for library in foreign.in_use():
             library.mark(place)
         with _attaching:
-            pair = _checked(place, model, optimizer, name, overlap, later, stateful)
-            _pending.append(pair)
+            pairs = _checked(place, model, inner, name, overlap, later, stateful)
+            _pending.extend(pairs)
             _wanted.update(stateful)
             _wanted[OVERLAP] = overlap or _wanted.get(OVERLAP, False)
     except Refused as refused:
@@ -98,8 +105,15 @@ def attach(
     if name is None and not any(library.moves(model) for library in foreign.in_use()):
         settle()
     else:
-        _first_use.watch(pair)
+        for pair in pairs:
+            _first_use.watch(pair)
     return model, given
+
+
+def _inner(optimizer: Any) -> Any:
+    """The torch optimizer that makes the steps of a library's."""
+    knows = foreign.home(optimizer)
+    return optimizer if knows is None else knows.inner(optimizer)
 
 
 OVERLAP = "overlap=True"
@@ -107,9 +121,9 @@ OVERLAP = "overlap=True"
 
 
 def _checked(
-    place: config.Place, model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str | None, overlap: bool, later: Later,
-    stateful: dict[str, Any],
-) -> Pair:  # fmt: skip
+    place: config.Place, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str | None, overlap: bool,
+    later: Later, stateful: dict[str, Any],
+) -> list[Pair]:  # fmt: skip
     if name is not None:
         check_name(name, _pending)
     if current is not None or (_pending and name is None):
@@ -123,11 +137,14 @@ def _checked(
     children.claim(place)
     cuts = stagecuts.known(model, place.config)
     stagefirst.check(cuts.memory, model)
-    if place.config.stages and (name is not None or overlap):
-        raise Refused(f"a job of stages trains one model without overlap; leave {'overlap' if name is None else 'name'} out")
-    added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
-    check(model, optimizer, stateful, added, cuts.memory is not None)
-    return Pair(name or "", model, optimizer, added, cuts)
+    if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
+        odd = "name" if name is not None else "overlap" if overlap else "the other optimizers"
+        raise Refused(f"a job of stages trains one model with one optimizer, without overlap; leave {odd} out")
+    added = groups(later, optimizers)
+    check(model, optimizers, stateful, added, cuts.memory is not None)
+    for optimizer in optimizers:
+        check_kind(optimizer)
+    return pairs_of(name, model, optimizers, added, cuts)
 
 
 def settle() -> None:

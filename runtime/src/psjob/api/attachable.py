@@ -24,24 +24,32 @@ MOST_TOLD: Final = MAX_BODY - MAX_JSON
 
 
 def check(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any], later: Sequence[Mapping[str, Any]] = (),
-    in_parts: bool = False,
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], stateful: dict[str, Any],
+    later: Sequence[Mapping[str, Any]] = (), in_parts: bool = False,
 ) -> None:  # fmt: skip
     """Raises Refused, with a sentence on the first thing that does not go together. `in_parts`: a worker has values of its stage only."""
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
-    trained = {p for group in (*optimizer.param_groups, *later) for p in group["params"]}
+    odd = next((each for each in optimizers if not isinstance(each, torch.optim.Optimizer)), None)
+    if not isinstance(model, torch.nn.Module) or odd is not None or not optimizers:
+        given = odd if odd is not None else next(iter(optimizers), None)
+        raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(given).__name__}")
+    if len(set(map(id, optimizers))) < len(optimizers) or (len(optimizers) > 1 and later):
+        raise Refused("attach takes each optimizer once, and later=… with one optimizer only; leave the other out")
+    trained = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained |= {p for group in later for p in group["params"]}
     _check_tensors(model, trained, in_parts)
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
-            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or set requires_grad to False")
+            raise Refused(
+                f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or freeze it. Give attach "
+                "several optimizers of one model as a tuple: attach(model, (one, other))"
+            )
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None and module.weight.requires_grad:
             raise Refused(
                 f"{type(module).__name__} {name or '(the model)'} has max_norm {module.max_norm:g}: each worker would change the rows that "
                 "it looks up. Leave max_norm out and bring the rows to their norm in forward"
             )
-    if any(_steps(state) for state in optimizer.state.values()):
+    if any(_steps(state) for optimizer in optimizers for state in optimizer.state.values()):
         raise Refused(
             "the optimizer holds state from steps before attach, which the shards could not take over. Attach it new, "
             "and begin from a checkpoint with checkpoint.resumeFrom"
@@ -107,13 +115,18 @@ def table_of(
 ) -> tuple[list[torch.Tensor], list[TensorSpec]]:
     """The optimizer's parameters in its order, and what each is. Raises Refused for one that is not the model's."""
     names = {p: name for name, p in model.named_parameters()}
+    seen: set[torch.Tensor] = set()
     parameters: list[torch.Tensor] = []
     table: list[TensorSpec] = []
     for number, group in enumerate(optimizer.param_groups):
-        for p in group["params"]:
+        for p in (p for p in group["params"] if p not in seen):
+            seen.add(p)
             name = names.get(p)
             if name is None:
-                raise Refused(f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach")
+                raise Refused(
+                    f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach. Give attach all "
+                    "models that it trains as one, such as torch.nn.ModuleList([actor, critic]), or leave the parameter out"
+                )
             if p.is_complex():
                 raise Refused(
                     f"parameter {name} is {str(p.dtype).removeprefix('torch.')}; shards know real numbers, so make it real by "

@@ -160,8 +160,9 @@ class AttachedJob:
     def _own(self) -> dict[str, Any]:
         """Objects of psjob's whose state steps change, by name."""
         own: dict[str, Any] = {}
-        for pair in self.pairs if self.steps_alone else ():
-            own[f"optimizer{f' of {pair.name}' if pair.name else ''} (worker side)"] = PlainState(pair.plain, pair.optimizer)
+        for number, pair in enumerate(self.pairs if self.steps_alone else ()):
+            word = f"optimizer{f' of {pair.name}' if pair.name else ''} (worker side)"
+            own[f"{word}, {number}" if word in own else word] = PlainState(pair.plain, pair.optimizer)
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
         return own | half
 
@@ -426,7 +427,7 @@ class AttachedJob:
         if by_steps:
             self.variables.at(None)
         self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
-        self.clipping.forget()
+        self.clipping.forget(pair)
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping or self.comes_back:
@@ -458,8 +459,7 @@ class AttachedJob:
         pair = self._stepping
         grads = [p.grad if pair.has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         if {g.layout for g in grads if g is not None} - {torch.strided}:
-            sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
-            self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
+            grads = self._dense(grads)
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
             self._check_piped(pair, grads)
@@ -475,6 +475,19 @@ class AttachedJob:
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         self._exchange(grads, skip, scale, original)
+
+    def _dense(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Sparse gradients as dense ones, of which the rules of the shards make the same step."""
+        sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]
+        size = sum(self.parameters[row].nbytes for row in sparse)
+        advice.tell(
+            "sparse",
+            f"sparse gradients, such as that of {self.session.layout.table[sparse[0]].name}, are sent as dense ones: {size / 1e6:.1f} MB a "
+            "step. ps.Embedding sends the rows of a batch only",
+        )
+        for row in sparse:
+            self.parameters[row].grad = self.parameters[row].grad.to_dense()  # type: ignore[union-attr]
+        return [self.parameters[row].grad if row in sparse else g for row, g in enumerate(grads)]
 
     def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
         if pair.cuts.late is not None and any(g is not None for g in grads):
@@ -575,7 +588,7 @@ class AttachedJob:
 
     def _taken_clip(self) -> Clip:
         """How the script, or the manifest, clips the step that is made now."""
-        clip = self.clipping.take()
+        clip = self.clipping.take(self._stepping)
         if problem := stagecuts.clip_problem(self.place.config, clip):
             self.refuse(problem)
         return clip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from psjob.worker.clip import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
+    from psjob.api.pairs import Pair
 
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
@@ -28,21 +29,22 @@ class Clipping:
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
-        self._asked: Clip | None = None
+        self._asked: dict[Pair, Clip] = {}
 
-    def ask(self, clip: Clip) -> None:
-        """The script clips the step under way. Raises Refused where it has clipped it in another way already."""
-        if self._asked is not None and (self._asked.norm is None) != (clip.norm is None):
+    def ask(self, pair: Pair, clip: Clip) -> None:
+        """The script clips the next step of `pair`. Raises Refused if it has clipped it in another way already."""
+        asked = self._asked.get(pair, clip)
+        if (asked.norm is None) != (clip.norm is None):
             raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
-        self._asked = clip
+        self._asked[pair] = clip
 
-    def forget(self) -> None:
-        """A step is over, also one that was not made: the next one may be clipped in another way."""
-        self._asked = None
+    def forget(self, pair: Pair) -> None:
+        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
+        self._asked.pop(pair, None)
 
-    def take(self) -> Clip:
-        """That of the step that is made now."""
-        asked, self._asked = self._asked, None
+    def take(self, pair: Pair) -> Clip:
+        """That of the step of `pair` that is made now."""
+        asked = self._asked.pop(pair, None)
         if self._limit is None or (asked is not None and asked.value is not None):
             return asked or Clip(norm=self._limit)
         norm = None if asked is None else asked.norm
@@ -143,17 +145,38 @@ def _of_job(job: AttachedJob, given: list[torch.Tensor]) -> bool:
 def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> None:
     if job.tables.specs:
         job.refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
-    there = {id(p) for p in given}
-    left = sum(p.grad is not None and id(p) not in there for p in job.parameters)
-    if left or len(there - {id(p) for p in job.parameters}):
-        job.refuse(
-            f"{name} was given {len(there)} of the {len(job.parameters)} parameters of a step, whose mean gradient is clipped as a whole; "
-            "give it model.parameters(), or set spec.training.maxGradNorm"
-        )
+    there = {p for p in given if p.grad is not None}
+    chosen = [pair for pair in job.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
+    if not chosen:
+        job.refuse(f"{name} was given {_told(job, there)}")
     try:
-        job.clipping.ask(clip)
+        for pair in chosen:
+            job.clipping.ask(pair, clip)
     except Refused as refused:
         job.refuse(str(refused))
+
+
+def _meet(pair: Pair, given: Collection[torch.Tensor]) -> bool:
+    own = {id(p) for p in pair.parameters}
+    return any(id(p) in own for p in given)
+
+
+def _told(job: AttachedJob, there: Collection[torch.Tensor]) -> str:
+    """Why the mean gradient of a step cannot be clipped as a script asks, and what to do."""
+    if strange := len([p for p in there if all(p is not own for own in job.parameters)]):
+        return (
+            f"{strange} parameters with a gradient that no attached optimizer has. Attach their optimizer too, or clip them by themselves"
+        )
+    if len(job.pairs) == 1:
+        whole = sum(p.grad is not None for p in job.parameters)
+        return (
+            f"{len(there)} of the {whole} parameters of a step, whose mean gradient is clipped as a whole; give it model.parameters(), or "
+            "set spec.training.maxGradNorm"
+        )
+    return (
+        f"{len(there)} parameters, which are not those of one attached optimizer, and the mean gradient of a step is clipped as a whole. "
+        "Call it once for each optimizer, with all of its parameters"
+    )
 
 
 def _above_zero(job: AttachedJob, name: str, value: Any) -> float:

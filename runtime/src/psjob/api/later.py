@@ -13,8 +13,11 @@ Later = Sequence["torch.nn.Module | Iterable[torch.Tensor]"]
 """What `attach(…, later=…)` takes: for each group a module or its parameters, in the order in which they are added."""
 
 
-def groups(later: Later, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """A parameter group for each, with the optimizer's defaults. Raises Refused for what is none."""
+def groups(later: Later, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """A parameter group for each, with the first optimizer's defaults. Raises Refused for what is none."""
+    optimizer = next(iter(optimizers), None)
+    if not later or not isinstance(optimizer, torch.optim.Optimizer):
+        return []
     if isinstance(later, torch.nn.Module | torch.Tensor) or not isinstance(later, Sequence):
         raise Refused(f"attach(…, later=…) takes a list with a module or parameters for each group, got {type(later).__name__}")
     made = []

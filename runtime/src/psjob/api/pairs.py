@@ -1,7 +1,7 @@
 """Models and their optimizers: one pair, or several by name that are trained as one table of parameters.
 
 Each step of an optimizer is a step of the job, in which the parameters of all others have no gradient. So a step counts for its own
-parameters alone, as in one process.
+parameters only, as in one process. Several optimizers may train one model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from psjob.api.stagecuts import WHOLE, StageCuts
-from psjob.process.errors import Refused
+from psjob.process.errors import Refused, exit_refused
 from psjob.worker.hooks import Hook, before_forward, before_state
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -37,10 +37,13 @@ class Pair:
     """The optimizer's state as it was attached."""
     told: Any = None
     """What `state_dict` of the optimizer gave since its last step."""
-    first: int = 0
-    """Row of its first parameter in the table."""
+    rows: Sequence[int] = ()
+    """Rows in the table of the parameters of all groups, in their order."""
     added: int = 0
     """So many of `later` are groups of the optimizer by now."""
+
+    _own: frozenset[int] = frozenset()
+    _known: int = -1
 
     def __post_init__(self) -> None:
         self.plain = type(self.optimizer)
@@ -51,17 +54,20 @@ class Pair:
         return [*self.optimizer.param_groups, *self.later[self.added :]]
 
     @property
-    def rows(self) -> int:
-        """Parameters of all groups."""
-        return _count(self.groups)
+    def parameters(self) -> list[torch.Tensor]:
+        """Of all groups, in their order."""
+        return [p for group in self.groups for p in group["params"]]
+
+    @property
+    def own(self) -> Sequence[int]:
+        """Rows of the parameters that its optimizer has by now."""
+        return self.rows[: sum(len(group["params"]) for group in self.optimizer.param_groups)]
 
     def has(self, row: int) -> bool:
         """Is this row of the table a parameter of its optimizer by now?"""
-        return self.first <= row < self.first + _count(self.optimizer.param_groups)
-
-
-def _count(groups: Sequence[dict[str, Any]]) -> int:
-    return sum(len(group["params"]) for group in groups)
+        if self._known != self.added:
+            self._own, self._known = frozenset(self.own), self.added
+        return row in self._own
 
 
 class Models(torch.nn.Module):
@@ -77,30 +83,37 @@ class Models(torch.nn.Module):
         return any(model.training for model in self.children())
 
 
+def pairs_of(
+    name: str | None, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], later: Sequence[dict[str, Any]],
+    cuts: StageCuts = WHOLE,
+) -> list[Pair]:  # fmt: skip
+    """What one call of `attach` gives: a model, and one optimizer or several."""
+    return [Pair(name or "", model, optimizer, later, cuts) for optimizer in optimizers]
+
+
 def joined(pairs: Sequence[Pair]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """One model and one optimizer that stand for all. Raises Refused where they cannot.
+    """One model and one optimizer that stand for all.
 
     The optimizer makes no step; its groups are the others' own, so that a learning rate is what it is there.
     """
+    rows: dict[int, int] = {}
+    for pair in pairs:
+        pair.rows = [rows.setdefault(id(p), len(rows)) for p in pair.parameters]
     if len(pairs) == 1 and not pairs[0].name and not pairs[0].later:
         return pairs[0].model, pairs[0].optimizer
-    kinds = list(dict.fromkeys(pair.plain.__name__ for pair in pairs))
-    if len({pair.plain for pair in pairs}) > 1:
-        raise Refused(f"the optimizers of one job must be of one class, and these are {' and '.join(kinds)}; take one class for all")
-    seen: dict[int, str] = {}
-    row = 0
-    for pair in pairs:
-        for p in (p for group in pair.groups for p in group["params"]):
-            if id(p) in seen:
-                raise Refused(f"a parameter of shape {tuple(p.shape)} is in {seen[id(p)]} and in {pair.name}; one optimizer may train it")
-            seen[id(p)] = pair.name
-        pair.first, row = row, row + pair.rows
-    first = pairs[0].optimizer
-    one = object.__new__(pairs[0].plain)
-    one.__dict__.update(first.__dict__)
+    kinds = {pair.plain for pair in pairs}
+    shared = len(rows) < sum(len(pair.rows) for pair in pairs)
+    one = object.__new__(_together(pairs, shared) if shared or len(kinds) > 1 else pairs[0].plain)
+    one.__dict__.update(pairs[0].optimizer.__dict__)
     one.param_groups = [group for pair in pairs for group in pair.groups]
     model = Models({pair.name: pair.model for pair in pairs}) if pairs[0].name else pairs[0].model
     return model, one
+
+
+def _together(pairs: Sequence[Pair], shared: bool) -> type[torch.optim.Optimizer]:
+    """The class of optimizers that no one rule of the shards stands for, so that each steps on the workers. Its name says why."""
+    name = " with ".join(pair.plain.__name__ for pair in pairs) + (" over the same parameters" if shared else "")
+    return type(name, (torch.optim.Optimizer,), {})
 
 
 def check_name(name: str, before: Sequence[Pair]) -> None:
@@ -108,13 +121,18 @@ def check_name(name: str, before: Sequence[Pair]) -> None:
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise Refused(f"attach(…, name={str(name)[:40]!r}): must be a word of letters, digits and _, such as 'generator'")
     if any(pair.name == name for pair in before):
-        raise Refused(f"attach(…, name={name!r}) was called twice; each model has a name of its own")
+        raise Refused(
+            f"attach(…, name={name!r}) was called twice; each model has a name of its own, and several optimizers of one are given as a "
+            "tuple: attach(model, (one, other))"
+        )
 
 
 def check_overlap(overlap: bool, pairs: Sequence[Pair]) -> None:
-    """Raise Refused where overlap would have to know parameters that come later."""
+    """Raise Refused if overlap would have to know parameters that come later, or modules that torch runs without Python."""
     if overlap and any(pair.later for pair in pairs):
         raise Refused("attach(…, later=…): overlap=True knows only parameters that are trained from the beginning; leave overlap out")
+    if overlap and any(isinstance(module, torch.jit.ScriptModule) for pair in pairs for module in pair.model.modules()):
+        raise Refused("overlap=True follows modules as they run, and those of torch.jit run without Python; leave overlap out")
 
 
 def refuse_more(before: Sequence[Pair]) -> NoReturn:
@@ -135,10 +153,10 @@ class FirstUse:
         self._handles: list[Any] = []
 
     def watch(self, pair: Pair) -> None:
-        """One more."""
+        """One more. A method of the model's other than `forward` runs modules inside it."""
         used = Hook(lambda *_given: self._used())
         self._handles += [
-            before_forward(pair.model, used, prepend=True),
+            *(before_forward(module, used, prepend=True) for module in pair.model.modules()),
             before_state(pair.model, used),
             pair.optimizer.register_step_pre_hook(lambda *_given: self._unused(pair)),
         ]
@@ -155,4 +173,7 @@ class FirstUse:
             self._act()
 
     def _unused(self, pair: Pair) -> None:
-        raise Refused(f"the optimizer of {pair.name} made a step before any attached model was run")
+        exit_refused(
+            f"the optimizer of {pair.name or 'a model'} made a step before any attached model was run, so that its gradients are of other "
+            "weights than the job's. Attach before the first loss is computed, and compute it by the modules of the model"
+        )

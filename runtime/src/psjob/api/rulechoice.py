@@ -101,7 +101,15 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
 def check_kind(optimizer: torch.optim.Optimizer) -> None:
     """Raise Refused for an optimizer that no job can step."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
+        raise Refused(
+            "LBFGS evaluates the loss several times in one step, and a job takes the mean of the workers' gradients once. Take "
+            "torch.optim.Adam, or SGD with momentum, and more steps"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise Refused(
+            "SparseAdam steps the rows of a worker's own batch, and the mean of the workers' gradients is dense. Take ps.Embedding(…, "
+            "optimizer='adam', lr=…), whose shards step the rows of all batches, or torch.optim.Adagrad"
+        )
 
 
 def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:

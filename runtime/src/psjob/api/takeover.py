@@ -54,7 +54,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         raw = job.carry_out(lambda: block_states(job.session))
         begun = {**original.state_dict(job.optimizer), "state": _begun(job)}
         whole = optimizers.assemble_state(begun, job.choice.like or job.rule, job.session.layout, raw)
-        own = {row - pair.first: state for row, state in whole["state"].items() if pair.has(row)}
+        own = {number: whole["state"][row] for number, row in enumerate(pair.own) if row in whole["state"]}
         pair.told = {**original.state_dict(self), "state": own}
         return dict(pair.told)
 
