@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from psjob import contract
+from psjob.process.errors import LAUNCHERS
 
 STUCK = """
 from psjob.process.errors import refused_after
@@ -53,3 +54,31 @@ os._exit(1)
     for _ in range(20):
         subprocess.run([sys.executable, "-c", program], env={**os.environ, contract.ENV_TERMINATION_LOG: str(path)}, timeout=60)
         assert set(json.loads(path.read_text())["problem"]) == {"x"}
+
+
+CATCHES = """
+import atexit
+from psjob.process.errors import refuse
+atexit.register(print, "closed")
+try:
+    refuse("no")
+except BaseException as error:
+    caught = type(error).__name__
+print(caught)
+raise SystemExit(3)
+"""
+
+
+def caught(tmp_path: Path, **variables: str) -> tuple[int, str, dict[str, object]]:
+    """Exit status, output and termination message of a worker that catches its refusal."""
+    own = {contract.ENV_ROLE: "worker", contract.ENV_TERMINATION_LOG: str(tmp_path / "end"), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", CATCHES], env={**os.environ, **own}, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, json.loads((tmp_path / "end").read_text())
+
+
+def test_what_was_refused_ends_with_its_status_whatever_the_script_catches(tmp_path: Path) -> None:
+    assert caught(tmp_path) == (contract.EXIT_REFUSED, "SystemExit\nclosed\n", {"error": "no"})
+    for launcher in LAUNCHERS:  # they hide the status of what they start
+        assert caught(tmp_path, **{launcher: "no"})[2] == {"error": "no", "refused": True}

@@ -245,6 +245,26 @@ TEMPLATES_REFUSED: list[Case] = [
         f"{SHARD_POD}.spec.containers[0].env[0].name",
         "must not begin with PSJOB_; ",
     ),
+    *(
+        Case(
+            f"{number}-gpus",
+            {f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": number}}},
+            f"{POD}.containers[0].resources.limits.nvidia.com/gpu",
+            "must be of type integer or string; such as 1; ",
+            server_sentence="must be of type integer",
+        )
+        for number in (0.5, True)
+    ),
+    *(
+        Case(
+            f"{number!r}-gpus",
+            {f"{WORKER}.resources": {"limits": {name: number}}},
+            f"{POD}.containers[0].resources.limits",
+            "must ask for whole GPUs; such as 1; ",
+            server=False,
+        )
+        for name, number in (("nvidia.com/gpu", "0.5"), ("amd.com/gpu", "half"), ("nvidia.com/gpu", -1), ("nvidia.com/mig-1g.5gb", 0.5))
+    ),
     Case(
         "shard-gpu",
         {f"{SHARD_POD}.spec.containers": [{"name": "shard", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},

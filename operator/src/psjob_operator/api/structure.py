@@ -10,6 +10,8 @@ from psjob_operator.api.problem import Problem
 Schema = dict[str, Any]
 _MANIFEST = "such as [{name: worker, image: me/train:1, command: [python, train.py]}]"
 
+WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or MIG, and gives each part a whole number"
+
 BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 """Words that YAML takes for truth values if they have no quotes."""
 
@@ -20,7 +22,7 @@ def mistakes(part: Schema, value: Any, path: str) -> list[Problem]:
 
 
 def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
-    kind = part.get("type")
+    kind = "integer or string" if part.get("x-kubernetes-int-or-string") else part.get("type")
     if value is None or kind is None:
         return
     if kind == "object" and isinstance(value, Mapping):
@@ -30,11 +32,18 @@ def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
     elif kind == "string" and isinstance(value, str):
         if len(value) > part.get("maxLength", len(value)):
             yield Problem(path, value, f"Too long: may not be more than {part['maxLength']} bytes", "shorten it")
-    elif not (kind == "boolean" and isinstance(value, bool)):
+    elif not (kind == "boolean" and isinstance(value, bool)) and not (kind == "integer or string" and _is_whole_or_word(value)):
         yield Problem(path, value, f"must be of type {kind}", _remedy(str(kind), value, path))
 
 
+def _is_whole_or_word(value: Any) -> bool:
+    whole = value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
+    return whole or isinstance(value, str)
+
+
 def _remedy(kind: str, value: Any, path: str) -> str:
+    if kind == "integer or string":
+        return WHOLE_GPUS
     if kind == "boolean" and str(value).lower() in BOOLEANS:
         return "write it without quotes"
     if kind == "string" and isinstance(value, bool | int | float):

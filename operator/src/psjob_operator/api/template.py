@@ -11,11 +11,14 @@ from typing import Any
 
 from psjob_operator.api.containers import SERVING, TRAINED, chosen
 from psjob_operator.api.rules import FieldRule, Json
+from psjob_operator.api.structure import WHOLE_GPUS
 from psjob_operator.contract import ENV_PREFIX
 
 Schema = dict[str, Any]
 RESERVED = "psjob-"
 """Names of volumes and containers that begin so are psjob's own."""
+WHOLE = re.compile(r"[0-9]+(\.0)?")
+"""A number of GPUs, as a manifest may write it."""
 SHELL = frozenset({"&&", "||", ">>", "2>&1"})
 """Words that mean something to a shell alone."""
 FOLDER = "/psjob"
@@ -247,6 +250,12 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             lambda words: not words or " " not in words[0] or words[0].startswith(("/", "./")),
             "must begin with a program, each argument an item of its own",
             "no shell splits it: write [python, train.py], not ['python train.py']",
+        ),
+        FieldRule(
+            f"{pod}.containers[].resources.limits",
+            lambda limits: all(WHOLE.fullmatch(str(number)) for name, number in limits.items() if _is_gpu(name)),
+            "must ask for whole GPUs",
+            WHOLE_GPUS,
         ),
         *(
             FieldRule(

@@ -214,8 +214,8 @@ EXIT_HUNG: Final = 79
 The termination message holds the sentence: `{"error": "..."}`."""
 ENDING_KEYS: Final = frozenset({"error", "ending", "refused"})
 """The termination message of a worker that the runtime ends has no others, whatever its exit code; `ending` may be empty. The codes
-above without such a message are the script's own. `refused` is true if a process that multiprocessing has started was refused: its exit
-code is not the worker's."""
+above without such a message are the script's own. `refused` is true if a process was refused that multiprocessing or a launcher has
+started, such as torchrun: its exit code is not the worker's."""
 ENV_MIN_STEP: Final = "PSJOB_MIN_STEP"
 """Shards: 1 when status.checkpoint.step > 0, so that a manifest must be found; else absent."""
 

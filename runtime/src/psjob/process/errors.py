@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -16,7 +17,9 @@ from psjob import contract
 LONGEST_MESSAGE = 2048
 """Bytes of a termination message."""
 _REFUSED = '"refused": true'
-"""In the message of a process of multiprocessing."""
+"""In the message of a process whose exit status is not the worker's."""
+LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
+"""Variables of torchrun and `accelerate launch`, which end with a status of their own if the process that they start fails."""
 
 
 class Refused(Exception):
@@ -69,10 +72,24 @@ def leave_message(body: dict[str, object]) -> None:
         pass
 
 
+_ends_refused = False
+
+
+@atexit.register  # as one of the last: other handlers, which were registered later, have run
+def _end_refused() -> None:
+    """The process of a job that was refused ends with EXIT_REFUSED, whatever its script has caught."""
+    if _ends_refused and contract.ENV_ROLE in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(contract.EXIT_REFUSED)
+
+
 def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
+    global _ends_refused
     print(f"psjob: {message}", file=sys.stderr, flush=True)
-    child = multiprocessing.parent_process() is not None
+    _ends_refused = True
+    child = multiprocessing.parent_process() is not None or not os.environ.keys().isdisjoint(LAUNCHERS)
     leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True} if child else {"error": message})
     raise SystemExit(contract.EXIT_REFUSED)
 
