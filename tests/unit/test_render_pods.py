@@ -166,7 +166,6 @@ def test_the_library_is_injected_first() -> None:
     first = spec["initContainers"][0]
     assert first["name"] == "psjob-inject" and first["image"] == IMAGE
     assert first["command"][:3] == ["/psjob-runtime/bin/busybox", "sh", "-c"] and "cp -R /psjob-runtime/. /psjob " in first["command"][3]
-    assert first["resources"]["requests"] == first["resources"]["limits"]
     security = first["securityContext"]
     assert security["runAsNonRoot"] and not security["allowPrivilegeEscalation"] and security["capabilities"] == {"drop": ["ALL"]}
     assert security["seccompProfile"] == {"type": "RuntimeDefault"} and "runAsUser" not in security
@@ -175,6 +174,22 @@ def test_the_library_is_injected_first() -> None:
     assert mounts["psjob-config"] == {"name": "psjob-config", "mountPath": "/psjob-config", "readOnly": True}
     assert "subPath" not in str(mounts), "a file mounted by subPath would not follow changes"
     assert "volumeMounts" not in spec["containers"][0], "sidecars are left alone"
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked"),
+    [
+        ({}, {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}}),
+        ({"requests": {"memory": "2Gi"}}, {"requests": {"memory": "2Gi"}}),
+        ({"limits": {"cpu": 4, "nvidia.com/gpu": 1}, "requests": {"cpu": 2}}, {"requests": {"cpu": 2}, "limits": {"cpu": 4}}),
+        ({"limits": {"nvidia.com/gpu": 1}}, {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}}),
+    ],
+)
+def test_the_init_container_asks_for_what_the_container_asks_for(resources: dict[str, Any], asked: dict[str, Any]) -> None:
+    """A limit range's least memory of a container, or a quota of what has none, would refuse the pod for it."""
+    template = copy.deepcopy(RICH)
+    template["spec"]["containers"][1]["resources"] = resources
+    assert worker(job(workers={"template": template}))["spec"]["initContainers"][0]["resources"] == asked
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.template import FOLDER
-from psjob_operator.render.keyfile import DERIVE, KEY_FILE, SECRET_FOLDER
+from psjob_operator.render.keyfile import DERIVE, KEY_FILE, SECRET_FOLDER, resources_of
 from psjob_operator.render.names import Document
 
 CONTAINER = "psjob-inject"
@@ -16,19 +16,23 @@ COPY = f"""
 busybox={SOURCE}/bin/busybox from={SECRET_FOLDER} to={KEY_FILE}
 "$busybox" cp -R {SOURCE}/. {FOLDER} || {{ echo "psjob: the library cannot be copied into {FOLDER}" >&2; exit 1; }}
 """
-RESOURCES: Document = {"cpu": "100m", "memory": "64Mi"}
+OWN: Document = {"cpu": "100m", "memory": "64Mi"}
+"""What it asks for beside a container that asks for nothing."""
 
 
 def inject(pod: Document, container: Document, runtime_image: str) -> None:
     """Adds the init container that copies the library and derives the keys, and starts `container`'s command with the library on the path;
     args stay as they are."""
-    pod["initContainers"] = [_copier(pod.get("securityContext") or {}, runtime_image), *(pod.get("initContainers") or [])]
+    pod["initContainers"] = [
+        _copier(pod.get("securityContext") or {}, runtime_image, container),
+        *(pod.get("initContainers") or []),
+    ]
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": VOLUME, "emptyDir": {}}]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
     container["command"] = [f"{FOLDER}/bin/sh", "-c", SHELL, "psjob", *container["command"]]
 
 
-def _copier(pod_security: Document, runtime_image: str) -> Document:
+def _copier(pod_security: Document, runtime_image: str, container: Document) -> Document:
     security: Document = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -45,7 +49,7 @@ def _copier(pod_security: Document, runtime_image: str) -> Document:
         "imagePullPolicy": "IfNotPresent",
         "command": [f"{SOURCE}/bin/busybox", "sh", "-c", COPY + DERIVE],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
+        "resources": resources_of(container) or {"requests": dict(OWN), "limits": dict(OWN)},
         "securityContext": security,
         "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],
     }

@@ -103,7 +103,7 @@ def deriver(pod: Document, trained: Document) -> Document:
         "command": [*python.words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": variables(trained),
-        "resources": _resources(trained),
+        "resources": resources_of(trained),
         "securityContext": security,
     }
     if trained.get("imagePullPolicy"):
@@ -119,11 +119,11 @@ def who(values: dict[str, str]) -> list[Document]:
     return [{"name": name, "value": values[name]} for name in told if name in values]
 
 
-def _resources(trained: Document) -> Document:
-    """CPU and memory of the trained container: it runs later, so that the pod asks for no more."""
-    given = trained.get("resources") or {}
-    return {
+def resources_of(container: Document) -> Document:
+    """CPU and memory of a container, for one that runs before it: the pod asks for no more, and a limit range takes both or neither."""
+    given = container.get("resources") or {}
+    found = {
         part: {name: amount for name, amount in (given.get(part) or {}).items() if name in ("cpu", "memory")}
         for part in ("requests", "limits")
-        if given.get(part)
     }
+    return {part: amounts for part, amounts in found.items() if amounts}
