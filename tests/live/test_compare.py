@@ -130,27 +130,28 @@ def test_the_simulator_is_told_the_manifests_numbers(word: str, training: Mappin
 
 def test_news_are_told_once() -> None:
     def told(step: int, *passed: list[float], **metrics: float) -> dict[str, Any]:
-        return {"coordinator": {"step": step, "metrics": metrics, "passed": list(passed)}}
+        workers = [{"state": "joined" if passed else "absent"}, {"state": "absent"}]
+        return {"coordinator": {"step": step, "metrics": metrics, "passed": list(passed), "workers": workers}}
 
     news = News()
     assert news.of({"state": "waiting"}, 1.0) is None, "a shard without a coordinator says nothing of the job"
-    assert news.of(told(0), 1.0) == {"time": 1.0, "step": 0, "metrics": {}, "passed": []}
+    assert news.of(told(0), 1.0) == {"time": 1.0, "began": None, "step": 0, "metrics": {}, "passed": []}
     assert news.of(told(0), 2.0) is None
-    assert news.of(told(1, [1, 2.5], loss=3.0), 3.0) == {"time": 3.0, "step": 1, "metrics": {"loss": 3.0}, "passed": [[1, 2.5]]}
+    assert news.of(told(1, [1, 2.5], loss=3.0), 3.0) == {"time": 3.0, "began": 3.0, "step": 1, "metrics": {"loss": 3.0}, "passed": [[1, 2.5]]}
     assert news.of(told(3, [1, 2.5], [2, 3.5], [3, 3.6], loss=3.0), 4.0)["passed"] == [[2, 3.5], [3, 3.6]]  # type: ignore[index]
-    assert news.of(told(3, [3, 3.6], loss=2.0), 5.0) == {"time": 5.0, "step": 3, "metrics": {"loss": 2.0}, "passed": []}
+    assert news.of(told(3, [3, 3.6], loss=2.0), 5.0) == {"time": 5.0, "began": 3.0, "step": 3, "metrics": {"loss": 2.0}, "passed": []}
 
 
 def test_a_run_is_told_from_its_history() -> None:
     lines = [
-        {"time": 10.0, "step": 0, "metrics": {}, "passed": []},
-        {"time": 11.0, "step": 2, "metrics": {"loss": 4.0}, "passed": [[1, 10.5], [2, 10.9]]},
+        {"time": 10.0, "began": None, "step": 0, "metrics": {}, "passed": []},
+        {"time": 11.0, "began": 8.5, "step": 2, "metrics": {"loss": 4.0}, "passed": [[1, 10.5], [2, 10.9]]},
         {"time": 12.0, "step": 5, "metrics": {"loss": 2.0, "accuracy": 0.5}, "passed": [[5, 12.5]]},
         {"time": 13.0, "step": 5, "metrics": {"loss": 2.0, "accuracy": 0.7}, "passed": []},
     ]
     found = outcome("sync", "psjob run", "Complete", lines, {"metrics": {"accuracy": 0.75}})
-    assert (found.elapsed, found.steps, found.rate) == (2.0, 4.0, 2.0)
-    assert found.curves == {"loss": [(0.5, 2.0, 4.0), (1.5, 5.0, 2.0)], "accuracy": [(1.5, 5.0, 0.5), (2.5, 5.0, 0.7)]}
+    assert (found.elapsed, found.steps, found.rate) == (4.0, 5.0, 1.25), "from when the first worker trained"
+    assert found.curves == {"loss": [(2.5, 2.0, 4.0), (3.5, 5.0, 2.0)], "accuracy": [(3.5, 5.0, 0.5), (4.5, 5.0, 0.7)]}
     assert found.final == {"accuracy": 0.75} and found.lag == 0
     assert outcome("sync", "psjob run", "stopped", lines, {}).lag is None, "without a summary it is not known"
     assert not found.lags and not found.gaps and not found.idle, "a run that was killed has no last line"

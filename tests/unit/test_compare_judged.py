@@ -29,7 +29,7 @@ FAST, SLOW, BAD = side("fast", 2.0, 1.0), side("slow", 2.0, 1.0, seconds=2.0), s
 
 
 def test_who_was_first_and_by_how_much() -> None:
-    assert re.fullmatch(r"fast was first at loss 1\b.*, after \d+ s; then slow \d+ s \(2 times as long\)\.", of(SLOW, FAST))
+    assert re.fullmatch(r"First at loss 1\b.*: fast, after \d+ s; then slow \d+ s \(2 times as long\)\.", of(SLOW, FAST))
     assert of(SLOW, FAST) == of(FAST, SLOW), "whoever was trained first"
 
 
@@ -70,7 +70,7 @@ def test_it_is_true_of_the_numbers(given: list[tuple[list[float], float]]) -> No
     found = Comparison("job", "s", {}, "", sides)
     times = {one.title: at for one in sides if (at := found.time_to(one)) is not None}
     words = judged(found)
-    if (first := re.match(r"(.+?) (?:was|were) first at loss", words)) is not None:
+    if (first := re.match(r"First at loss \S+: (.+?), after", words)) is not None:
         named = set(re.findall(r"s\d+", first[1]))
         assert named <= {title for title, at in times.items() if at == min(times.values())} and len(times) > 1
     elif words.startswith("Only "):

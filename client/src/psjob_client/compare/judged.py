@@ -45,8 +45,7 @@ def _race(comparison: Comparison, reached: Sequence[tuple[float, int]], loss: st
     later = [(at, number) for at, number in rest if at > best]
     told = [f"{sides[number].title} {_time(at, unit)}" + (f" ({at / best:.2g} times as long)" if best > 0 else "") for at, number in later]
     more = f" and {len(told) - MOST} more later" if len(told) > MOST else ""
-    verb = "was" if len(level) == 1 else "were"
-    first = f"{_names([sides[number] for number in level])} {verb} first at loss {loss}, after {_time(best, unit)}"
+    first = f"First at loss {loss}: {_names([sides[number] for number in level])}, after {_time(best, unit)}"
     return f"{first}; then {', '.join(told[:MOST])}{more}."
 
 

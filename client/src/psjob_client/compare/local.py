@@ -55,17 +55,17 @@ def train(side: Side, deadline: float, told: Told) -> SideOutcome:
 
 
 def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any]) -> SideOutcome:
-    """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first step had passed."""
+    """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first worker trains."""
     lines = list(lines)
     passed = [(float(at), float(step)) for line in lines for step, at in line["passed"]]
-    began = passed[0][0] if passed else 0.0
+    began = next((float(line["began"]) for line in lines if line.get("began") is not None), passed[0][0] if passed else 0.0)
     curves: dict[str, list[tuple[float, float, float]]] = {}
     for line in lines:
         for name, value in line["metrics"].items():
             curve = curves.setdefault(name, [])
             if not curve or curve[-1][2] != value:
                 curve.append((max(0.0, line["time"] - began), float(line["step"]), float(value)))
-    elapsed, steps = (passed[-1][0] - began, passed[-1][1] - passed[0][1]) if passed else (0.0, 0.0)
+    elapsed, steps = (passed[-1][0] - began, passed[-1][1] - min(float(lines[0]["step"]), passed[0][1])) if passed else (0.0, 0.0)
     # A summary without lag is that of a sync job: no push comes late there.
     lag = float((ended.get("lag") or {"mean": 0.0})["mean"]) if steps and ended else None
     last = lines[-1] if lines else {}

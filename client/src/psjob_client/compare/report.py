@@ -53,7 +53,7 @@ EXPLAINED = {
     "verdict": "learned: the smoothed loss fell. not learned: it stayed. diverged: it rose, or was NaN or inf.",
     "rate": "Steps of a worker in a second; updates in backup, softsync and threshold. "
     "Simulated: in the time that a step takes on average; 1 is a worker that never waits.",
-    "elapsed": "From the first step of the job to its last.",
+    "elapsed": "From when the first worker trains to the last step.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
     "lag": "Staleness as lag: updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",

@@ -51,18 +51,24 @@ def waste(watch: Watch) -> dict[str, Any]:
 
 
 class News:
-    """Leaves out what was said before. A line: {"time": unix s, "step": int, "metrics": {name: number}, "passed": [[step, unix s], …]}:
+    """Leaves out what was said before. A line: {"time": unix s, "began": unix s or null, "step": int, "metrics": {name: number},
 
-    the lowest complete clock, the numbers that the script reported last, and the steps passed since the line before.
+    "passed": [[step, unix s], …]}: when a worker was first seen in training, the lowest complete clock, the numbers that the script
+    reported last, and the steps passed since the line before.
     """
 
     def __init__(self) -> None:
         self._last: tuple[int, Mapping[str, Any]] = (-1, {})
         self._passed = 0.0
+        self._began: float | None = None
 
     def of(self, told: Mapping[str, Any], now: float) -> dict[str, Any] | None:
         """The line for an answer of shard 0's status port; None: nothing new."""
         coordinator = part(told, "coordinator")
+        if self._began is None and any(
+            part({"worker": one}, "worker").get("state") == "joined" for one in coordinator.get("workers") or ()
+        ):
+            self._began = now
         said = int(numbers(coordinator, "step")), part(coordinator, "metrics")
         if not coordinator or said == self._last:
             return None
@@ -73,4 +79,5 @@ class News:
         """Of what the coordinator says, news or not."""
         passed = [entry for entry in coordinator.get("passed") or () if entry[1] > self._passed]
         self._passed = passed[-1][1] if passed else self._passed
-        return {"time": now, "step": int(numbers(coordinator, "step")), "metrics": dict(part(coordinator, "metrics")), "passed": passed}
+        metrics = dict(part(coordinator, "metrics"))
+        return {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}
