@@ -120,11 +120,14 @@ def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
     held: dict[int, list[str]] = {0: [], 1: []}
 
     def act(worker: Worker) -> None:
+        rounds = worker.job.rounds
+        assert rounds is not None
         for begin, end in ((0, 6), (6, 10)):
             for step in range(begin, end):
                 worker.optimizer.zero_grad()
                 loss_of(worker.model, batch(step, worker.rank)).backward()
                 worker.optimizer.step()
+                assert rounds.at_step == (step + 1 if begin == 0 else step + 3), "the round of two counts as a whole one"
             worker.job.wait()
             held[worker.rank].append(bits(worker.model))
             worker.job.wait()

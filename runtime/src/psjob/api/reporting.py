@@ -106,7 +106,8 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     told = {name[:64]: float(value) for name, value in list(plain.items())[:256]}
     job.session.report({name: value if math.isfinite(value) else str(value) for name, value in told.items()})
     if is_first():
-        trackers.tell({name: value for name, value in told.items() if name != "total"}, job.session.clock)
+        at = job.session.clock if job.rounds is None else job.rounds.at_step
+        trackers.tell({name: value for name, value in told.items() if name != "total"}, at)
 
 
 def checkpoint() -> None:

@@ -86,6 +86,11 @@ class LocalRounds:
         ended, self.open = self.open > 0, 0
         return ended
 
+    @property
+    def at_step(self) -> int:
+        """Steps until now if no round was short: the scale of a script's own curves, also after a restart."""
+        return self._session.clock * self._session.mode.inner_steps + self.open
+
     def rounds_in(self, steps: float) -> float:
         """How many rounds so many steps are, the last one as short as it may be."""
         return -(-steps // self._session.mode.inner_steps)
