@@ -137,7 +137,13 @@ def test_news_are_told_once() -> None:
     assert news.of({"state": "waiting"}, 1.0) is None, "a shard without a coordinator says nothing of the job"
     assert news.of(told(0), 1.0) == {"time": 1.0, "began": None, "step": 0, "metrics": {}, "passed": []}
     assert news.of(told(0), 2.0) is None
-    assert news.of(told(1, [1, 2.5], loss=3.0), 3.0) == {"time": 3.0, "began": 3.0, "step": 1, "metrics": {"loss": 3.0}, "passed": [[1, 2.5]]}
+    assert news.of(told(1, [1, 2.5], loss=3.0), 3.0) == {
+        "time": 3.0,
+        "began": 3.0,
+        "step": 1,
+        "metrics": {"loss": 3.0},
+        "passed": [[1, 2.5]],
+    }
     assert news.of(told(3, [1, 2.5], [2, 3.5], [3, 3.6], loss=3.0), 4.0)["passed"] == [[2, 3.5], [3, 3.6]]  # type: ignore[index]
     assert news.of(told(3, [3, 3.6], loss=2.0), 5.0) == {"time": 5.0, "began": 3.0, "step": 3, "metrics": {"loss": 2.0}, "passed": []}
 

@@ -79,6 +79,6 @@ def caught(tmp_path: Path, **variables: str) -> tuple[int, str, dict[str, object
 
 
 def test_what_was_refused_ends_with_its_status_whatever_the_script_catches(tmp_path: Path) -> None:
-    assert caught(tmp_path) == (contract.EXIT_REFUSED, "SystemExit\nclosed\n", {"error": "no"})
+    assert caught(tmp_path) == (contract.EXIT_REFUSED, "SystemExit\nclosed\n", {"error": "no (<string>:6)"})
     for launcher in LAUNCHERS:  # they hide the status of what they start
-        assert caught(tmp_path, **{launcher: "no"})[2] == {"error": "no", "refused": True}
+        assert caught(tmp_path, **{launcher: "no"})[2] == {"error": "no (<string>:6)", "refused": True}

@@ -19,12 +19,14 @@ from psjob_client.local.request import Request
 from psjob_client.local.standing import Standing
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.status import TERMINAL
-from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
+from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.actions import Event
 from psjob_operator.plan.fate import FROM_OUTSIDE
 
 MANY = 16
 """Processes a core that are worth a word."""
+REFUSED = "Refused"
+"""The reason of an event, as of the condition that the job ends with."""
 QUIET = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED})
 
 
@@ -62,7 +64,7 @@ class Story:
     def event(self, event: Event) -> None:
         """Something that the plan did."""
         self.record.event(event)
-        if event.type == "Warning":
+        if event.type == "Warning" and event.reason != REFUSED:  # the last line says it
             self.display.say(f"{event.reason}: {event.message}", "yellow")
 
     def ended(self, child: ChildProcess) -> None:
@@ -73,7 +75,8 @@ class Story:
             return
         how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
         tail = child.problem or tail_of(self._folder.log(child.name))
-        news = "" if not tail or self._is_shown(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
+        told = self._is_shown(child) or child.code == EXIT_REFUSED  # the last line says why it was refused
+        news = "" if not tail or told else ", as another did" if tail == self._last_tail else ":\n" + tail
         self._last_tail = tail
         self.display.say(f"{child.name} {how}{news}", "yellow")
 

@@ -6,11 +6,13 @@ import math
 import secrets
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from psjob.api import attach as attaching
 from psjob.api import trackers
+from psjob.api.attached import AttachedJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout import memory
@@ -89,8 +91,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
             code. Others that are not finite are left out. The last 256 names are kept, 64 characters of each.
 
     Raises:
-        TypeError: what is no number, in a job.
-        ValueError: a tensor of several elements, or a text that is no number, in a job.
+        Refused: what is no number, or a tensor of several elements, in a job. Its process ends with status 77 and the sentence.
 
     Example:
         >>> import torch, psjob as ps
@@ -102,12 +103,22 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
     job.totals.by_script |= "total" in plain
     if job.rounds is not None and "total" in plain:
-        plain["total"] = job.rounds.rounds_in(float(plain["total"]))
-    told = {name[:64]: float(value) for name, value in list(plain.items())[:256]}
+        plain["total"] = job.rounds.rounds_in(_number(job, "total", plain["total"]))
+    told = {name[:64]: _number(job, name, value) for name, value in list(plain.items())[:256]}
     job.session.report({name: value if math.isfinite(value) else str(value) for name, value in told.items()})
     if is_first():
         at = job.session.clock if job.rounds is None else job.rounds.at_step
         trackers.tell({name: value for name, value in told.items() if name != "total"}, at)
+
+
+def _number(job: AttachedJob, name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = isinstance(value, torch.Tensor)
+        what = f"a tensor of shape {tuple(value.shape)}" if tensor else f"{type(value).__name__} {str(value)[:40]!r}"
+        job.refuse(f"ps.report({name}=…) takes a number or a tensor of one element, got {what}. Report its mean, such as x.mean()")
+    return number
 
 
 def checkpoint() -> None:

@@ -104,11 +104,11 @@ class FirstBlocks:
 
 def check(of: StageMemory | None, model: nn.Module) -> None:
     """Raise Refused for a parameter without memory that no stage will have."""
-    lazy = (name for name, p in model.named_parameters() if p.is_meta) if isinstance(model, nn.Module) else iter(())
+    lazy = (name for name, p in model.named_parameters() if p.is_meta and p.requires_grad) if isinstance(model, nn.Module) else iter(())
     if of is None and (name := next(lazy, None)):
         raise Refused(
-            f"parameter {name} is on the meta device and has no values. Build the model without ps.lazy(), or give the manifest "
-            "spec.stages and the model to ps.pipeline before attach"
+            f"parameter {name} is on the meta device and has no values. Give the model memory before attach, such as "
+            "model.to_empty(device='cpu'). A model of ps.lazy() needs spec.stages in the manifest, and ps.pipeline first"
         )
 
 

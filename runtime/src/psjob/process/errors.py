@@ -10,9 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from psjob import contract
+from psjob.process import installed
 
 LONGEST_MESSAGE = 2048
 """Bytes of a termination message."""
@@ -87,6 +89,8 @@ def _end_refused() -> None:
 def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     global _ends_refused
+    at = users_line()
+    message = f"{message} ({at})" if at else message
     print(f"psjob: {message}", file=sys.stderr, flush=True)
     _ends_refused = True
     child = multiprocessing.parent_process() is not None or not os.environ.keys().isdisjoint(LAUNCHERS)
@@ -99,7 +103,36 @@ def refuse(message: str) -> NoReturn:
     __tracebackhide__ = True
     if contract.ENV_ROLE in os.environ:
         exit_refused(message)
+    _show_short()
     raise Refused(message) from None
+
+
+def users_line() -> str:
+    """Where the script is, such as `train.py:12`: the innermost line that is its own; empty in a thread without one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *installed.places())):
+        frame = frame.f_back
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _show_short() -> None:
+    """From now on Python shows a Refused that nobody catches without the lines of psjob that are below the script's."""
+    if getattr(sys.excepthook, "shortens", False):
+        return
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, Refused):
+            last, at = None, trace
+            while at is not None:
+                last = last if at.tb_frame.f_code.co_filename.startswith(installed.HERE) else at
+                at = at.tb_next
+            if last is not None:
+                last.tb_next = None
+        shown(kind, value, trace)
+
+    show.shortens = True  # type: ignore[attr-defined]
+    sys.excepthook = show
 
 
 @contextmanager
