@@ -53,9 +53,12 @@ class Shards:
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         gradients: int = 1 << 32, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
-        line: Callable[[int], int] = lambda port: port, **more: Any,
+        line: Callable[[int], int] = lambda port: port, attempt: int = 1, **more: Any,
     ) -> None:  # fmt: skip
-        """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that."""
+        """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that.
+
+        `attempt`: above 1 they go on from the newest checkpoint of `folder`.
+        """
         self._others = set(threading.enumerate())
         held = [free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
@@ -100,8 +103,8 @@ class Shards:
                 "shard",
                 index,
                 run,
-                1,
-                1,
+                attempt,
+                attempt,
                 0,
                 f"ps-{index}",
                 config,
@@ -109,7 +112,7 @@ class Shards:
                 folder,
                 0,
                 "",
-                handed("shard", index),
+                handed("shard", index, attempt),
                 self._encryption(index),
             )
             listener = tcp.listen("127.0.0.1", peers[index].port)

@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, stagecuts, stagefirst, state, trackers, variables
+from psjob.api import advice, clipping, leftgradients, stagecuts, stagefirst, state, trackers, variables
 from psjob.api.attachable import aliases, table_of, tell_frozen
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups, Trained
+from psjob.api.leftgradients import LeftGradients
 from psjob.api.loops import Loops
 from psjob.api.lrscaling import LrScaling
 from psjob.api.owngradients import OwnGradients
@@ -50,7 +51,7 @@ JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME, EXTRA)
+OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, leftgradients.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -126,6 +127,9 @@ class AttachedJob:
         """Of those, when the script was given its last batch,"""
         self._left: list[tuple[weakref.ref[torch.Tensor] | None, int]] = []
         """and after its last step, which need not be kept for that."""
+        small = {id(p) for p in self._small}
+        self.left = LeftGradients(self.parameters, [row for row, p in enumerate(self.parameters) if id(p) in small and p.is_leaf])
+        """Those of the last step, which a script should clear."""
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
@@ -150,7 +154,7 @@ class AttachedJob:
         own = self._own()
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
-        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables}
+        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, leftgradients.NAME: self.left}
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 
@@ -474,7 +478,11 @@ class AttachedJob:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
+        if problem := self.left.problem(pair.has):
+            self.refuse(f"a gradient that the step before has left {problem}")
+        clipped = self.clipping.asked(pair) and not self.session.reduces
         self._exchange(grads, skip, scale, original)
+        self.left.stepped(pair.has, clipped)
 
     def _dense(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Sparse gradients as dense ones, of which the rules of the shards make the same step."""
@@ -579,7 +587,7 @@ class AttachedJob:
         nowhere = self.session.nowhere
         for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
             if mine:
-                p.grad = mean if p.requires_grad and index not in nowhere else None
+                p.grad = None if index in nowhere else mean
         self._clear_marks()
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
         if not self.session.exchange.skipped:

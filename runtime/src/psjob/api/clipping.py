@@ -38,6 +38,10 @@ class Clipping:
             raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
         self._asked[pair] = clip
 
+    def asked(self, pair: Pair) -> bool:
+        """Does the script clip the next step of `pair`?"""
+        return pair in self._asked
+
     def forget(self, pair: Pair) -> None:
         """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
         self._asked.pop(pair, None)

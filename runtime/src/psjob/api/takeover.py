@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def take_over(job: AttachedJob, pair: Pair) -> None:
     """Give the optimizer, this very object (schedulers hold it already), a class whose `step` goes through the job."""
     original, optimizer = pair.plain, pair.optimizer
+    own_step = getattr(original.step, "__wrapped__", original.step) if getattr(original.step, "hooked", False) else original.step
+    """Without the hooks of a step: they are called around ours, and would be called again within it."""
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -33,9 +35,9 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
 
     def _plain_step(closure: Callable[[], Any] | None, loss: Any) -> None:
         if closure is None:
-            original.step(optimizer)
+            own_step(optimizer)
         else:
-            original.step(optimizer, job.by_hand.once(original.__name__, loss))
+            own_step(optimizer, job.by_hand.once(original.__name__, loss))
             job.by_hand.forget()
 
     def state_dict(self: Any) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Gradients that a step has left, and that a script goes on with in place of clearing them.
+
+No record holds them, so a script that was started again has none where the process before had some. And where the shards clip, those of the
+worker are as they were before. A script that clears them first never sees that; one that adds to them is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import torch
+
+NAME: Final = "gradients left"
+"""Of these in a resume record."""
+LOST: Final = (
+    "was added to, or used again, after a restart, and no record holds it. Call zero_grad before the first backward of each step, and "
+    "make no step without a backward"
+)
+UNCLIPPED: Final = (
+    "was clipped by the shards at the last step, and is added to, or used again, as it was before. Call zero_grad before the first "
+    "backward of each step, or set training.updateAt: worker"
+)
+
+
+class LeftGradients:
+    """Of all parameters. A few small ones show what becomes of all: those of `watched`, by row."""
+
+    counts_again = True
+    """It is put back where the script stands, and not before."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], watched: Collection[int]) -> None:
+        self._parameters, self._watched = parameters, tuple(watched)
+        self._stepped: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """By row, the gradient as it was after the last step, and its version."""
+        self._armed: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
+        """By row, a gradient that is to be cleared before it is used, its version, and why."""
+        self._used = ""
+        self._hooks: dict[int, Any] = {}
+
+    def problem(self, rows: Callable[[int], bool]) -> str:
+        """Why the step that is made now, of these rows, would be wrong; empty: it is not."""
+        again = (why for row, (_, _, why) in self._armed.items() if rows(row) and self._is_as(row, self._armed[row][:2]))
+        return self._used or next(again, "")
+
+    def stepped(self, rows: Callable[[int], bool], clipped: bool) -> None:
+        """A step of these rows was made. `clipped`: on the shards only."""
+        for row in filter(rows, self._watched):
+            self._armed.pop(row, None)
+            self._stepped.pop(row, None)
+            if (grad := self._parameters[row].grad) is not None:
+                self._stepped[row] = weakref.ref(grad), grad._version
+        if clipped:
+            self._arm(filter(rows, list(self._stepped)), UNCLIPPED)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows that have a gradient; whether the script has cleared it since the last step."""
+        there = [row for row, p in enumerate(self._parameters) if p.grad is not None]
+        return {"rows": there, "cleared": not any(self._is_as(row, then) for row, then in self._stepped.items())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Zeros in the place of gradients that no record holds, to be cleared before they are used; nothing else was known to be there."""
+        rows = [row for row in state.get("rows", ()) if row < len(self._parameters)]
+        for row in rows:
+            p = self._parameters[row]
+            if p.grad is None and p.is_leaf:
+                p.grad = torch.zeros_like(p)
+        if rows and not state.get("cleared", True):
+            self._arm(rows, LOST)
+
+    def _is_as(self, row: int, then: tuple[weakref.ref[torch.Tensor], int]) -> bool:
+        grad = self._parameters[row].grad
+        return grad is not None and then[0]() is grad and then[1] == grad._version
+
+    def _arm(self, rows: Any, why: str) -> None:
+        for row in rows:
+            grad = self._parameters[row].grad
+            if row in self._watched and grad is not None:
+                self._armed[row] = weakref.ref(grad), grad._version, why
+        for row in self._armed.keys() - self._hooks.keys():
+            if self._parameters[row].requires_grad:  # a frozen one has no such hook, and is looked at by the step itself
+                self._hooks[row] = self._parameters[row].register_post_accumulate_grad_hook(self._added(row))  # type: ignore[no-untyped-call]
+
+    def _added(self, row: int) -> Callable[[torch.Tensor], None]:
+        """Autograd adds in place: what was cleared before is another tensor by then, or was written to twice."""
+
+        def hook(p: torch.Tensor) -> None:
+            if (armed := self._armed.get(row)) is not None:
+                grad, version, why = armed
+                self._used = self._used or (why if self._is_as(row, (grad, version + 1)) else "")
+                del self._armed[row]
+
+        return hook
