@@ -13,7 +13,8 @@ from psjob.embeddings.rowmodule import RowModule
 class Embedding(RowModule):
     """torch.nn.Embedding with rows on the shards; outside a job they are in this process.
 
-    Without an `optimizer` of their own rows follow the attached optimizer where that is SGD without momentum, Adagrad or Adam.
+    Without an `optimizer` of their own rows follow the attached optimizer where that is SGD without momentum, Adagrad or Adam. With one,
+    their `lr` follows its schedule: where a scheduler halves the lr of the group that has `anchor`, that of the rows is halved too.
 
     Args:
         num_embeddings: rows; None takes any int64 as an id.

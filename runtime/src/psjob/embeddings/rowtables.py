@@ -28,6 +28,8 @@ class RowTables:
         self.optimizer = optimizer
         self.names, self.modules = _found(model)
         self._groups = [_group(name, module, optimizer) for name, module in zip(self.names, self.modules, strict=True)]
+        self._attached = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        """Learning rates by group: a process that begins again has the same, since its script makes the optimizer again."""
         self.specs: list[TableSpec] = []
         self.rules = [self._rule(index) for index in range(len(self.modules))]
         for name, module, rule in zip(self.names, self.modules, self.rules, strict=True):
@@ -49,14 +51,26 @@ class RowTables:
             module.first = None
 
     def hyperparameters(self) -> list[Mapping[str, Any]]:
-        """Hyperparameters by table as they are now, whole. Raises ValueError naming one that is not finite."""
+        """Hyperparameters by table as they are now, whole. Raises ValueError naming one that is not finite, Refused for a rate of a rule of
+        the rows' own that the schedule has led to where that rule has none."""
         found: list[Mapping[str, Any]] = []
-        for module, rule, group in zip(self.modules, self.rules, self._groups, strict=True):
-            chosen = dict(module.hyperparameters)
+        for index, (module, group) in enumerate(zip(self.modules, self._groups, strict=True)):
+            rule = row_rules.named(self.rules[index])
             if module.options.optimizer is None:
                 taken = optimizers.hyperparameters(self.optimizer)[group]
-                chosen = {name: taken[name] for name in row_rules.named(rule).hyperparameters if name in taken}
-            found.append(check_hyperparameters(row_rules.named(rule), chosen))
+                chosen = {name: taken[name] for name in rule.hyperparameters if name in taken}
+                found.append(check_hyperparameters(rule, chosen))
+                continue
+            factor = schedule_factor(self.optimizer.param_groups[group], self._attached[group])
+            own = check_hyperparameters(rule, module.hyperparameters)
+            try:
+                found.append(own if "lr" not in own else check_hyperparameters(rule, {**own, "lr": own["lr"] * factor}))
+            except ValueError as error:
+                name = self.names[index]
+                raise Refused(
+                    f"rows of {name}: {error}. It is the rows' {own['lr']:g} times {factor:g}, by which the schedule has changed their "
+                    f"group's lr; put {name}.anchor into a parameter group whose lr stays"
+                ) from None
         return found
 
     def gradients(self, scale: float) -> list[RowGrads | None]:
@@ -92,6 +106,13 @@ class RowTables:
         if odd:
             raise Refused(f"rows of {name} cannot follow {kind} with {odd[0]} {taken[odd[0]]}; {_CHOICE}")
         return _FOLLOWED[rule]
+
+
+def schedule_factor(group: Mapping[str, Any], attached: float) -> float:
+    """By what a schedule has changed the lr of `group` since its first one: torch's schedulers note that as `initial_lr`; without one it
+    is that of when the optimizer was `attached`. 1 if there is no lr, or the first is 0."""
+    first = float(group.get("initial_lr", attached))
+    return float(group["lr"]) / first if "lr" in group and first else 1.0
 
 
 _CHOICE: Final = (
