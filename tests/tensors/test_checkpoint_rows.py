@@ -13,7 +13,7 @@ import torch
 
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.final import write_final
+from psjob.checkpoint.final import checkpoint_sha256, tensors_sha256, write_final
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
@@ -292,6 +292,30 @@ def test_the_final_file_has_what_a_plain_model_has(tmp_path: Path) -> None:
     assert found["counts.ids"].tolist() == sorted(counts) and found["counts.weight"].dtype == torch.int32
     assert [row.tolist() for row in found["counts.weight"]] == [counts[i][1:3] for i in sorted(counts)]
     torch.nn.Embedding(300, 3).load_state_dict({"weight": found["words.weight"]})
+
+
+def test_the_digest_of_a_checkpoint_tells_rows_apart_and_not_shards(tmp_path: Path) -> None:
+    """Equal pushes on one, two and three shards, then one more; the parameters are the same in all."""
+    found = []
+    for shards in (1, 2, 3):
+        (tmp_path / str(shards)).mkdir()
+        world = World(tmp_path / str(shards), shards)
+        for _ in range(4):
+            world.push(most=60)
+        found.append(world)
+    digests = {checkpoint_sha256(world.folder, world.checkpoint()) for world in found}
+    assert len(digests) == 1
+    last = found[-1]
+    last.clock -= 1  # the parameters stay those of that step
+    last.push(most=5)
+    made = last.checkpoint()
+    write_final(last.folder, made)
+    whole = files.read_blocks(last.folder / "final.safetensors")
+    rows = ["users.ids", "users.weight", "words.weight", "counts.ids", "counts.weight"]
+    assert checkpoint_sha256(last.folder, made) not in digests
+    assert checkpoint_sha256(last.folder, made) == tensors_sha256(whole[name] for name in ["w", "b", "d", *rows])
+    bare = replace(made, rows=None)
+    assert checkpoint_sha256(last.folder, bare) == tensors_sha256(whole[name] for name in ["w", "b", "d"]), "as ever without tables"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -106,9 +107,13 @@ def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def checkpoint_sha256(folder: Path, made: Manifest) -> str:
-    """The same of a checkpoint on disk. Raises Damage or CheckpointProblem."""
+    """The same of a checkpoint on disk, and after the parameters of its tables' rows, as `final_rows` has them.
+
+    Raises Damage or CheckpointProblem.
+    """
     with _Blocks(folder, made) as blocks:
-        return tensors_sha256(blocks.tensor(row) for row in range(len(made.layout.table)))
+        parameters = (blocks.tensor(row) for row in range(len(made.layout.table)))
+        return tensors_sha256(itertools.chain(parameters, (held.make() for _, held in final_rows(folder, made))))
 
 
 class _Blocks:
