@@ -96,6 +96,7 @@ BODIES = {
     Kind.HELLO: dump(HELLO), Kind.INIT: bytes(64), Kind.PUSH: bytes(64), Kind.EARLY: bytes(64), Kind.PEER: dump(PEER),
     Kind.REPORT: dump({"metrics": {"loss": 0.0}}), Kind.CHECKPOINT: dump({}), Kind.STOP: dump({}), Kind.RECORD: bytes(16),
     Kind.INFO: dump({"hyperparameters": [{}], "none": []}), Kind.LOOKUP: bytes(8), Kind.ROW_PUSH: bytes(16),
+    Kind.ROW_IDS: bytes(8),
 }  # fmt: skip
 
 

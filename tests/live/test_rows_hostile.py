@@ -56,6 +56,12 @@ CASES: dict[str, tuple[dict[str, Any], bytes | int]] = {
     "first values in lent memory": ({"kind": Kind.ROW_INIT, "flags": Flag.LENT}, ROW),
     "first values while training": ({"kind": Kind.ROW_INIT}, ids(1) + bytes(4 * DIM)),
     "an answer from a worker": ({"kind": Kind.ROWS}, ids(1)),
+    "the ids of a table that is not there": ({"kind": Kind.ROW_IDS, "table": 9}, b""),
+    "the ids above half an id": ({"kind": Kind.ROW_IDS}, ids(1)[:7]),
+    "the ids above two ids": ({"kind": Kind.ROW_IDS}, ids(1, 2)),
+    "the ids above a gigabyte of ids": ({"kind": Kind.ROW_IDS}, 1 << 30),
+    "the ids above one in lent memory": ({"kind": Kind.ROW_IDS, "flags": Flag.LENT}, 8),
+    "the ids in a place of lent memory": ({"kind": Kind.ROW_IDS, "flags": Flag.PLACE}, b""),
 }
 
 

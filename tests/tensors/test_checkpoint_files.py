@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
-from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.files import FileFact, PartedTensor
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 
 TENSORS = [
@@ -89,6 +90,32 @@ def test_a_large_file_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors)
     files.check(tmp_path / "a.safetensors", fact)
     assert fact.tensors["3.paged"].offset % 4096 == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_tensor_in_parts_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    if large:
+        monkeypatch.setattr(disk, "LARGE", 1)
+    rows = torch.randn(9000, 3)
+    others = [("a", torch.arange(5)), ("z", torch.zeros(0, 2))]
+    whole = files.write_blocks(tmp_path, "whole", [*others, ("rows", rows)])
+    made: list[int] = []
+
+    def parts() -> Iterator[torch.Tensor]:
+        for part in rows.split(2000):
+            made.append(len(part))
+            yield part.clone()
+
+    parted = files.write_blocks(tmp_path, "parted", [*others, ("rows", PartedTensor("float32", (9000, 3), parts))])
+    assert made == [2000, 2000, 2000, 2000, 1000] and (parted.tensors, parted.crc) == (whole.tensors, whole.crc)
+    assert (tmp_path / "parted").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("parts", [[torch.zeros(3), torch.zeros(2)], [torch.zeros(3)], [torch.zeros(4, dtype=torch.int32)], []])
+def test_parts_that_are_not_the_tensor_leave_no_file(tmp_path: Path, parts: list[torch.Tensor]) -> None:
+    with pytest.raises(CheckpointProblem, match=r"tensor rows has .* its header says 16 of float32"):
+        files.write_blocks(tmp_path, "made", [("rows", PartedTensor("float32", (4,), lambda: iter(parts)))])
+    assert os.listdir(tmp_path) == []
 
 
 def test_no_tensors_make_a_file_too(tmp_path: Path) -> None:

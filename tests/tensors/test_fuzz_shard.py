@@ -47,7 +47,7 @@ BODIES: dict[Kind, Any] = {
 RAW: dict[Kind, bytes] = {
     Kind.PUSH: bytes(BLOCK.nbytes), Kind.EARLY: bytes(BLOCK.nbytes), Kind.INIT: bytes(BLOCK.nbytes), Kind.RECORD: RECORD,
     Kind.RECORD_PIECE: RECORD, Kind.RECORD_DELTA: RECORD[:9], Kind.LOOKUP: bytes(8), Kind.ROW_PUSH: bytes(8 + 4 * ROWS["dim"]),  # type: ignore[operator]
-    Kind.ROW_INIT: bytes(8 + 4 * ROWS["dim"]), Kind.PULL: b"", Kind.STATE: b"",  # type: ignore[operator]
+    Kind.ROW_INIT: bytes(8 + 4 * ROWS["dim"]), Kind.PULL: b"", Kind.STATE: b"", Kind.ROW_IDS: bytes(8),  # type: ignore[operator]
 }  # fmt: skip
 ANSWERS: list[Any] = [
     {"did": "where", "ask": 1, "rows": [[0, 0, 0]], "lo": 0, "hi": 0, "owned": 1, "stored": 0},

@@ -77,3 +77,33 @@ def test_a_disk_that_fails_leaves_the_file_of_before(
     with pytest.raises(OSError, match="the disk reported an error"):
         ps.export(tmp_path / "my weights", model)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("my weights", "before")]
+
+
+def test_rows_are_in_the_file_by_the_names_of_a_plain_module(tmp_path: Path) -> None:
+    rows = ps.Embedding(5, 3, init="uniform")
+    model = torch.nn.ModuleDict({"page": rows, "again": rows, "user": ps.Embedding(None, 2, init="zeros"), "head": torch.nn.Linear(3, 1)})
+    with pytest.raises(ValueError, match=r"the rows of page begin with ps\.attach: call it before ps\.export"):
+        ps.export(tmp_path / "w", model)
+    assert os.listdir(tmp_path) == []
+    model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    (model["page"](torch.tensor([1, 4])).sum() + model["user"](torch.tensor([9, -4, 1 << 40])).sum()).backward()
+    optimizer.step()
+    ps.export(tmp_path / "w", model)
+    found = safetensors.torch.load_file(tmp_path / "w")
+    assert sorted(found) == ["again.weight", "head.bias", "head.weight", "page.weight", "user.ids", "user.weight"]
+    with torch.no_grad():
+        assert torch.equal(found["page.weight"], model["page"](torch.arange(5))) and torch.equal(
+            found["again.weight"], found["page.weight"]
+        )
+    assert found["user.ids"].tolist() == [-4, 9, 1 << 40] and found["user.weight"].tolist() == [[-0.5, -0.5]] * 3
+    torch.nn.Embedding(5, 3).load_state_dict({"weight": found["page.weight"]})
+
+
+def test_a_model_that_is_a_table_has_no_word_before_its_names(tmp_path: Path) -> None:
+    model, stepper = ps.attach(ps.Table(None, 1, dtype=torch.int32))
+    model.push(torch.tensor([3, 3, 7]), torch.ones(3, 1, dtype=torch.int32))
+    stepper.step()
+    ps.export(tmp_path / "w", model)
+    found = safetensors.torch.load_file(tmp_path / "w")
+    assert sorted(found) == ["ids", "weight"] and found["weight"].dtype == torch.int32
+    assert found["ids"].tolist() == [3, 7] and found["weight"].tolist() == [[2], [1]]

@@ -101,7 +101,7 @@ def read_on(stream: Reading, heard: list[Header]) -> Wants[None]:
             yield from stream.payload(header, [memoryview(bytearray(min(header.length, 256)))])
         elif header.kind in (Kind.RECORD, Kind.RECORD_PIECE, Kind.RECORD_DELTA):
             yield from stream.body(header, PIECE)
-        elif header.kind is Kind.LOOKUP:
+        elif header.kind in (Kind.LOOKUP, Kind.ROW_IDS):
             yield from stream.skip(header._replace(length=min(header.length, MAX_JSON)))
         elif header.kind is Kind.HELLO:
             yield from stream.hello(header)

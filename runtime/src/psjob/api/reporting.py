@@ -15,6 +15,7 @@ from psjob.api import trackers
 from psjob.api.attached import AttachedJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.embeddings.exporting import exported
 from psjob.layout import memory
 from psjob.process import config
 from psjob.process.errors import Refused, refuse
@@ -150,14 +151,15 @@ def wait() -> None:
 def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     """Write parameters and buffers as one safetensors file that plain torch loads, under the names of `model.state_dict()`.
 
-    In a job only rank 0 writes. The file appears whole or not at all; one of that name is replaced.
+    In a job only rank 0 writes. The file appears whole or not at all; one of that name is replaced. Rows of a `ps.Embedding` or `ps.Table`
+    are in it as in `final.safetensors`: `NAME.weight`, and `NAME.ids` beside it if their number is not known. Its `anchor` is not.
 
     Args:
         path: any name that the system takes.
         model: None takes the attached one.
 
     Raises:
-        ValueError: no model was given and none is attached, or it holds what safetensors has no word for.
+        ValueError: no model was given and none is attached, it holds what safetensors has no word for, or rows that are not attached.
         OSError: the file cannot be written there.
 
     Example:
@@ -176,7 +178,8 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     if not is_first():
         return
     target = Path(path).absolute()
-    tensors = [(name, memory.plain(tensor)) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)]
+    state = {name: memory.plain(tensor) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    tensors = exported(model, state)
     # Of its own name: processes that export to one path at a time do not meet, and no file of the user's is taken for ours.
     passing = f"psjob-{secrets.token_hex(8)}.part"
     try:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ __all__ = [
     "Damage",
     "FileFact",
     "DeferredTensor",
+    "Entry",
+    "PartedTensor",
     "Reader",
     "ByteRange",
     "check",
@@ -87,19 +89,45 @@ class DeferredTensor:
     @property
     def bytes(self) -> int:
         """Size of its data."""
-        size: int = getattr(torch, self.dtype).itemsize
-        return math.prod(self.shape) * size
+        return _bytes(self.dtype, self.shape)
+
+    def parts(self) -> Iterator[torch.Tensor]:
+        """It, as one part."""
+        yield self.make()
+
+
+@dataclass(frozen=True)
+class PartedTensor:
+    """A tensor whose parts, one after the other, are made as they are written: it is never in memory as a whole."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterator[torch.Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its data."""
+        return _bytes(self.dtype, self.shape)
+
+
+def _bytes(dtype: str, shape: Sequence[int]) -> int:
+    size: int = getattr(torch, dtype).itemsize
+    return math.prod(shape) * size
+
+
+Entry = tuple[str, torch.Tensor | DeferredTensor | PartedTensor]
+"""A tensor for a file, by its name."""
 
 
 def write_blocks(
-    folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None,
+    folder: Path, name: str, tensors: Iterable[Entry], metadata: Mapping[str, str] | None = None,
     moved: disk.Moved | None = None,
 ) -> FileFact:  # fmt: skip
     """Write one safetensors file, whole or not at all, and make it durable. `moved` is called with the bytes of tensors written.
 
     Raises CheckpointProblem and what `moved` raises.
     """
-    entries = [(key, t if isinstance(t, DeferredTensor) else _held(t)) for key, t in tensors]
+    entries = [(key, _held(t) if isinstance(t, torch.Tensor) else t) for key, t in tensors]
     # Whole pages first, as they can be written from where they lie; then so that each stays aligned.
     entries.sort(key=lambda entry: (entry[1].bytes % disk.PAGE != 0, -getattr(torch, entry[1].dtype).itemsize))
     total = sum(held.bytes for _, held in entries)
@@ -114,13 +142,19 @@ def write_blocks(
         yield header
         offset = len(header)
         for (key, held), size in zip(entries, sizes, strict=True):
-            tensor = held.make().detach().to("cpu").contiguous()
-            raw = memory.view(tensor)
-            if len(raw) != size or str(tensor.dtype) != f"torch.{held.dtype}":
-                raise CheckpointProblem(f"tensor {key} has {len(raw)} bytes of {tensor.dtype}, its header says {size} of {held.dtype}")
-            spans[key] = ByteRange(offset, size, zlib.crc32(raw))
+            written = crc = 0
+            for part in held.parts():
+                tensor = part.detach().to("cpu").contiguous()
+                raw = memory.view(tensor)
+                written += len(raw)
+                if written > size or str(tensor.dtype) != f"torch.{held.dtype}":
+                    raise CheckpointProblem(f"tensor {key} has {written} bytes of {tensor.dtype}, its header says {size} of {held.dtype}")
+                crc = zlib.crc32(raw, crc)
+                yield raw
+            if written != size:
+                raise CheckpointProblem(f"tensor {key} has {written} bytes, its header says {size} of {held.dtype}")
+            spans[key] = ByteRange(offset, size, crc)
             offset += size
-            yield raw
 
     disk.write_whole(folder, name, parts(), total, None if moved is None else _beyond(len(header), moved))
     return FileFact(name, len(header) + total, zlib.crc32(header), spans)

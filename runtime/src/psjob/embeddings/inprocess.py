@@ -41,6 +41,9 @@ class Alone:
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
         return ids, None, [len(ids)]
 
+    def ids(self, table: int) -> torch.Tensor:
+        return torch.sort(self.tables[table].ids()).values
+
     def begin(self, table: int, values: torch.Tensor, hyperparameters: Any) -> None:
         """Rows 0, 1, … begin with `values`."""
         held = self.tables[table]

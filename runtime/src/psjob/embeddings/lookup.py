@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
 from psjob.worker.rows import RowGrads, RowRequest
+
+PART_BYTES: Final = 32 << 20
+"""Of rows that are read to be written to a file: so much at a time."""
 
 
 class Road(Protocol):
@@ -26,6 +30,10 @@ class Road(Protocol):
         ...
 
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]: ...
+
+    def ids(self, table: int) -> torch.Tensor:
+        """The ids of all rows that are there, ascending."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,27 @@ class Lookup(torch.nn.Module, abc.ABC):
             return
         unique = self._dedupe(ids).ids
         self._early = (unique, road.ask(self._table, unique, 1))
+
+    def ids(self) -> torch.Tensor:
+        """The ids of the rows that were made, ascending. Only of an attached module."""
+        assert self._road is not None
+        return self._road.ids(self._table)
+
+    def parts(self, ids: torch.Tensor | None) -> Iterator[torch.Tensor]:
+        """The rows of `ids` (ascending; None: all of a table that knows their number) as they lie in the table, some MB at a time.
+
+        A row that was not made has its first values. Only of an attached module.
+        """
+        road, count = self._road, self.num_rows if ids is None else len(ids)
+        assert road is not None and count is not None
+        most = max(1, PART_BYTES // (4 * self.dim))
+        for begin in range(0, count, most):
+            end = min(begin + most, count)
+            asked = road.ask(self._table, torch.arange(begin, end, device="cpu") if ids is None else ids[begin:end])
+            rows = road.collect(asked)
+            if asked.order is not None:
+                rows = torch.empty_like(rows).index_copy_(0, asked.order, rows)
+            yield rows
 
     @abc.abstractmethod
     def gradients(self, scale: float) -> RowGrads | None:

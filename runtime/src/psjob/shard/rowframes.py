@@ -16,7 +16,7 @@ from psjob.shard.waiting import Waiter
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.pooled import LARGE, Sending
 from psjob.wire.reading import Pause, Wants
-from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
+from psjob.wire.rows import ID_BYTES, ID_PAGE, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
 from psjob.wire.shared import Region
 
 if TYPE_CHECKING:
@@ -40,11 +40,15 @@ class RowFrames:
         """Where this worker's rows lie, from when it has come for memory that this shard lends until the session is over."""
         self._came = False
         self._ticket = ""
+        self._listed: tuple[RowCell, torch.Tensor] | None = None
+        """The ids of the table that this worker reads in pages, in order, until it has had the last one."""
 
     def handle(self, header: Header) -> Wants[None]:
         """A frame of this worker about rows. Raises WireError."""
         if header.kind is Kind.LOOKUP:
             return self._lookup(header)
+        if header.kind is Kind.ROW_IDS:
+            return self._which(header)
         return self._push(header) if header.kind is Kind.ROW_PUSH else self._initial(header)
 
     @property
@@ -65,7 +69,7 @@ class RowFrames:
         """The session is over: nobody comes for its memory any more."""
         if self._session.server.counter is not None:
             self._session.server.counter.forget(self._ticket)
-        self._lending = None
+        self._lending = self._listed = None
 
     def _give(self, fd: int) -> Region:
         lending = RowLending(fd)
@@ -102,6 +106,33 @@ class RowFrames:
             waiter.place = place
             cell.wait_for(waiter)
             cell.answer((header.worker,))
+
+    def _which(self, header: Header) -> Wants[None]:
+        """Answer with the ids that a table has above the one that is given, a page of them."""
+        session, cell = self._session, self._store.row_cell(header.table)
+        if header.length not in (0, ID_BYTES) or header.flags:
+            raise WireError(
+                f"ROW_IDS of {cell.name} has {header.length} bytes and flags {header.flags}, expected one id or none, and no flag"
+            )
+        above = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
+        if header.length:
+            yield from session.stream.payload(header, [memory.view(above)])
+        while self._queued >= MAX_QUEUED:
+            yield Pause()
+        if not header.length or self._listed is None or self._listed[0] is not cell:
+            with cell.lock:
+                ids = cell.table.ids()
+            self._listed = cell, torch.sort(ids).values
+        ids = self._listed[1]
+        begin = int(torch.searchsorted(ids, above, right=True)) if header.length else 0
+        page = ids[begin : begin + ID_PAGE]
+        if len(page) < ID_PAGE:
+            self._listed = None
+        answer = session.base._replace(
+            kind=Kind.ROW_IDS, view=self._store.view, clock=header.clock, request=header.request, table=cell.number, block=cell.index,
+            version=(self._store.attempt, cell.n),
+        )  # fmt: skip
+        self._put(answer, page)
 
     def _push(self, header: Header) -> Wants[None]:
         """Take a clock's gradient rows."""
@@ -168,10 +199,14 @@ class RowFrames:
             lent = Sending([header.lent(at, out.nbytes)])
             stream.put(lambda: lent)
             return
-        rows = cell.table.pull(waiter.ids)
+        self._put(header, cell.table.pull(waiter.ids))
+
+    def _put(self, header: Header, body: torch.Tensor) -> None:
+        """Queue an answer that has been gathered."""
+        stream = self._session.stream
         with self._counting:
             self._queued += 1
-        stream.put(lambda: Sending(stream.framed(header, memory.view(rows)), self._one_less), large=rows.nbytes >= LARGE)
+        stream.put(lambda: Sending(stream.framed(header, memory.view(body)), self._one_less), large=body.nbytes >= LARGE)
 
     def _one_less(self) -> None:
         """An answer has been sent: the next lookup may be read."""

@@ -217,7 +217,7 @@ class Server:
         """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
         if header.run != self.run or header.worker != session.rank or (header.start, header.rewinds) != session.incarnation:
             raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
-        if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH):
+        if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_IDS):
             store = self.store
             if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
                 if store.mode.rewinds_together:

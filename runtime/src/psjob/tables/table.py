@@ -147,6 +147,10 @@ class RowTable:
         slots = self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()
         return {name: plane.index_select(0, slots) for name, plane in self._slab.all().items()}
 
+    def ids(self) -> torch.Tensor:
+        """The ids of all rows, in no order, a copy."""
+        return self._slab.ids.index_select(0, self._slab.live())
+
     def load(self, rows: Rows, buckets: torch.Tensor | None = None) -> None:
         """Put rows (tensors by plane, ids each there once) back, over what is there.
 

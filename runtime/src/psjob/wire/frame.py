@@ -108,6 +108,10 @@ class Kind(IntEnum):
     """A clock's gradients of a table's rows on one shard: ids as in LOOKUP, then one row of float32 for each."""
     ROW_INIT = 43
     """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
+    ROW_IDS = 44
+    """Which rows of a table are there: asked with the id (raw int64) above which they are wanted, or with none for the first ones.
+
+    The answer has ids (raw int64, ascending), at most `ID_PAGE`; fewer are the last ones."""
     STANDS = 50
     """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before. It joined at `part`.
 
@@ -147,7 +151,7 @@ class Flag:
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
-ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
+ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT, Kind.ROW_IDS)
 """What a worker sends of rows."""
 
 

@@ -9,6 +9,8 @@ LOOKUP_BYTES: Final = 4 << 20
 """A lookup asks for at most so many bytes of rows; a larger one is several."""
 MAX_PUSH_BYTES: Final = 1 << 30
 """A clock's rows of one table and shard, ids and gradients."""
+ID_PAGE: Final = LOOKUP_BYTES // ID_BYTES
+"""Ids that one ROW_IDS answers with, at most."""
 LOOKUPS: Final = 12
 """Lookups on their way between a worker and one shard."""
 LENT_ANSWERS: Final = LOOKUPS * LOOKUP_BYTES

@@ -252,6 +252,8 @@ class ShardLink:
             self._param(lane, header)
         elif kind is Kind.ROWS:
             session.rows.land(self, stream, header, self._applied)
+        elif kind is Kind.ROW_IDS:
+            session.rows.listing.land(self, stream, header)
         elif kind is Kind.WELCOME:
             self._welcome(lane, stream.recv_json(header))
         elif kind is Kind.WAITING:

@@ -21,6 +21,7 @@ from psjob.wire.rows import LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
 from psjob.wire.shared import copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.ending import SessionEnd
+from psjob.worker.rowids import RowIds
 from psjob.worker.rowsharing import RowSharing
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Rows:
         self._shards = len(session.place.config.shards)
         self.partition = Partition.even(self._shards)
         self.sharing = RowSharing(self._shards)
+        self.listing = RowIds(self)
         self._told: list[bool | None] = [None] * self._shards
         self._free = [list(range(LOOKUPS)) for _ in range(self._shards)]
         """Slots of no lookup."""
@@ -238,6 +240,7 @@ class Rows:
         for lookup in owed:
             self._send(link, lookup)
         self._pump(link)
+        self.listing.again(link)
 
     def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
         """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
@@ -330,6 +333,11 @@ class Carried:
 
     def fits(self, asked: RowRequest) -> bool:
         return self._rows.fits(asked)
+
+    def ids(self, table: int) -> torch.Tensor:
+        found: list[torch.Tensor] = []
+        self._carry_out(lambda: found.append(self._rows.listing.all(table)))
+        return found[0]
 
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
         return self._rows.split(ids)
