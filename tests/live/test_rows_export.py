@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.reading import Wants
 from psjob.worker import rowids
+from psjob.worker.ending import SessionEnd
+from psjob.worker.rows import RowRequest
 from tests.covering import each_value
 from tests.live.live_shards import Worker, all_well, eventually, serving, severed
 
@@ -196,6 +199,39 @@ def test_a_shard_that_never_tells_its_ids_ends_the_export_with_a_sentence(
         with pytest.raises(Gone):
             act(worker)
     assert "the ids of table user" in capsys.readouterr().err and not path.exists()
+
+
+def test_a_rewind_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the process would begin again by an exec, which cleans nothing up, the half-written file is gone already."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "job").mkdir()
+    seen: list[list[list[str]]] = []
+
+    def listed() -> list[str]:
+        return sorted(os.listdir(tmp_path / "out"))
+
+    with serving(tmp_path / "job", workers=1, shards=2) as serve:
+        worker = net(serve, 0)
+        worker.attach()
+        train(worker)
+        collect, during = worker.session.rows.collect, []
+
+        def ending(asked: RowRequest) -> torch.Tensor:
+            during.append(listed())
+            if len(during) == 2:
+                raise SessionEnd("rewind")
+            return collect(asked)
+
+        def again(*_: Any) -> None:
+            seen.append([*during, listed()])
+            raise Gone
+
+        monkeypatch.setattr(worker.session.rows, "collect", ending)
+        monkeypatch.setattr(worker.session, "begin_again", again)
+        with pytest.raises(Gone):
+            ps.export(tmp_path / "out" / "here.safetensors", worker.model)
+        worker.die()
+    assert [len(names) for names in seen[0]] == [1, 1, 0]
 
 
 class Gone(Exception):

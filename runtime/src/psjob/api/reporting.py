@@ -15,7 +15,7 @@ from psjob.api import trackers
 from psjob.api.attached import AttachedJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.embeddings.exporting import exported
+from psjob.embeddings.exporting import exported, unwinding
 from psjob.layout import memory
 from psjob.process import config
 from psjob.process.errors import Refused, refuse
@@ -183,13 +183,17 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     # Of its own name: processes that export to one path at a time do not meet, and no file of the user's is taken for ours.
     passing = f"psjob-{secrets.token_hex(8)}.part"
     try:
-        files.write_blocks(target.parent, passing, tensors, {"format": "pt"})
+        unwinding(model, lambda: _write(target.parent, passing, tensors))
         disk.rename_whole(target.parent, passing, target.name)
     except CheckpointProblem as problem:
         said, cause = str(problem).replace(passing, target.name), problem.__cause__
         if isinstance(cause, OSError):
             raise OSError(cause.errno, said) from None
         raise ValueError(said) from None
+
+
+def _write(folder: Path, name: str, tensors: list[files.Entry]) -> None:
+    files.write_blocks(folder, name, tensors, {"format": "pt"})
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -30,6 +30,15 @@ def exported(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> list[
         assert count is not None
         entries.append((_name(path, "weight"), PartedTensor(module.dtype, (count, module.dim), functools.partial(module.parts, ids))))
     return entries
+
+
+def unwinding(model: torch.nn.Module, call: Callable[[], None]) -> None:
+    """Make a call that reads rows of `model`, if it has any: where the job ends or begins again meanwhile, the call is left first."""
+    held = next((module for module in model.modules() if isinstance(module, Lookup)), None)
+    if held is None:
+        call()
+    else:
+        held.unwinding(call)
 
 
 def _name(path: str, what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ class Alone:
 
     def ids(self, table: int) -> torch.Tensor:
         return torch.sort(self.tables[table].ids()).values
+
+    def unwinding(self, call: Callable[[], None]) -> None:
+        call()
 
     def begin(self, table: int, values: torch.Tensor, hyperparameters: Any) -> None:
         """Rows 0, 1, … begin with `values`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Protocol
 
@@ -33,6 +33,10 @@ class Road(Protocol):
 
     def ids(self, table: int) -> torch.Tensor:
         """The ids of all rows that are there, ascending."""
+        ...
+
+    def unwinding(self, call: Callable[[], None]) -> None:
+        """Make a call that reads rows; an ending of the job that comes meanwhile leaves it before it is carried out."""
         ...
 
 
@@ -115,6 +119,11 @@ class Lookup(torch.nn.Module, abc.ABC):
         """The ids of the rows that were made, ascending. Only of an attached module."""
         assert self._road is not None
         return self._road.ids(self._table)
+
+    def unwinding(self, call: Callable[[], None]) -> None:
+        """As of the road, of an attached module."""
+        assert self._road is not None
+        self._road.unwinding(call)
 
     def parts(self, ids: torch.Tensor | None) -> Iterator[torch.Tensor]:
         """The rows of `ids` (ascending; None: all of a table that knows their number) as they lie in the table, some MB at a time.

@@ -322,7 +322,26 @@ class Carried:
     steps = True
 
     def __init__(self, rows: Rows, carry_out: Callable[[Callable[[], Any]], Any]) -> None:
-        self._rows, self._carry_out = rows, carry_out
+        self._rows, self._outermost = rows, carry_out
+        self._unwinds = False
+
+    def unwinding(self, call: Callable[[], None]) -> None:
+        """An ending that comes inside `call` leaves it first, as it may be an exec that cleans nothing up."""
+
+        def inside() -> None:
+            self._unwinds = True
+            try:
+                call()
+            finally:
+                self._unwinds = False
+
+        self._carry_out(inside)
+
+    def _carry_out(self, call: Callable[[], Any]) -> None:
+        if self._unwinds:
+            call()
+        else:
+            self._outermost(call)
 
     def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest:
         return self._rows.ask(table, ids, ahead)
