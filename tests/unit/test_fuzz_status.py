@@ -38,6 +38,7 @@ COORDINATOR: dict[str, Any] = {
     "checkpointProgress": {"doing": "writing", "shards": [{"index": 0, "doing": "writing", "done": 1, "total": 2}], "done": 1, "total": 2},
     "checkpointProblem": None, "waiting": "workers 1 have not pushed step 5", "hung": [{"rank": 0, "start": 1, "seconds": 9.0}],
     "codecs": None, "weightsSha256": None, "failure": None, "transport": "tcp", "nonFinite": None, "dataProblem": None, "diverged": None,
+    "drift": None, "buffersDiffer": None,
     "warning": None, "pushBytes": 1, "updatesLost": 0, "stepsLost": 0, "committed": 2,
     "resumed": {"view": 1, "start": 1, "from": 3, "step": 4, "age": 5.0}, "passed": [[3, 999_990.0], [4, 999_995.0]],
 }  # fmt: skip

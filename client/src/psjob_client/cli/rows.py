@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from psjob_client.jobs.view import DIVERGED, CheckpointView, EventView, HistoryView, JobView, Series
+from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series
 from psjob_client.local.words import amount, number, span
 
 JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RESTARTS", "AGE")
@@ -31,7 +31,7 @@ def job(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
     told, kept = view.progress, view.checkpoint
     cells = {
         "NAME": view.id,
-        "PHASE": f"{view.phase}, diverged" if view.reason == DIVERGED else view.phase,
+        "PHASE": f"{view.phase}, {ENDED[view.reason]}" if view.reason in ENDED else view.phase,
         "MODE": view.mode,
         "STEP": _step(view),
         "LOSS": number(told.loss) or NONE,

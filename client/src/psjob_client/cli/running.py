@@ -31,7 +31,7 @@ EXAMPLES = """Examples:
 
   psjob run job.yaml --resume .psjob/digits-1121-120000-a1b2c3
 
-Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 3 Complete but the loss is NaN or inf, 130 interrupted."""
+Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 3 the loss is NaN or inf, 4 workers differ, 130 interrupted."""
 
 
 def run(

@@ -71,7 +71,8 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
     last = lines[-1] if lines else {}
     lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("lag", "gap"))
     idle = last.get("idle") or ()
-    warnings = [str(ended[what]) for what in ("warning", "non_finite", "large_push", "diverged", "data_problem") if ended.get(what)]
+    told = ("warning", "non_finite", "large_push", "diverged", "drift", "data_problem")
+    warnings = [str(ended[what]) for what in told if ended.get(what)]
     return SideOutcome(
         title, command, result, elapsed, steps, curves, dict(ended.get("metrics") or {}), lags, gaps,
         () if None in idle else idle, mean_lag=lag, warnings=warnings, diverged=bool(ended.get("diverged")),

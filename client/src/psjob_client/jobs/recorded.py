@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
-from psjob_client.jobs.view import DIVERGED, CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
+from psjob_client.jobs.view import DIFFER, DIVERGED, CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
 from psjob_client.local.probe import part
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan.text import unix
@@ -139,8 +139,10 @@ def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, 
 def _phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
     phase, result = status.phase or "Pending", files.run.get("result")
     if result in ("Complete", "Failed", "Suspended"):
-        if result == "Complete" and (diverged := part(files.live, "coordinator").get("diverged")):
-            return result, DIVERGED, str(diverged)
+        told = part(files.live, "coordinator")
+        for key, reason in (("diverged", DIVERGED), ("drift", DIFFER)):
+            if result == "Complete" and told.get(key):
+                return result, reason, str(told[key])
         failure = str(files.run.get("failure") or "")
         reason, _, message = failure.partition(": ")
         return result, reason if message else "", message or failure

@@ -16,6 +16,10 @@ Where = Literal["local", "cluster"]
 Role = Literal["shard", "worker"]
 DIVERGED = "Diverged"
 """Reason of a job that is Complete, and whose loss is NaN or inf."""
+DIFFER = "WorkersDiffer"
+"""Reason of a job that is Complete, and whose workers had different weights where they should be equal."""
+ENDED = {DIVERGED: "diverged", DIFFER: "workers differ"}
+"""What is said beside the phase of such a job."""
 
 
 class View(Model):

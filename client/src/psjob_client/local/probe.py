@@ -12,7 +12,7 @@ from psjob_client.local.sites import Listening
 from psjob_operator import contract, keys
 
 LARGEST = contract.STATUS_BYTES
-WARNINGS = ("warning", "nonFinite", "largePush", "diverged", "dataProblem")
+WARNINGS = ("warning", "nonFinite", "largePush", "diverged", "drift", "dataProblem", "buffersDiffer")
 """What the coordinator tells that a user should look at, the most urgent first."""
 
 

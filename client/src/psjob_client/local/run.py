@@ -37,7 +37,7 @@ from psjob_operator.plan.objects import listening_workers
 
 TOLD_ELSEWHERE = ("loss", "grad_norm")
 """Numbers that are not told at the end: the display has had them."""
-EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_DIFFER, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 TURN = 0.25
 """Seconds between two looks where nothing wakes us."""
 
@@ -212,6 +212,8 @@ def _conclude(request: Request, backend: Backend, story: Story, result: str, sec
     if diverged := told.get("diverged"):
         remedy = "lower the learning rate, or set training.maxGradNorm"
         story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
+    elif drift := told.get("drift"):
+        story.display.say(f"Workers differ: {drift}; {made}; weights and checkpoints are in {where}", "red")
     else:
         which = f" {sha[:12]}" if (sha := whole["weights_sha256"]) else ""
         story.display.say(f"Complete: {made}; weights{which} and checkpoints are in {where}")
@@ -221,4 +223,4 @@ def _conclude(request: Request, backend: Backend, story: Story, result: str, sec
     for name, value in metrics(told).items():
         if name not in TOLD_ELSEWHERE:
             story.display.output(metric_line(name, value))
-    return EXIT_DIVERGED if diverged else EXIT_COMPLETE
+    return EXIT_DIVERGED if diverged else EXIT_DIFFER if told.get("drift") else EXIT_COMPLETE

@@ -48,17 +48,18 @@ def complete(facts: Facts) -> Ending | None:
     """The success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
     if facts.first_seen or not facts.success_met or not facts.shards_done:
         return None
-    why = _diverged(facts)
-    if why:
+    if why := _told(facts, "diverged", "Diverged"):
         return Ending("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
+    if why := _told(facts, "drift", "WorkersDiffer"):
+        return Ending("Complete", "WorkersDiffer", f"training has ended and its last checkpoint is committed, but {why}")
     return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
 
 
-def _diverged(facts: Facts) -> str:
-    """Why the weights are of no use; what was said before holds where shard 0 says nothing any more."""
+def _told(facts: Facts, key: str, reason: str) -> str:
+    """Why the weights are not what they should be; what was said before holds where shard 0 says nothing any more."""
     kept = facts.stored.condition("Ready")
-    before = kept.message if kept is not None and kept.reason == "Diverged" and not facts.coordinator else ""
-    return text(facts, "diverged") or before
+    before = kept.message if kept is not None and kept.reason == reason and not facts.coordinator else ""
+    return text(facts, key) or before
 
 
 @_once_begun

@@ -18,7 +18,16 @@ from psjob_operator.plan.troubles import Trouble, explain
 PROBLEMS = 8
 ATTACH_SECONDS = 20.0
 """A process that is waited for within this time after all came up is just starting."""
-KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "LargePushes", "Diverged", "DataNotSharded")
+KEPT = (
+    "WaitingForMember",
+    "LearningRateHigh",
+    "NonFiniteGradients",
+    "LargePushes",
+    "Diverged",
+    "WorkersDiffer",
+    "DataNotSharded",
+    "BuffersDiffer",
+)
 """Reasons of a running job that hold while shard 0 is out of reach."""
 
 
@@ -190,9 +199,9 @@ def _running(facts: Facts) -> dict[str, Say]:
         return running("LargePushes", large)
     if diverged:
         return running("Diverged", diverged)
-    data = text(facts, "dataProblem")
-    if data:
-        return running("DataNotSharded", data)
+    for key, reason in (("drift", "WorkersDiffer"), ("dataProblem", "DataNotSharded"), ("buffersDiffer", "BuffersDiffer")):
+        if said := text(facts, key):
+            return running(reason, said)
     if facts.snapshot.progress_problem:
         return running("ProgressUnknown", facts.snapshot.progress_problem)
     if kept and kept.reason in KEPT and not facts.coordinator:

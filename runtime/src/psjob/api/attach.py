@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign, stagecuts, stagefirst
+from psjob.api import clipping, foreign, stagecuts, stagefirst, syncnorm
 from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
@@ -171,6 +171,8 @@ def settle() -> None:
         for library in foreign.in_use():
             library.attached(pair.optimizer)
     clipping.install(current)
+    current.digests.strangers.watch()
+    syncnorm.tell(current.model, current.place.config.workers)
 
 
 MISSING = (LookupError, NameError, AttributeError, TypeError, ValueError, ArithmeticError)

@@ -17,6 +17,7 @@ import torch
 from psjob import contract
 from psjob.api import advice, clipping, leftgradients, stagecuts, stagefirst, state, trackers, variables
 from psjob.api.attachable import aliases, table_of, tell_frozen
+from psjob.api.digesting import WeightDigests
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups, Trained
 from psjob.api.leftgradients import LeftGradients
@@ -137,6 +138,8 @@ class AttachedJob:
         self.gradients = OwnGradients(self.parameters, [spec.name for spec in table]) if told else None
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
+        self.digests = WeightDigests(self)
+        self.session.at_edge = self.digests.edge
         self.restored: record.ResumeRecord | None = None
         """To be put back where the script stands as this record says."""
         self._passes_again = 0
@@ -207,6 +210,7 @@ class AttachedJob:
             told = stagefirst.told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
         self.by_hand.joined()
+        self.digests.begin()
 
     def _find_place(self, restored: record.ResumeRecord) -> None:
         """Where the script will stand as its record says: at a place in its data, or after so many steps since its epoch's beginning."""
@@ -404,6 +408,7 @@ class AttachedJob:
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
         self.by_hand.leave()
+        self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
 

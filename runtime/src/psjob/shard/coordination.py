@@ -187,6 +187,8 @@ class Coordination:
             self.post(signs.Stirred(stream, border.passes(body)))
         elif kind is Kind.INPUTS:
             self.post(signs.InputsSeen(stream, border.inputs(body)))
+        elif kind is Kind.DIGEST and (digest := border.digest(body)) is not None:
+            self.post(signs.DigestCame(stream, digest))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""

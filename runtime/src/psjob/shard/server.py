@@ -337,7 +337,10 @@ def last_words(server: Server) -> None:
     """The last status as termination message: a shard ends between two polls of those who look."""
     words = status(server)
     coordinator = words.get("coordinator", {})
-    kept = ("step", "loss", "metrics", "reported", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged")
+    kept = (
+        "step", "loss", "metrics", "reported", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged",
+        "drift",
+    )  # fmt: skip
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}

@@ -301,7 +301,7 @@ class Session:
     def _said(self, header: Header) -> Wants[None]:
         """A frame with a body that the coordinator or this stream itself is told."""
         kind = header.kind
-        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.STEP_LOST, Kind.MEASURED):
+        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.STEP_LOST, Kind.MEASURED, Kind.DIGEST):
             body = yield from self.stream.json(header)
             self.to_coordinator(header, body)
         elif kind is Kind.CODEC:

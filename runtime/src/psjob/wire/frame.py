@@ -100,6 +100,8 @@ class Kind(IntEnum):
     """To the coordinator: a worker of another stage was lost with what this one needs of its step."""
     MEASURED = 33
     """To the coordinator, of a worker of a stage at step `clock`: the part of its time in which it waits, for whom, and its memory."""
+    DIGEST = 34
+    """To the coordinator: sums over what a worker's weights are after a step, which are to be those of the others."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

@@ -85,6 +85,8 @@ class WorkerSession:
         """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
+        self.at_edge: Callable[[bool], None] = lambda _cut: None
+        """Told that the script stands between two steps, and whether a checkpoint is made of this one."""
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class WorkerSession:
         elif record is None:
             record = make_record()
         self.handle(e.AtEdge(record, settled, self.idle.told), self.exchange.packs)
+        self.at_edge(machine.cut_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def _measure(self, last: bool = False) -> None:
@@ -181,6 +184,10 @@ class WorkerSession:
     def inputs(self, sums: list[int]) -> None:
         """What the first steps were made of."""
         self.handle(e.Said(Kind.INPUTS, {"inputs": sums}))
+
+    def digest(self, body: dict[str, Any]) -> None:
+        """What the weights of this worker are, in sums."""
+        self.handle(e.Said(Kind.DIGEST, body))
 
     def checkpoint(self) -> None:
         self.handle(e.Said(Kind.CHECKPOINT, {}))

@@ -93,7 +93,7 @@ function rows() {
 function item(at, job) {
   const key = `${at}/${job.id}`;
   const told = [`${job.unit} ${number(job.step)}${job.total && job.total !== job.step ? ` of ${number(job.total)}` : ""}`, job.mode, job.loss === null || job.loss === undefined ? "" : `loss ${number(job.loss)}`,
-    job.reason === "Diverged" ? "diverged" : "", job.warnings ? `${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""];
+    ({Diverged: "diverged", WorkersDiffer: "workers differ"})[job.reason] || "", job.warnings ? `${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""];
   return h("li", { class: "run" },
     h("input", { type: "checkbox", id: `pick-${key}`, value: key, "aria-label": `Draw ${job.id} over others`, onchange: (event) => pick(key, event.target.checked) }),
     link(address(at, job.id), job.name, short(job), view.badge(job.phase), h("span", {}, clock(job.created)), told.filter(Boolean).join(" · ")));

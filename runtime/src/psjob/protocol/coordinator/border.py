@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
 from psjob.protocol.coordinator import events, signs
+from psjob.protocol.coordinator.drift import KINDS, Digest
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.stands import ShardStands
 
@@ -15,6 +16,10 @@ MOST_INPUTS: Final = 64
 MOST: Final = 1 << 63
 MOST_WAITS: Final = 120
 """Characters of what a worker of a stage waits for."""
+MOST_SUMS: Final = 4096
+"""Sums of a digest."""
+LONGEST_NAME: Final = 200
+"""Characters of a tensor's name."""
 LONGEST: Final = 2000
 """Characters of a sentence."""
 
@@ -113,6 +118,31 @@ def inputs(body: Mapping[str, Any]) -> tuple[int, ...]:
     """The sums of an INPUTS; none where it is not in shape."""
     told = body.get("inputs")
     return tuple(value for value in told[:MOST_INPUTS] if type(value) is int) if isinstance(told, list) else ()
+
+
+def digest(body: Mapping[str, Any]) -> Digest | None:
+    """A worker's DIGEST; None where it is not in shape: nothing is decided by it."""
+    kinds, sums, names = body.get("kinds"), body.get("sums"), body.get("names", [])
+    clock, numbers = body.get("clock"), body.get("numbers", [])
+    if not (isinstance(kinds, str) and len(kinds) <= MOST_SUMS and not set(kinds) - set(KINDS)):
+        return None
+    if not (isinstance(sums, list) and len(sums) == len(kinds) and all(type(value) is int for value in sums)):
+        return None
+    if not (isinstance(names, list) and len(names) in (0, len(kinds)) and type(clock) is int and 0 <= clock <= MOST):
+        return None
+    if not (isinstance(numbers, list) and all(isinstance(group, dict) for group in numbers)):
+        return None
+    groups = ({str(key)[:64]: value for key, value in group.items() if type(value) in (int, float, bool)} for group in numbers)
+    strangers = body.get("strangers", [])
+    return Digest(
+        clock, body.get("begin") is True, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
+        _printable(body.get("machine", "")), body.get("alone") is True,
+        tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (),
+    )  # fmt: skip
+
+
+def _printable(value: Any) -> str:
+    return "".join(filter(str.isprintable, str(value)[:LONGEST_NAME]))
 
 
 def passes(body: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ goes to every shard the same way; shard 0 is only the one that answers without a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psjob.modes import written
@@ -194,7 +195,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost() | signs.Measured()
+                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost() | signs.Measured() | signs.DigestCame()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -244,6 +245,7 @@ class Coordinator:
             case events.WorkerLeft(_, clock):
                 self.members.left(member.rank, clock)
                 self.cutting.left(member)
+                self._say(self.progress.drift.settled(self.members.alive))
                 self.left(member.rank)
             case events.Reported(_, numbers):
                 self.progress.report(member.rank, numbers)
@@ -251,6 +253,8 @@ class Coordinator:
                 said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
                 if said is not None:
                     self.log("info", said)
+            case signs.DigestCame(_, digest):
+                self._say(self.progress.drift.came(member.rank, digest, self.members.alive))
             case signs.Measured():
                 self.stages.measured(member, event, self.now)
             case signs.StepLost(_, rank, step):
@@ -264,6 +268,10 @@ class Coordinator:
                 self.cutting.cuts.ask(self.now)
             case events.WorkerStops():
                 self.completion.stop_worker(member.rank)
+
+    def _say(self, found: Sequence[str]) -> None:
+        for sentence in found:
+            self.log("warning", sentence)
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from psjob.protocol.coordinator.comeback import Comeback
+from psjob.protocol.coordinator.drift import Drift
 from psjob.protocol.coordinator.past import Past
 
 MAX_METRICS = 256
@@ -43,6 +44,7 @@ class JobProgress:
         """What says that workers train on the same data."""
         self._inputs: dict[int, Sequence[int]] = {}
         self._looked = False
+        self.drift = Drift()
         self.diverged: str | None = None
         """What says that the loss is no number any more."""
 
@@ -60,6 +62,7 @@ class JobProgress:
 
     def rewound(self, step: int) -> None:
         self.comeback.undone(self.step, step)
+        self.drift.rewound()
         self.step = step
 
     def report(self, rank: int, body: Mapping[str, float]) -> None:
@@ -136,6 +139,8 @@ class JobProgress:
             "weightsSha256": self.weights_sha256,
             "failure": self.failure,
             "diverged": self.diverged,
+            "drift": self.drift.weights,
+            "buffersDiffer": self.drift.buffers,
             "dataProblem": self.data_problem,
             "passed": [list(entry) for entry in self.history.copy()],
             **self.comeback.told(now),

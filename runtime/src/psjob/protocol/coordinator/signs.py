@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from psjob.protocol.coordinator.drift import Digest
+
 
 @dataclass(frozen=True)
 class Stirred:
@@ -41,6 +43,14 @@ class InputsSeen:
 
     stream: int
     sums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DigestCame:
+    """What a worker's weights are, in sums."""
+
+    stream: int
+    digest: Digest
 
 
 @dataclass(frozen=True)

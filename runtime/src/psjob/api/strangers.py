@@ -1,0 +1,63 @@
+"""Optimizers that make steps in a job and were not given to `attach`: what they train is each worker's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from psjob.api import advice
+
+if TYPE_CHECKING:
+    from psjob.api.attached import AttachedJob
+
+MOST = 64
+"""Parameters of such optimizers that digests of weights hold."""
+
+
+class Strangers:
+    """Of an attached job, in the thread that trains. torch calls a hook after the step of any optimizer."""
+
+    def __init__(self, job: AttachedJob) -> None:
+        self._job = job
+        self._known: set[int] = set()
+        """Identities of optimizers that were looked at, which `_kept` keeps from being those of others."""
+        self._kept: list[Any] = []
+        self.kinds: list[str] = []
+        """Classes of those that were found."""
+        self.parameters: dict[int, tuple[str, torch.Tensor]] = {}
+        """What they train, by identity: name and parameter."""
+
+    def watch(self) -> RemovableHandle:
+        """Look at each step from now on, until the handle is removed."""
+        self._known = {id(pair.optimizer) for pair in self._job.pairs}
+        return register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> None:
+        if id(optimizer) in self._known or threading.get_ident() != self._job.stepper:
+            return
+        self._known.add(id(optimizer))
+        self._kept.append(optimizer)
+        attached = {id(p) for p in self._job.parameters}
+        own = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in attached]
+        if not own:  # the inner optimizer of one that is attached; weights that it changes beside are found by what they are
+            return
+        names = {id(p): name for name, p in self._job.model.named_parameters()}
+        kind = type(optimizer).__name__
+        named = [names.get(id(p), f"of shape {tuple(p.shape)}") for p in own]
+        self.kinds.append(kind)
+        for name, p in list(zip(named, own, strict=True))[: MOST - len(self.parameters)]:
+            self.parameters[id(p)] = (f"{name} of {kind}", p)
+        several = self._job.place.config.workers > 1
+        if several:
+            more = f" and {len(named) - 3} more" if named[3:] else ""
+            advice.tell(
+                f"stranger {len(self.kinds)}",
+                f"{kind} was not given to attach, and steps {len(own)} parameter{'s' if own[1:] else ''} ({', '.join(named[:3])}{more}). "
+                "Each worker trains its own copy of them, and these come apart. Make one module of both, such as torch.nn.ModuleDict, and "
+                "one optimizer with a parameter group for each, and attach those",
+            )

@@ -1,0 +1,189 @@
+"""Do workers that should be equal hold the same weights? Digests of what each holds are compared, and a difference has a likely cause.
+
+A digest is a row of sums, one for each tensor that was looked at. Those of one moment are compared when every worker that is there has
+sent its own. So the odd one is known, and not only that two differ. What most workers hold is taken for right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+TRAINED, FROZEN, OTHER, BUFFER = "t", "f", "o", "b"
+"""Kinds of a digest's tensors: the attached optimizer's, frozen parameters, those of an optimizer that was not attached, buffers."""
+KINDS: Final = TRAINED + FROZEN + OTHER + BUFFER
+MOMENTS = 4
+"""So many moments that some workers have not told of are kept."""
+VIEWS = 8
+"""So many different digests of one moment are kept: all others are counted as odd."""
+FIRST: Final = ("lr",)
+"""Hyperparameters that are named before others."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a worker holds after step `clock`, or at its beginning.
+
+    `kinds` has a letter for each of `sums`. `names` are of all of them, or empty. `numbers` are the hyperparameters of each parameter group
+    where the optimizer steps on the workers (`alone`). `machine` names the processor. `strangers`: optimizers that were not attached.
+    """
+
+    clock: int
+    begin: bool
+    kinds: str
+    sums: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    numbers: tuple[Mapping[str, float], ...] = ()
+    machine: str = ""
+    alone: bool = False
+    strangers: tuple[str, ...] = ()
+
+    def same(self, other: Digest) -> bool:
+        """Is nothing different that is compared?"""
+        return (self.kinds, self.sums, self.numbers) == (other.kinds, other.sums, other.numbers)
+
+
+@dataclass
+class _Moment:
+    views: list[tuple[Digest, list[int]]] = field(default_factory=list)
+    """Different digests, and who sent each."""
+    came: set[int] = field(default_factory=set)
+
+    def add(self, rank: int, digest: Digest) -> None:
+        for _, ranks in self.views:
+            if rank in ranks:
+                ranks.remove(rank)
+        self.views = [view for view in self.views if view[1]]
+        self.came.add(rank)
+        for seen, ranks in self.views:
+            if seen.same(digest):
+                ranks.append(rank)
+                return
+        if len(self.views) < VIEWS:
+            self.views.append((digest, [rank]))
+
+
+class Drift:
+    """What the job knows of differences between its workers. Sentences stay: a later step may hide what an earlier one showed."""
+
+    def __init__(self) -> None:
+        self.weights: str | None = None
+        """What says that weights differ which should be equal."""
+        self.buffers: str | None = None
+        """What says that each worker has buffers of its own."""
+        self._moments: dict[tuple[bool, int], _Moment] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        """By kinds, the names of a digest's tensors."""
+
+    def came(self, rank: int, digest: Digest, alive: int) -> list[str]:
+        """A worker's digest; what is new, in sentences. `alive`: how many workers have not left."""
+        if digest.names:
+            self._names[digest.kinds] = digest.names
+        moment = self._moments.setdefault((digest.begin, 0 if digest.begin else digest.clock), _Moment())
+        moment.add(rank, digest)
+        found = self.settled(alive)
+        for key in [key for key in self._moments if not key[0]][:-MOMENTS]:
+            found += self._judge(self._moments.pop(key))
+        return found
+
+    def settled(self, alive: int) -> list[str]:
+        """Judge the moments of which all have told that have not left; what is new, in sentences."""
+        found = []
+        for moment in self._moments.values():
+            if len(moment.came) >= alive:
+                found += self._judge(moment)
+        return found
+
+    def rewound(self) -> None:
+        """Steps are undone, and are made again."""
+        self._moments = {key: moment for key, moment in self._moments.items() if key[0]}
+
+    def _judge(self, moment: _Moment) -> list[str]:
+        if len(moment.views) < 2:
+            return []
+        found = []
+        most = max(moment.views, key=lambda view: (len(view[1]), -min(view[1])))
+        for digest, ranks in sorted((view for view in moment.views if view is not most), key=lambda view: min(view[1])):
+            other = min(ranks), min(most[1])
+            if self.weights is None and (said := self._weights(digest, most[0], other)) is not None:
+                self.weights = said
+                found.append(said)
+            if self.buffers is None and (said := self._buffers(digest, most[0], other)) is not None:
+                self.buffers = said
+                found.append(said)
+        return found
+
+    def _weights(self, odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
+        rows = _differing(odd, usual, TRAINED + FROZEN + OTHER)
+        numbers = _numbers(odd, usual, ranks) if odd.alone and usual.alone else None
+        when = "at the beginning" if odd.begin else f"after step {odd.clock}"
+        mine, theirs = odd.kinds.count(FROZEN), usual.kinds.count(FROZEN)
+        if mine != theirs and not (odd.strangers or usual.strangers):
+            return f"worker {ranks[0]} has {mine} frozen parameters {when} and worker {ranks[1]} has {theirs}; all workers must build one model"
+        if not rows:
+            return None if numbers is None else f"workers come apart {when}: {numbers}"
+        name = self._named(odd, usual, rows[0])
+        more = f" and {len(rows) - 1} more" if rows[1:] else ""
+        cause = numbers or _cause(odd, usual, odd.kinds[rows[0]], ranks)
+        return f"weights differ {when}: {name}{more} of worker {ranks[0]} is not that of worker {ranks[1]}; {cause}"
+
+    def _buffers(self, odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
+        rows = _differing(odd, usual, BUFFER)
+        if not rows:
+            return None
+        named = ", ".join(self._named(odd, usual, row) for row in rows[:3])
+        more = f" and {len(rows) - 3} more" if rows[3:] else ""
+        when = "at the beginning" if odd.begin else f"after step {odd.clock}"
+        return (
+            f"buffers differ {when}: {named}{more} of worker {ranks[0]} and of worker {ranks[1]}. Each worker keeps its own, and the job's "
+            "are those of worker 0"
+        )
+
+    def _named(self, odd: Digest, usual: Digest, row: int) -> str:
+        names = odd.names or usual.names or self._names.get(odd.kinds, ())
+        kind = {TRAINED: "parameter", FROZEN: "frozen parameter", OTHER: "parameter", BUFFER: "buffer"}[odd.kinds[row]]
+        return f"{kind} {names[row]}" if row < len(names) else f"{kind} number {row}"
+
+
+def _differing(one: Digest, other: Digest, kinds: str) -> list[int]:
+    """Rows of these kinds that differ. Of digests of other tensors, those that both have are compared, in their order."""
+    if one.kinds == other.kinds:
+        return [row for row, kind in enumerate(one.kinds) if kind in kinds and one.sums[row] != other.sums[row]]
+    found = []
+    for kind in kinds:
+        mine, theirs = ([row for row, at in enumerate(digest.kinds) if at == kind] for digest in (one, other))
+        if len(mine) == len(theirs):
+            found += [row for row, its in zip(mine, theirs, strict=True) if one.sums[row] != other.sums[its]]
+    return sorted(found)
+
+
+def _numbers(odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
+    """The first hyperparameter that differs, in words."""
+    several = len(odd.numbers) > 1
+    for group, (mine, theirs) in enumerate(zip(odd.numbers, usual.numbers, strict=False)):
+        for name in sorted(mine.keys() & theirs.keys(), key=lambda name: (name not in FIRST, name)):
+            if mine[name] != theirs[name]:
+                where = f" of parameter group {group}" if several else ""
+                what = f"{'learning rate' if name == 'lr' else name}{where}"
+                return (
+                    f"{what} is {mine[name]:.9g} on worker {ranks[0]} and {theirs[name]:.9g} on "
+                    f"worker {ranks[1]}. Let all decide it by the same number, such as the loss on validation data that each reads whole"
+                )
+    return None
+
+
+def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str:
+    """Why a tensor of this kind is likely to differ, and what helps."""
+    strangers: Sequence[str] = odd.strangers or usual.strangers
+    if kind == OTHER or (strangers and kind == FROZEN):
+        return f"an optimizer that was not attached steps it{f' ({strangers[0]})' if strangers else ''}"
+    if kind == FROZEN:
+        if odd.begin:
+            return "it was built otherwise: seed before the model is built, or load the same file in all workers"
+        return "the script writes it, or built it otherwise: seed before the model is built, and write the same in all workers"
+    if odd.alone and odd.machine != usual.machine:
+        return f"their processors may round otherwise ({usual.machine or 'unknown'}, {odd.machine or 'unknown'}); take updateAt: server"
+    if odd.alone:
+        return "the script of one of them has written weights or optimizer state by hand, or draws other random numbers in its optimizer"
+    return "the script of one of them has written weights by hand"
