@@ -70,7 +70,7 @@ TABLE: dict[str, tuple[list[Digest], str | None, str | None]] = {
     "other tensors": ([digest(), digest("12x", kinds="ttf", names=())], "frozen parameter stem.weight of worker 1 is", None),
     "another number of them": (
         [digest(), digest("1233", kinds="ttff")],
-        "worker 1 has 2 frozen parameters after step 16 and worker 0 has 1; all workers must",
+        "worker 1 has 2 frozen parameters after step 16 and worker 0 has 1; all must build",
         None,
     ),
 }

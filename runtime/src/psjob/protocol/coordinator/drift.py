@@ -120,7 +120,7 @@ class Drift:
         when = "at the beginning" if odd.begin else f"after step {odd.clock}"
         mine, theirs = odd.kinds.count(FROZEN), usual.kinds.count(FROZEN)
         if mine != theirs and not (odd.strangers or usual.strangers):
-            return f"worker {ranks[0]} has {mine} frozen parameters {when} and worker {ranks[1]} has {theirs}; all workers must build one model"
+            return f"worker {ranks[0]} has {mine} frozen parameters {when} and worker {ranks[1]} has {theirs}; all must build one model"
         if not rows:
             return None if numbers is None else f"workers come apart {when}: {numbers}"
         name = self._named(odd, usual, rows[0])
