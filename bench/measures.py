@@ -214,6 +214,7 @@ MEASURES: Sequence[Against | Alone] = (
         "staleness", "3 workers in async, TCP: processor time of a push with the look at lag and gap, over that without",
         Program("psjob", "staleness_ps.py"),
     ),
+    Alone("drift", "2 workers, 100 MB, shared memory: what comparing their weights costs", Program("psjob", "drift.py", SHARED)),
     Alone("clients", "processor time of a push of 4 KB in a shard's store, by the number of workers", Program("psjob", "clients.py")),
     Alone(
         "clients-wire", "processor time of a push of 4 KB in a shard's process, over TCP, by the number of workers; its threads and memory",

@@ -13,8 +13,9 @@ import torch
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.drift import Drift
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving
+from tests.soaking import rotating
 
-STEPS = 40
+STEPS = 48
 Act = Callable[[Worker, int], None]
 
 
@@ -192,9 +193,7 @@ def found(shards: Shards) -> Drift:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, id=name, marks=() if name in COMMON else pytest.mark.rotating) for name, way in WAYS.items()]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, id=name) if name in COMMON else rotating(way, id=name) for name, way in WAYS.items()])
 def test_each_way_of_coming_apart_is_told(tmp_path: Path, way: Way) -> None:
     drift = train(tmp_path, way)
     said, other = (drift.buffers, drift.weights) if way.buffers else (drift.weights, drift.buffers)
@@ -210,8 +209,11 @@ def same_write(worker: Worker, step: int) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("mode", "update_at"), [("sync", "worker"), ("sync", None), ("local", None), ("async", None), ("softsync", None)])
+@pytest.mark.parametrize(
+    ("mode", "update_at"),
+    [("sync", "worker"), rotating("sync", None), rotating("local", None), rotating("async", None), rotating("softsync", None)],
+)
 def test_what_all_do_alike_is_no_drift(tmp_path: Path, mode: str, update_at: str | None) -> None:
     way = Way("", same_write if mode == "sync" else nothing, update_at, mode=mode)
-    drift = train(tmp_path, way, checkpoint=7)
+    drift = train(tmp_path, way, checkpoint=8)
     assert (drift.weights, drift.buffers) == (None, None)

@@ -109,6 +109,7 @@ def test_a_moment_is_judged_when_all_have_told_that_are_there() -> None:
 def test_other_moments_are_not_compared() -> None:
     drift = Drift()
     assert drift.came(0, digest(clock=16), 2) == drift.came(1, digest("x234", clock=32), 2) == []
+    assert drift.came(1, digest("x234", whole=False), 2) == [], "windows are not what whole tensors are"
     drift.rewound()
     assert drift.came(1, digest("x234", clock=16), 2) == [], "what was told before a restore is of steps that are undone"
     assert drift.came(1, digest(clock=16), 2) == drift.came(0, digest(clock=16), 2) == [], "a worker that comes again tells anew"

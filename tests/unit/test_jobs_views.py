@@ -112,6 +112,10 @@ def test_a_run_that_has_ended(result: str) -> None:
     said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
     assert (job.reason, job.message) == said[result]
     assert rows.job(job, 2000.0, rows.JOBS)[1] == ("Complete, diverged" if result == "Complete" else result)
+    if result == "Complete":
+        apart = recorded.job_view(files(alive=False, run=run, live={"coordinator": {"drift": "weights differ"}}))
+        assert (apart.reason, apart.message) == ("WorkersDiffer", "weights differ")
+        assert rows.job(apart, 2000.0, rows.JOBS)[1] == "Complete, workers differ"
     well = recorded.job_view(files(alive=False, run=run, live={}))
     assert rows.job(well, 2000.0, rows.JOBS)[1] == result
 

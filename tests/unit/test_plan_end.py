@@ -35,6 +35,18 @@ def test_complete_when_all_shards_and_the_workers_ended_well() -> None:
     assert [event.reason for event in decided.events] == ["Completed"]
 
 
+@pytest.mark.parametrize(("key", "reason"), [("diverged", "Diverged"), ("drift", "WorkersDiffer")])
+def test_a_job_that_ends_with_weights_of_no_use_says_so(key: str, reason: str) -> None:
+    heard = {"run": "run-1", "coordinator": {"step": 9, key: "this and that"}}
+    decided = plan(replace(running(**OVER), progress=heard), NOW)
+    complete = said(decided.status)["Complete"]
+    assert (decided.status.phase, complete.status, complete.reason) == ("Complete", "True", reason)
+    assert complete.message.endswith("this and that") and [event.reason for event in decided.events] == [reason]
+    before = plan(replace(running(), progress=heard), NOW).status
+    kept = said(plan(replace(running(**OVER), status=before), NOW).status)["Complete"]
+    assert kept.reason == reason and kept.message.endswith("this and that"), "shard 0 says nothing any more"
+
+
 def test_not_complete_before_the_last_shard() -> None:
     decided = plan(running(**{**OVER, "shard_1": pod("shard", 1)}), NOW)
     assert decided.status.phase == "Running" and not names(decided)

@@ -164,6 +164,8 @@ def test_who_is_waited_for_is_told_once_a_minute() -> None:
         ("warning", "LearningRateHigh", "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old tolerate"),
         ("nonFinite", "NonFiniteGradients", "worker 3's gradient of 1.weight held NaN or inf at step 7 and was applied"),
         ("largePush", "LargePushes", "worker 3's push of block 0 at step 7 is beyond training.maxPushNorm 10"),
+        ("drift", "WorkersDiffer", "weights differ after step 16: parameter a of worker 1 is not that of worker 0"),
+        ("buffersDiffer", "BuffersDiffer", "buffers differ after step 16: buffer a of worker 1 and of worker 0"),
     ],
 )
 def test_what_is_wrong_with_the_numbers_is_told_and_stays_told_out_of_reach(key: str, reason: str, warning: str) -> None:

@@ -89,7 +89,7 @@ class WeightDigests:
             self._windows = others, rows, digests.Windows([tensor for _, _, tensor in rows])
         _, rows, windows = self._windows
         seen = windows.at(clock)
-        self._tell(clock, [rows[row][:2] for row, _ in seen], [crc for _, crc in seen], True)
+        self._tell(clock, [rows[row][:2] for row, _ in seen], [crc for _, crc in seen], True, whole=False)
 
     def _whole(self, clock: int) -> None:
         rows = self._parameters()
@@ -108,9 +108,11 @@ class WeightDigests:
                 told.append(value)
         self._tell(clock, named, told, self._job.place.index == 0, begin)
 
-    def _tell(self, clock: int, rows: Sequence[tuple[str, str]], told: Sequence[int], names: bool, begin: bool = False) -> None:
+    def _tell(
+        self, clock: int, rows: Sequence[tuple[str, str]], told: Sequence[int], names: bool, begin: bool = False, whole: bool = True
+    ) -> None:
         body: dict[str, Any] = {
-            "clock": clock, "begin": begin, "kinds": "".join(kind for kind, _ in rows), "sums": list(told),
+            "clock": clock, "begin": begin, "whole": whole, "kinds": "".join(kind for kind, _ in rows), "sums": list(told),
             "alone": self._job.session.reduces,
         }  # fmt: skip
         if names:

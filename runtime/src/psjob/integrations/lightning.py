@@ -10,6 +10,7 @@ import torch
 
 import psjob as ps
 from psjob.api import attach as attaching
+from psjob.api import syncnorm
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
 from psjob.process.errors import refuse
@@ -54,6 +55,8 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def __init__(self, device: Any = None, **named: Any) -> None:
         super().__init__(device="cpu" if device is None else device, **named)
         self._chosen = device is not None
+        self._layer_sync: object = None
+        """What `sync_batchnorm=True` of the Trainer gives."""
         self._place = worker_place()
         self.global_rank = ps.rank()
         rank_zero_only.rank = of_fabric.rank = self.global_rank
@@ -113,6 +116,8 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self.optimizers = optimizers  # wrapped anew, as what they are now
         self._on_term = signal.getsignal(signal.SIGTERM)
         trainer.callbacks.append(_Reports())
+        if self._layer_sync is not None:
+            syncnorm.tell_asked("sync_batchnorm=True", ps.world())
         job = attaching.current
         if job is not None and job.restored is not None and NAME in job.restored.stateful:
             job.places.go_on()

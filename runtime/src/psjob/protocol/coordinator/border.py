@@ -138,6 +138,7 @@ def digest(body: Mapping[str, Any]) -> Digest | None:
         clock, body.get("begin") is True, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
         _printable(body.get("machine", "")), body.get("alone") is True,
         tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (),
+        body.get("whole") is not False,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ FIRST: Final = ("lr",)
 
 @dataclass(frozen=True)
 class Digest:
-    """What a worker holds after step `clock`, or at its beginning.
+    """What a worker holds after step `clock`, or at its beginning. `whole`: sums of whole tensors, and not of windows.
 
     `kinds` has a letter for each of `sums`. `names` are of all of them, or empty. `numbers` are the hyperparameters of each parameter group
     where the optimizer steps on the workers (`alone`). `machine` names the processor. `strangers`: optimizers that were not attached.
@@ -38,6 +38,12 @@ class Digest:
     machine: str = ""
     alone: bool = False
     strangers: tuple[str, ...] = ()
+    whole: bool = True
+
+    @property
+    def moment(self) -> tuple[bool, bool, int]:
+        """Digests of one moment are compared."""
+        return self.begin, self.whole, 0 if self.begin else self.clock
 
     def same(self, other: Digest) -> bool:
         """Is nothing different that is compared?"""
@@ -72,15 +78,15 @@ class Drift:
         """What says that weights differ which should be equal."""
         self.buffers: str | None = None
         """What says that each worker has buffers of its own."""
-        self._moments: dict[tuple[bool, int], _Moment] = {}
+        self._moments: dict[tuple[bool, bool, int], _Moment] = {}
         self._names: dict[str, tuple[str, ...]] = {}
-        """By kinds, the names of a digest's tensors."""
+        """By kinds, the names of a whole digest's tensors."""
 
     def came(self, rank: int, digest: Digest, alive: int) -> list[str]:
         """A worker's digest; what is new, in sentences. `alive`: how many workers have not left."""
-        if digest.names:
+        if digest.names and digest.whole:
             self._names[digest.kinds] = digest.names
-        moment = self._moments.setdefault((digest.begin, 0 if digest.begin else digest.clock), _Moment())
+        moment = self._moments.setdefault(digest.moment, _Moment())
         moment.add(rank, digest)
         found = self.settled(alive)
         for key in [key for key in self._moments if not key[0]][:-MOMENTS]:
