@@ -148,7 +148,6 @@ WAYS = {
     "frozen with other seeds, async": Way("at the beginning: frozen parameter stem.weight", update_at=None, frozen=(0, 1), mode="async"),
     "frozen with other seeds, local": Way("at the beginning: frozen parameter stem.weight", update_at=None, frozen=(0, 1), mode="local"),
     "frozen, written": Way("frozen parameter stem.weight of worker 1", target, update_at=None),
-    "written after the last step": Way("parameter body.weight of worker 1", odd(write, STEPS - 1), update_at=None),
     "not attached": Way("of Adam of worker 1 is not that of worker 0; an optimizer that was not attached steps it (Adam)", apart),
     "a second phase": Way("an optimizer that was not attached steps it (SGD)", unfrozen, update_at=None),
     "codebook": Way("buffer codebook of worker 1 and of worker 0", codebook, buffers=True),
@@ -199,6 +198,13 @@ def test_each_way_of_coming_apart_is_told(tmp_path: Path, way: Way) -> None:
     said, other = (drift.buffers, drift.weights) if way.buffers else (drift.weights, drift.buffers)
     assert said is not None and way.said in said, (drift.weights, drift.buffers)
     assert other is None
+
+
+@pytest.mark.timeout(60)
+def test_a_model_that_one_worker_gives_other_weights_at_its_end_is_no_drift(tmp_path: Path) -> None:
+    """The best or the mean ones, to evaluate them: the job's weights lie on the shards."""
+    drift = train(tmp_path, Way("", odd(load, STEPS - 1), update_at=None))
+    assert (drift.weights, drift.buffers) == (None, None)
 
 
 def same_write(worker: Worker, step: int) -> None:

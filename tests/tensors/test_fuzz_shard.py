@@ -43,7 +43,7 @@ BLOCK = LAYOUT.blocks[0]
 BODIES: dict[Kind, Any] = {
     Kind.HELLO: HELLO, Kind.INFO: INFO, Kind.REPORT: {"loss": 0.5, "accuracy": "nan"}, Kind.CHECKPOINT: {}, Kind.STOP: {}, Kind.STIRRED: {},
     Kind.INPUTS: {"steps": [[0, 12345]]},
-    Kind.DIGEST: {"clock": 16, "kinds": "tf", "sums": [1, 2], "names": ["a", "b"], "numbers": [{"lr": 0.1}], "alone": True},
+    Kind.DIGEST: {"look": "whole", "clock": 16, "kinds": "tf", "sums": [1, 2], "names": ["a", "b"], "numbers": [{"lr": 0.1}]},
     Kind.CODEC: {"pull": "bf16"}, Kind.MARK: {}, Kind.LEAVE: {},
 }  # fmt: skip
 RAW: dict[Kind, bytes] = {

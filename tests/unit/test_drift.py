@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from psjob.protocol.coordinator import border
-from psjob.protocol.coordinator.drift import MOMENTS, Digest, Drift
+from psjob.protocol.coordinator.drift import BEGIN, MOMENTS, WHOLE, WINDOWS, Digest, Drift
 
 NAMES = ("body.weight", "head.weight", "stem.weight", "codebook")
 
 
 def digest(sums: str = "1234", clock: int = 16, kinds: str = "ttfb", **more: Any) -> Digest:
     """A sum is a letter or a digit."""
-    return Digest(clock, more.pop("begin", False), kinds, tuple(map(ord, sums)), more.pop("names", NAMES), **more)
+    return Digest(clock, more.pop("look", WHOLE), kinds, tuple(map(ord, sums)), more.pop("names", NAMES), **more)
 
 
 RATES = {"alone": True, "numbers": ({"lr": 0.1, "weight_decay": 0.0},)}
@@ -51,7 +51,7 @@ TABLE: dict[str, tuple[list[Digest], str | None, str | None]] = {
     ),
     "by hand, the workers update": ([digest(alone=True), digest("x234", alone=True)], "weights or optimizer state by hand, or draws", None),
     "frozen, at the beginning": (
-        [digest("3", 0, "f", begin=True, names=("stem.weight",)), digest("x", 0, "f", begin=True, names=())],
+        [digest("3", 0, "f", look=BEGIN, names=("stem.weight",)), digest("x", 0, "f", look=BEGIN, names=())],
         "weights differ at the beginning: frozen parameter stem.weight of worker 1 is not that of worker 0; it was built otherwise: seed",
         None,
     ),
@@ -109,20 +109,28 @@ def test_a_moment_is_judged_when_all_have_told_that_are_there() -> None:
 def test_other_moments_are_not_compared() -> None:
     drift = Drift()
     assert drift.came(0, digest(clock=16), 2) == drift.came(1, digest("x234", clock=32), 2) == []
-    assert drift.came(1, digest("x234", whole=False), 2) == [], "windows are not what whole tensors are"
+    assert drift.came(1, digest("x234", look=WINDOWS), 2) == [], "other bytes, or another moment"
     drift.rewound()
     assert drift.came(1, digest("x234", clock=16), 2) == [], "what was told before a restore is of steps that are undone"
     assert drift.came(1, digest(clock=16), 2) == drift.came(0, digest(clock=16), 2) == [], "a worker that comes again tells anew"
 
 
-BODY = {"clock": 16, "kinds": "tf", "sums": [1, 2], "names": ["a", "b\n"], "numbers": [{"lr": 0.1, "odd": "x"}], "alone": True}
+BODY = {
+    "look": WHOLE,
+    "clock": 16,
+    "kinds": "tf",
+    "sums": [1, 2],
+    "names": ["a", "b\n"],
+    "numbers": [{"lr": 0.1, "odd": "x"}],
+    "alone": True,
+}
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"kinds": "tx"}, {"kinds": 5}, {"kinds": "t" * 5000}, {"sums": [1]}, {"sums": [1, 2.5]}, {"names": ["a"]}, {"clock": -1},
-     {"clock": "1"},      {"numbers": [3]}, {"numbers": {}}],
+    [{"look": "odd"}, {"look": []}, {"kinds": "tx"}, {"kinds": 5}, {"kinds": "t" * 5000}, {"sums": [1]}, {"sums": [1, 2.5]},
+     {"names": ["a"]}, {"clock": -1}, {"clock": "1"},      {"numbers": [3]}, {"numbers": {}}],
 )  # fmt: skip
 def test_a_digest_out_of_shape_decides_nothing(change: dict[str, Any]) -> None:
-    assert border.digest(BODY) == Digest(16, False, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True)
+    assert border.digest(BODY) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True)
     assert border.digest({**BODY, **change}) is None

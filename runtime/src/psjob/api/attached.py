@@ -407,8 +407,8 @@ class AttachedJob:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain(self)
-        self.by_hand.leave()
-        self.carry_out(self.digests.leave)
+        if self.by_hand.leave():
+            self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
 
@@ -595,6 +595,7 @@ class AttachedJob:
                 p.grad = None if index in nowhere else mean
         self._clear_marks()
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
+        self.digests.stepping()
         if not self.session.exchange.skipped:
             with self.lr.on(pair.optimizer, clock):
                 original()

@@ -14,7 +14,7 @@ import torch
 
 from psjob.api.strangers import Strangers
 from psjob.embeddings.statetable import Table
-from psjob.protocol.coordinator.drift import BUFFER, FROZEN, OTHER, TRAINED
+from psjob.protocol.coordinator.drift import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker import digests
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ EVERY: Final = 16
 """From one look at windows to the next, steps."""
 LANDED: Final = 64
 """The same where a step does not wait for the weights, so that a look has to."""
+SHORT: Final = 64
+"""Steps of a job that may end before a look at any of them."""
 MOST: Final = 512
 """Sums of one kind of tensor in a digest."""
 GROUPS, NUMBERS = 32, 32
@@ -49,11 +51,21 @@ class WeightDigests:
         """All workers stand at one step, and what their scripts do between steps is the same."""
         self._windows: tuple[int, list[Row], digests.Windows] | None = None
         self._begun = False
+        self._numbers: tuple[int, list[dict[str, float]]] = (0, [])
+        """The hyperparameters of the last step that is looked at, and the clock to which it led."""
+        self._last: tuple[str, int] | None = None
+
+    def stepping(self) -> None:
+        """The optimizer steps next, here. Between steps a scheduler may be further on one worker than on another."""
+        session = self._job.session
+        clock = session.clock
+        if self._together and (clock < SHORT or clock % EVERY == 0 or session.machine.cut_clock == clock):
+            self._numbers = clock, [_numbers(group) for group in self._job.optimizer.param_groups[:GROUPS]]
 
     def begin(self) -> None:
         """The script is in its job, and has made no step."""
         if self._frozen_at_begin and self._job.session.clock == 0 and self._job.session.record is None:
-            self._send([row for row in self._parameters() if row[0] == FROZEN], 0, begin=True)
+            self._send([row for row in self._parameters() if row[0] == FROZEN], 0, BEGIN)
         self._begun = True
 
     def edge(self, cut: bool) -> None:
@@ -61,8 +73,12 @@ class WeightDigests:
         clock = self._clock()
         if clock is None or not clock or not (self._trained or self._together):
             return
+        look = WHOLE if cut else WINDOWS
+        if self._last == (look, clock):  # between two passes an edge may come twice
+            return
+        self._last = look, clock
         if cut:
-            self._whole(clock)
+            self._whole(clock, WHOLE)
         elif clock % (LANDED if self._job.session.exchange.overlaps else EVERY) == 0:
             self._job.session.exchange.finish()
             self._look(clock)
@@ -72,7 +88,7 @@ class WeightDigests:
         self._job.session.exchange.finish()
         clock = self._clock()
         if clock and self._begun and (self._trained or self._together):
-            self._whole(clock)
+            self._whole(clock, END)
 
     def _clock(self) -> int | None:
         """What workers with the same weights have in common; None: the blocks of this one are of several updates."""
@@ -89,15 +105,15 @@ class WeightDigests:
             self._windows = others, rows, digests.Windows([tensor for _, _, tensor in rows])
         _, rows, windows = self._windows
         seen = windows.at(clock)
-        self._tell(clock, [rows[row][:2] for row, _ in seen], [crc for _, crc in seen], True, whole=False)
+        self._tell(clock, [rows[row][:2] for row, _ in seen], [crc for _, crc in seen], True, WINDOWS)
 
-    def _whole(self, clock: int) -> None:
+    def _whole(self, clock: int, look: str) -> None:
         rows = self._parameters()
         if self._together:
             rows += self._buffers()
-        self._send([rows[row] for row in digests.part_of([tensor for _, _, tensor in rows], clock)], clock)
+        self._send([rows[row] for row in digests.part_of([tensor for _, _, tensor in rows], clock)], clock, look)
 
-    def _send(self, rows: Sequence[Row], clock: int, begin: bool = False) -> None:
+    def _send(self, rows: Sequence[Row], clock: int, look: str) -> None:
         named: list[tuple[str, str]] = []
         told: list[int] = []
         values = digests.sums([tensor for _, _, tensor in rows])
@@ -106,19 +122,17 @@ class WeightDigests:
             for at, value in digests.grouped([values[row] for row in own], MOST):
                 named.append(rows[own[at]][:2])
                 told.append(value)
-        self._tell(clock, named, told, self._job.place.index == 0, begin)
+        self._tell(clock, named, told, self._job.place.index == 0, look)
 
-    def _tell(
-        self, clock: int, rows: Sequence[tuple[str, str]], told: Sequence[int], names: bool, begin: bool = False, whole: bool = True
-    ) -> None:
+    def _tell(self, clock: int, rows: Sequence[tuple[str, str]], told: Sequence[int], names: bool, look: str) -> None:
         body: dict[str, Any] = {
-            "clock": clock, "begin": begin, "whole": whole, "kinds": "".join(kind for kind, _ in rows), "sums": list(told),
+            "clock": clock, "look": look, "kinds": "".join(kind for kind, _ in rows), "sums": list(told),
             "alone": self._job.session.reduces,
         }  # fmt: skip
         if names:
             body["names"] = [name for _, name in rows]
         if self._job.session.reduces:
-            body["numbers"] = [_numbers(group) for group in self._job.optimizer.param_groups[:GROUPS]]
+            body["numbers"] = self._numbers[1] if self._numbers[0] == clock else []
             body["machine"] = digests.machine(self._job.parameters)
         if self.strangers.kinds:
             body["strangers"] = self.strangers.kinds

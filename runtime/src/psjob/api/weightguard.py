@@ -50,16 +50,18 @@ class WeightGuard:
                 "Train with optimizer.step() of the one that was given to attach"
             )
 
-    def leave(self) -> None:
-        """The job ends with the weights of the last step."""
+    def leave(self) -> bool:
+        """The job ends with the weights of the last step; has the script left them in the model?"""
         self.refuse_without_step()
-        if not self._job.steps_alone and (found := self._change()) is not None:
+        found = None if self._job.steps_alone else self._change()
+        if found is not None:
             print(
                 f"psjob: parameter {found[0]} was changed by hand after the last step ({found[1].seen}); final.safetensors holds the "
                 "weights of that step. Keep others by torch.save",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         self._weights.forget()
+        return found is None
 
     def once(self, name: str, loss: Any) -> Callable[[], Any]:
         """A closure for the optimizer's own step: `loss` is what the script's gave at the weights with which the step begins."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
 from psjob.protocol.coordinator import events, signs
-from psjob.protocol.coordinator.drift import KINDS, Digest
+from psjob.protocol.coordinator.drift import KINDS, LOOKS, Digest
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.stands import ShardStands
 
@@ -128,6 +128,8 @@ def digest(body: Mapping[str, Any]) -> Digest | None:
         return None
     if not (isinstance(sums, list) and len(sums) == len(kinds) and all(type(value) is int for value in sums)):
         return None
+    if (look := body.get("look")) not in LOOKS:
+        return None
     if not (isinstance(names, list) and len(names) in (0, len(kinds)) and type(clock) is int and 0 <= clock <= MOST):
         return None
     if not (isinstance(numbers, list) and all(isinstance(group, dict) for group in numbers)):
@@ -135,10 +137,9 @@ def digest(body: Mapping[str, Any]) -> Digest | None:
     groups = ({str(key)[:64]: value for key, value in group.items() if type(value) in (int, float, bool)} for group in numbers)
     strangers = body.get("strangers", [])
     return Digest(
-        clock, body.get("begin") is True, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
+        clock, look, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
         _printable(body.get("machine", "")), body.get("alone") is True,
         tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (),
-        body.get("whole") is not False,
     )  # fmt: skip
 
 

@@ -13,6 +13,9 @@ from typing import Final
 TRAINED, FROZEN, OTHER, BUFFER = "t", "f", "o", "b"
 """Kinds of a digest's tensors: the attached optimizer's, frozen parameters, those of an optimizer that was not attached, buffers."""
 KINDS: Final = TRAINED + FROZEN + OTHER + BUFFER
+BEGIN, WINDOWS, WHOLE, END = "begin", "windows", "whole", "end"
+"""Looks: at frozen parameters before the first step, at windows, at all of a checkpoint, at all when the script has ended."""
+LOOKS: Final = (BEGIN, WINDOWS, WHOLE, END)
 MOMENTS = 4
 """So many moments that some workers have not told of are kept."""
 VIEWS = 8
@@ -23,14 +26,14 @@ FIRST: Final = ("lr",)
 
 @dataclass(frozen=True)
 class Digest:
-    """What a worker holds after step `clock`, or at its beginning. `whole`: sums of whole tensors, and not of windows.
+    """What a worker holds after step `clock`, by one of LOOKS.
 
     `kinds` has a letter for each of `sums`. `names` are of all of them, or empty. `numbers` are the hyperparameters of each parameter group
     where the optimizer steps on the workers (`alone`). `machine` names the processor. `strangers`: optimizers that were not attached.
     """
 
     clock: int
-    begin: bool
+    look: str
     kinds: str
     sums: tuple[int, ...]
     names: tuple[str, ...] = ()
@@ -38,12 +41,11 @@ class Digest:
     machine: str = ""
     alone: bool = False
     strangers: tuple[str, ...] = ()
-    whole: bool = True
 
     @property
-    def moment(self) -> tuple[bool, bool, int]:
-        """Digests of one moment are compared."""
-        return self.begin, self.whole, 0 if self.begin else self.clock
+    def moment(self) -> tuple[str, int]:
+        """Digests of one moment are compared: between two looks at one step the script may have written weights."""
+        return self.look, 0 if self.look == BEGIN else self.clock
 
     def same(self, other: Digest) -> bool:
         """Is nothing different that is compared?"""
@@ -78,18 +80,18 @@ class Drift:
         """What says that weights differ which should be equal."""
         self.buffers: str | None = None
         """What says that each worker has buffers of its own."""
-        self._moments: dict[tuple[bool, bool, int], _Moment] = {}
+        self._moments: dict[tuple[str, int], _Moment] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         """By kinds, the names of a whole digest's tensors."""
 
     def came(self, rank: int, digest: Digest, alive: int) -> list[str]:
         """A worker's digest; what is new, in sentences. `alive`: how many workers have not left."""
-        if digest.names and digest.whole:
+        if digest.names and digest.look != WINDOWS:
             self._names[digest.kinds] = digest.names
         moment = self._moments.setdefault(digest.moment, _Moment())
         moment.add(rank, digest)
         found = self.settled(alive)
-        for key in [key for key in self._moments if not key[0]][:-MOMENTS]:
+        for key in [key for key in self._moments if key[0] != BEGIN][:-MOMENTS]:
             found += self._judge(self._moments.pop(key))
         return found
 
@@ -103,7 +105,7 @@ class Drift:
 
     def rewound(self) -> None:
         """Steps are undone, and are made again."""
-        self._moments = {key: moment for key, moment in self._moments.items() if key[0]}
+        self._moments = {key: moment for key, moment in self._moments.items() if key[0] == BEGIN}
 
     def _judge(self, moment: _Moment) -> list[str]:
         if len(moment.views) < 2:
@@ -123,7 +125,7 @@ class Drift:
     def _weights(self, odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
         rows = _differing(odd, usual, TRAINED + FROZEN + OTHER)
         numbers = _numbers(odd, usual, ranks) if odd.alone and usual.alone else None
-        when = "at the beginning" if odd.begin else f"after step {odd.clock}"
+        when = "at the beginning" if odd.look == BEGIN else f"after step {odd.clock}"
         mine, theirs = odd.kinds.count(FROZEN), usual.kinds.count(FROZEN)
         if mine != theirs and not (odd.strangers or usual.strangers):
             return f"worker {ranks[0]} has {mine} frozen parameters {when} and worker {ranks[1]} has {theirs}; all must build one model"
@@ -140,7 +142,7 @@ class Drift:
             return None
         named = ", ".join(self._named(odd, usual, row) for row in rows[:3])
         more = f" and {len(rows) - 3} more" if rows[3:] else ""
-        when = "at the beginning" if odd.begin else f"after step {odd.clock}"
+        when = "at the beginning" if odd.look == BEGIN else f"after step {odd.clock}"
         return (
             f"buffers differ {when}: {named}{more} of worker {ranks[0]} and of worker {ranks[1]}. Each worker keeps its own, and the job's "
             "are those of worker 0"
@@ -185,7 +187,7 @@ def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str
     if kind == OTHER or (strangers and kind == FROZEN):
         return f"an optimizer that was not attached steps it{f' ({strangers[0]})' if strangers else ''}"
     if kind == FROZEN:
-        if odd.begin:
+        if odd.look == BEGIN:
             return "it was built otherwise: seed before the model is built, or load the same file in all workers"
         return "the script writes it, or built it otherwise: seed before the model is built, and write the same in all workers"
     if odd.alone and odd.machine != usual.machine:
