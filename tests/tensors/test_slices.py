@@ -233,16 +233,10 @@ class Halves(Own):
     num_replicas, rank = 2, 0
 
 
-class Unending(Sampler[int]):
-    def __iter__(self) -> Any:
-        return iter(int, 1)
-
-
 REFUSED: dict[str, tuple[Any, str]] = {
     "never the same": (DataLoader(TEN, batch_size=2, sampler=Restless()), "Restless gives another order each time"),
     "a slice already": (DataLoader(TEN, batch_size=2, sampler=Halves()), "Halves gives each rank its part"),
     "slices of batches": (DataLoader(TEN, batch_sampler=BatchSampler(Halves(), 2, False)), "Halves gives each rank its part"),
-    "no end": (DataLoader(TEN, batch_size=2, sampler=Unending()), "Unending has no length"),
 }
 
 

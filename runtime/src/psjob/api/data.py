@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch.utils import data as torch_data
@@ -20,11 +21,14 @@ from psjob.api.places import Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, rounds_of
 from psjob.api.streams import Stream
+from psjob.api.yielded import Yielded, has_its_own
 from psjob.embeddings.prefetch import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.resume.generators import generators, put_generators
 
 B = TypeVar("B", covariant=True)
+Source: TypeAlias = Slices | Stream | Yielded
+"""What a pass goes over: a loader that was taken apart, or one that is asked as it is."""
 
 
 def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> ShardedLoader[B]:
@@ -38,7 +42,8 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     Args:
         loader: a torch DataLoader, or what Accelerate's `prepare` made of one. A random order is drawn from (training.seed, epoch). Batches
             go to the workers in turn. A `DistributedSampler` that is left in counts as a sampler of all of the data. An IterableDataset is
-            read whole by every worker. In a job of stages every worker is given every batch.
+            read whole by every worker, and so is a subclass with an `__iter__` of its own. All workers have the same data. In a job of
+            stages every worker is given every batch.
         prefetch: a function from a batch to pairs (module, ids). Where the model has `ps.Embedding`s, one batch is read ahead, so that its
             rows come while the batch before it is trained. Without the function the ids of a module are found where they are a tensor of
             the batch, or a view of one. Random numbers for a batch that is read ahead come from (seed, epoch, batch).
@@ -47,8 +52,8 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         What `loader` is to a loop: `len`, passes, and its attributes.
 
     Raises:
-        Refused: for what is no DataLoader, and for an order that could not be found again. In a job this process ends with
-            status 77 and the sentence.
+        Refused: for what is no DataLoader, for an order that could not be found again, and later for data that are not those of other
+            workers. In a job this process ends with status 77 and the sentence.
 
     Example:
         >>> import torch, psjob as ps
@@ -111,7 +116,7 @@ class ShardedLoader(Generic[B]):
     def __init__(
         self,
         loader: Any,
-        source: Slices | Stream,
+        source: Source,
         world: int,
         prefetch: Callable[[Any], Any] | None,
         hand: Callable[[Any], Any] = lambda batch: batch,
@@ -176,8 +181,7 @@ class ShardedLoader(Generic[B]):
             if places.begun > number + 1:  # others had begun within it
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
-        job.totals.begin_pass(len(self) if isinstance(self._source, Slices) else None, int(begin["round"]))
-        place = begin
+        place, untold = begin, job.place.config.workers > 1 and not job.place.config.stages
         told = [knows.Pass(job.place) for knows in foreign.in_use()]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
         made, given, look = job.made, 0, False
@@ -186,6 +190,7 @@ class ShardedLoader(Generic[B]):
             drawn = generators() if places.began_before else None
             with torch.device("cpu"):  # torch's loaders draw their seed there, whatever the script's default device is
                 feed = _placed(self._source, number, begin, ahead)
+            job.totals.begin_pass(self._source.rounds, int(begin["round"]))
             if isinstance(self._source, Slices) and not begin["round"]:
                 place = {**begin, "order": self._source.order}
             if drawn is not None:  # the loader that goes on had drawn its seeds before
@@ -215,6 +220,9 @@ class ShardedLoader(Generic[B]):
                     if places.has_beside:
                         job.zipped = self._zip(origin, sys._getframe(1))
                     return
+                if untold and job.training:
+                    untold = False
+                    job.session.data({**self._source.facts(), "site": zlib.crc32(began_at.encode()), "number": number})
                 place = found.place
                 if found.again and places.reads_ahead(number) and job.training:
                     job.owes += 1
@@ -245,9 +253,8 @@ class ShardedLoader(Generic[B]):
         return next((each for each in held if isinstance(each, zip)), None)
 
     def _knowing_last(self, feed: Iterator[_Found]) -> Iterator[_Found]:
-        """Each batch with whether it is the last of its pass. A stream is read one batch ahead for that."""
-        if isinstance(self._source, Slices):
-            rounds = rounds_of(len(self.loader), self._world)
+        """Each batch with whether it is the last of its pass. One without a known end is read one batch ahead for that."""
+        if (rounds := self._source.rounds) is not None:
             for found in feed:
                 yield found._replace(last=int(found.place["round"]) == rounds)
             return
@@ -349,17 +356,19 @@ class _Found(NamedTuple):
     last: bool = False
 
 
-def _source(loader: Any, seed: int, rank: int, world: int) -> Slices | Stream:
+def _source(loader: Any, seed: int, rank: int, world: int) -> Source:
     """Raises Refused for what has no place that could be found again."""
     if not isinstance(loader, torch_data.DataLoader):
         raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}; wrap a list as DataLoader(list, batch_size=None)")
+    if has_its_own(loader):
+        return Yielded(loader, seed, rank, world)
     made = Stream if isinstance(loader.dataset, torch_data.IterableDataset) else Slices
     return made(loader, seed, rank, world)
 
 
-def _placed(source: Slices | Stream, number: int, begin: Place, ahead: Ahead | None) -> Iterator[_Found]:
+def _placed(source: Source, number: int, begin: Place, ahead: Ahead | None) -> Iterator[_Found]:
     """What is left of a pass. The loader has begun when this returns: a script's generators are put back after it has drawn from them."""
-    if isinstance(source, Stream):
+    if not isinstance(source, Slices):
         found: Iterator[_Found] = (_Found(*each) for each in source.feed(number, begin))
     else:
         turn = int(begin["round"])
@@ -370,14 +379,14 @@ def _placed(source: Slices | Stream, number: int, begin: Place, ahead: Ahead | N
                 "sampler or its dataset is made of what runs again. Write `for epoch in ps.epochs(n)`, and keep in ps.state what they are "
                 "made of"
             )
-        found = _numbered(feed, turn, source.order)
+        found = _numbered(feed, turn, source)
     return found if ahead is None else _looking_ahead(found, ahead)
 
 
-def _numbered(feed: Iterator[tuple[Any, bool]], turn: int, order: int) -> Iterator[_Found]:
+def _numbered(feed: Iterator[tuple[Any, bool]], turn: int, source: Slices) -> Iterator[_Found]:
     for batch, again in feed:
         turn += 1
-        yield _Found(batch, again, {"round": turn, "order": order})
+        yield _Found(batch, again, {"round": turn, "order": source.order_at(turn)})
 
 
 def _looking_ahead(feed: Iterator[_Found], ahead: Ahead) -> Iterator[_Found]:

@@ -2,27 +2,25 @@
 
 Of an epoch there is one order of samples, from (seed, epoch). The loader's batches are cut from it. Batch j goes to rank j mod W
 of W workers, so every sample is seen once an epoch whatever W is. Where the last round has too few batches, the ranks without one
-are given a batch of that epoch again, which counts for nothing (see `data.py`).
+are given a batch of that epoch again, which counts for nothing (see `data.py`). An order without an end is drawn as it is needed.
 """
 
 from __future__ import annotations
 
-import random
-import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import values
+from psjob.api import alike, orders, values
+from psjob.api.drawing import seed_all, seeded
+from psjob.api.orders import Indices, Shuffled
 from psjob.process.errors import Refused
-from psjob.resume.generators import generators, put_generators
-
-Indices = list[Any]
 
 
 class Slices:
@@ -33,24 +31,64 @@ class Slices:
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
-        self._batches, self._samples = _orders(loader)
-        self._size = None if self._batches is not None or loader.batch_size is None else int(loader.batch_size)
+        self._order = orders.find(loader)
         self._checked = False
-        self.order = 0
+        self._endless: _Endless | None = None
+        self.order = self._first = 0
+        """What tells this pass's batches from others, as far as they were drawn."""
+        self.rounds: int | None = None
+        """Of this pass; None where it has no end that is known."""
 
     def batches(self, epoch: int) -> Sequence[Indices]:
-        """The batches of an epoch, those of all ranks. `order` tells them from others then."""
-        order = self._order(epoch)
-        told = _checksum(order) if isinstance(order, list) else len(order)
-        self.order = zlib.crc32(str(_content(self._loader.dataset)).encode(), told)
-        if self._batches is not None:
-            return [list(batch) for batch in order]
-        return _Cut(order, self._size or 1, self._size is not None and bool(self._loader.drop_last))
+        """The batches of an epoch, those of all ranks; `order` tells them from others then. Raises ValueError where they have no end."""
+        found = self._batches(epoch)
+        if found is None:
+            raise ValueError(f"{self._order.name} comes to no end")
+        return found
+
+    def _batches(self, epoch: int) -> Sequence[Indices] | None:
+        """Those; None where they have no end."""
+        order, source = self._order, self._order.source
+        drawn: Any = source
+        if isinstance(source, Shuffled):
+            drawn = source.order(self._seed, epoch)
+        elif not order.known:
+            drawn = order.values(self._seed, epoch)
+            self._check(epoch, drawn)
+            if drawn is None:
+                return None
+        told = _checksum(drawn) if isinstance(drawn, list) else len(drawn)
+        self.order = self._told(told)
+        if order.whole:
+            return [list(batch) for batch in drawn]
+        return _Cut(drawn, order.size or 1, order.drop_last)
+
+    def _check(self, epoch: int, drawn: list[Any] | None) -> None:
+        """Raises Refused if it is another order when it is drawn again."""
+        if self._checked:
+            return
+        if drawn is None:
+            one, again = (list(islice(self._order.endless(self._seed, epoch), orders.TOGETHER)) for _ in range(2))
+            same = one == again
+        else:
+            same = self._order.values(self._seed, epoch) == drawn
+        if not same:
+            raise Refused(
+                f"{self._order.name} gives another order each time it is asked, with the same seeds too, so a restart could not "
+                "find its place again. Draw from torch's, numpy's or Python's own generator, or from set_epoch(epoch)"
+            )
+        self._checked = True
+
+    def _told(self, order: int) -> int:
+        return zlib.crc32(str(_content(self._loader.dataset)).encode(), order)
 
     def turns(self, batches: int, begin: int) -> list[tuple[int, bool]]:
         """Of each round from `begin` on: number of this rank's batch of so many, and is it another rank's that is given again?"""
-        mine = (turn * self._world + self._rank for turn in range(begin, rounds_of(batches, self._world)))
-        return [(number % batches, number >= batches) for number in mine]
+        return [(number % batches, number >= batches) for number in self._mine(batches, begin)]
+
+    def _mine(self, batches: int, begin: int) -> range:
+        """By round, from `begin` on: number of this rank's batch; those past the last are of the first ones again."""
+        return range(begin * self._world + self._rank, rounds_of(batches, self._world) * self._world, self._world)
 
     def feed(self, epoch: int, begin: int, apart: bool = False) -> Iterator[tuple[Any, bool]]:
         """This rank's batches from round `begin` on, and of each whether it is another rank's that is given again.
@@ -58,44 +96,45 @@ class Slices:
         `apart`: what is drawn as a batch is made does not show in the script's generators. What the loader draws from them as it begins,
         it has drawn when this returns.
         """
-        batches = self.batches(epoch)
-        turns = self.turns(len(batches), begin)
-        chosen = _Given(batches, [number for number, _ in turns], (self._seed, epoch))
-        return zip(self._like(chosen, apart), (again for _, again in turns), strict=True)
+        batches, seed = self._batches(epoch), (self._seed, epoch)
+        if batches is None:
+            self.rounds, drawn = None, self._order.endless(self._seed, epoch)
+            endless = self._endless = _Endless(drawn, self._rank, self._world, seed, self._told(0))
+            endless.skip(begin)
+            self.order = endless.order_at(begin)
+            return zip(self._like(endless, apart), endless.again(), strict=False)
+        self._endless, self.rounds = None, rounds_of(len(batches), self._world)
+        self._first = _checksum([len(batches), *(batches[0] if len(batches) else [])], self.order)
+        mine = self._mine(len(batches), begin)
+        return zip(self._like(_Given(batches, mine, seed), apart), (number >= len(batches) for number in mine), strict=True)
 
-    def _like(self, chosen: _Given, apart: bool) -> Any:
+    def order_at(self, turn: int) -> int:
+        """What tells the batches before this round from others, where the pass has come so far."""
+        return self.order if self._endless is None else self._endless.order_at(turn)
+
+    @property
+    def first(self) -> int:
+        """A checksum of the order and its first batch, or of its first round where it has no end; of all ranks one."""
+        return self._first if self._endless is None else self._endless.first
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this data from others'."""
+        return alike.facts(self._loader, self._seed, self.first, ordered=True)
+
+    def _like(self, chosen: Any, apart: bool) -> Any:
         """A DataLoader of these batches, otherwise like the user's."""
         # Where the user's loader makes no batches, what the dataset gives for one index is one.
-        dataset = _Seeded(self._loader.dataset, apart, whole=self._size is None and self._batches is None)
-        return torch_data.DataLoader(dataset, batch_sampler=chosen, **options_of(self._loader))
-
-    def _order(self, epoch: int) -> Any:
-        source = self._batches if self._batches is not None else self._samples
-        if isinstance(source, range):
-            return source
-        if isinstance(source, _Shuffled):
-            return source.order(self._seed, epoch)
-        for thing in (source, getattr(source, "sampler", None)):
-            begin = getattr(thing, "set_epoch", None)
-            if callable(begin):
-                begin(epoch)
-        order = drawn(source, (self._seed, epoch))
-        if not self._checked:
-            if drawn(source, (self._seed, epoch)) != order:
-                raise Refused(
-                    f"{type(source).__name__} gives another order each time it is asked, with the same seeds too, so a restart could not "
-                    "find its place again. Draw from torch's, numpy's or Python's own generator, or from set_epoch(epoch)"
-                )
-            self._checked = True
-        return order
+        dataset = _Seeded(self._loader.dataset, apart, whole=self._order.size is None and not self._order.whole)
+        loader: Any = torch_data.DataLoader(dataset, batch_sampler=chosen, **options_of(self._loader, within=True))
+        return iter(loader)
 
 
-def _checksum(order: list[Any]) -> int:
-    """Of indices, or of batches of them."""
+def _checksum(order: list[Any], before: int = 0) -> int:
+    """Of indices, or of batches of them, after that of what came before."""
     try:
-        return zlib.crc32(array("q", order))
+        return zlib.crc32(array("q", order), before)
     except (TypeError, OverflowError):
-        return zlib.crc32(repr(order).encode())
+        return zlib.crc32(repr(order).encode(), before)
 
 
 def _content(dataset: Any) -> list[int]:
@@ -108,92 +147,34 @@ def _content(dataset: Any) -> list[int]:
     return [values.sample(tensors, few=False)] if tensors else []
 
 
-def options_of(loader: Any) -> dict[str, Any]:
-    """How a user's DataLoader makes its batches."""
+def options_of(loader: Any, within: bool = False) -> dict[str, Any]:
+    """How a user's DataLoader makes its batches; of one over psjob's own dataset, `within` which the user's is."""
     names = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"]
     options = {name: getattr(loader, name) for name in names}
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
+        if within:
+            options["worker_init_fn"] = _Shown(loader.worker_init_fn)
     return options
 
 
-class _Shuffled:
-    """Each sample once, in an order of its own each epoch."""
+class _Shown:
+    """What a loader process begins with: `get_worker_info().dataset` is the user's own there, for a function of theirs too."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, then: Any) -> None:
+        self._then = then
 
-    def order(self, seed: int, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
-        return torch.randperm(self._count, generator=generator, device="cpu")
-
-
-def _orders(loader: Any) -> tuple[Any, Any]:
-    """What gives whole batches, else what gives samples. Raises Refused."""
-    given = loader.batch_sampler
-    batches = given if given is not None and (loader.batch_size is None or type(given) is not torch_data.BatchSampler) else None
-    samples = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    if batches is None:
-        known = _known(samples, loader.dataset)
-        if known is not None:
-            return None, known
-    for thing in (batches, samples):
-        if hasattr(thing, "num_replicas") and hasattr(thing, "rank"):
-            raise Refused(
-                f"{type(thing).__name__} gives each rank its part, and ps.shard does so too. Give the DataLoader a sampler of all samples"
-            )
-    source = samples if batches is None else batches
-    if not isinstance(source, Sized):
-        raise Refused(f"{type(source).__name__} has no length, so an epoch of it has no end; give it __len__")
-    return batches, samples
-
-
-def _known(sampler: Any, dataset: Any) -> _Shuffled | range | None:
-    """The order of a sampler of torch's that covers each sample once; None for any other."""
-    if type(sampler) is torch_data.SequentialSampler:
-        return range(len(dataset))
-    if type(sampler) is torch_data.RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset):
-        return _Shuffled(len(dataset))
-    if type(sampler) is torch_data.DistributedSampler:  # left in from DDP: all of the data, in slices
-        return _Shuffled(len(dataset)) if sampler.shuffle else range(len(dataset))
-    return None
+    def __call__(self, process: int) -> None:
+        info = torch_data.get_worker_info()
+        if info is not None:
+            object.__setattr__(info, "dataset", getattr(info.dataset, "theirs", info.dataset))
+        if self._then is not None:
+            self._then(process)
 
 
 def rounds_of(batches: int, world: int) -> int:
     """Steps of an epoch of so many batches."""
     return -(-batches // world)
-
-
-def drawn(source: Iterable[Any], seed: tuple[int, ...]) -> list[Any]:
-    """All that `source` gives where everything it may draw from was seeded; the script's generators are left as they are."""
-    own = [getattr(thing, "generator", None) for thing in (source, getattr(source, "sampler", None))]
-    with seeded(seed, [generator for generator in own if isinstance(generator, torch.Generator)]):
-        return list(source)
-
-
-@contextmanager
-def seeded(parts: tuple[int, ...], own: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Inside, Python's, numpy's and torch's generators and `own` begin from `parts`; afterwards they are as before."""
-    kept, states = generators(), [generator.get_state() for generator in own]
-    value = seed_all(parts)
-    for generator in own:
-        generator.manual_seed(value)
-    try:
-        yield
-    finally:
-        put_generators(kept)
-        for generator, state in zip(own, states, strict=True):
-            generator.set_state(state)
-
-
-def seed_all(parts: tuple[int, ...]) -> int:
-    """Seed Python's, numpy's and torch's generators from `parts`; with which number."""
-    value = random.Random(repr(parts)).getrandbits(63)  # noqa: S311 - a seed of the data's order, no key
-    random.seed(value)
-    torch.manual_seed(value)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(value % (1 << 32))
-    return value
 
 
 class _Cut(Sequence[Indices]):
@@ -222,23 +203,74 @@ class _Batch(list[Any]):
 
 
 class _Given(torch_data.Sampler[list[Any]]):
-    """Of the batches of an epoch those with these numbers."""
+    """Of the batches of an epoch those with these numbers; one past the last is of the first ones again."""
 
-    def __init__(self, batches: Sequence[Indices], numbers: list[int], seed: tuple[int, int]) -> None:
+    def __init__(self, batches: Sequence[Indices], numbers: range, seed: tuple[int, int]) -> None:
         self._batches, self._numbers, self._seed = batches, numbers, seed
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return (_Batch(self._batches[number], (*self._seed, number)) for number in self._numbers)
+        numbers = (number % len(self._batches) for number in self._numbers)
+        return (_Batch(self._batches[number], (*self._seed, number)) for number in numbers)
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+
+class _Endless(torch_data.Sampler[list[Any]]):
+    """Of batches that are drawn as they are needed those of one rank: to its round t belongs batch t W + rank."""
+
+    def __init__(self, drawn: Iterator[Indices], rank: int, world: int, seed: tuple[int, int], order: int) -> None:
+        self._drawn, self._rank, self._world, self._seed = drawn, rank, world, seed
+        self._turn = self._count = 0
+        self._orders: dict[int, int] = {0: order}
+        self._begin: list[Indices] = []
+        self._again: deque[bool] = deque()
+        self.first = order
+        """A checksum of the first round."""
+
+    def skip(self, rounds: int) -> None:
+        """Those were given before a restart."""
+        for _ in range(rounds):
+            self._round()
+            self._orders.pop(self._turn - 1, None)
+        self._again.clear()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while mine := self._round():
+            yield mine
+
+    def again(self) -> Iterator[bool]:
+        """Of each batch, when it has been made: is it another rank's?"""
+        while self._again:
+            yield self._again.popleft()
+
+    def order_at(self, turn: int) -> int:
+        """A checksum of what was drawn before this round."""
+        for before in [each for each in self._orders if each < turn]:
+            del self._orders[before]
+        return self._orders[turn]
+
+    def _round(self) -> _Batch | None:
+        """This rank's batch of the next round; None: there is none."""
+        several = list(islice(self._drawn, self._world))
+        if not several:
+            return None
+        order = _checksum([len(several), *(each for batch in several for each in batch)], self._orders[self._turn])
+        if not self._turn:
+            self._begin, self.first = several, order
+        number = self._count + self._rank
+        again = self._rank >= len(several)
+        self._count, self._turn = self._count + len(several), self._turn + 1
+        self._orders[self._turn] = order
+        self._again.append(again)
+        return _Batch(self._begin[number % self._count] if again else several[self._rank], (*self._seed, number))
 
 
 class _Seeded(torch_data.Dataset[Any]):
     """The user's dataset. In a loader process, or `apart`, every batch is fetched with generators seeded from (seed, epoch, batch)."""
 
     def __init__(self, dataset: Any, apart: bool, whole: bool) -> None:
-        self._dataset, self._apart, self._whole = dataset, apart, whole
+        self.theirs, self._apart, self._whole = dataset, apart, whole
 
     def __getitems__(self, indices: list[Any]) -> Any:
         if torch_data.get_worker_info() is not None and isinstance(indices, _Batch):
@@ -250,12 +282,12 @@ class _Seeded(torch_data.Dataset[Any]):
 
     def _fetch(self, indices: list[Any]) -> Any:
         if self._whole:
-            return self._dataset[indices[0]]
-        many = getattr(self._dataset, "__getitems__", None)
-        return list(many(indices) if many is not None else [self._dataset[i] for i in indices])
+            return self.theirs[indices[0]]
+        many = getattr(self.theirs, "__getitems__", None)
+        return list(many(indices) if many is not None else [self.theirs[i] for i in indices])
 
     def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
+        return self.theirs[index]
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.theirs)

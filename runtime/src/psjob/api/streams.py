@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from torch.utils import data as torch_data
 
-from psjob.api.slices import options_of, seed_all, seeded
+from psjob.api import alike
+from psjob.api.drawing import seed_all, seeded
+from psjob.api.slices import options_of
 from psjob.process.errors import Refused
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ class _Item(NamedTuple):
     state: Any = None
     """What the dataset's `state_dict` gave then."""
     kind: str = "batch"
+    first: int | None = None
+    """A checksum of the first samples that were read, told once by process 0."""
 
 
 class Stream:
@@ -43,6 +47,14 @@ class Stream:
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
+        self.rounds: int | None = None
+        """Of a pass, which are not known before its end."""
+        self.first: int | None = None
+        """A checksum of the stream's first samples, which all ranks read; None where the pass went on in its middle."""
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this stream from others', once a batch was given."""
+        return alike.facts(self._loader, self._seed, self.first)
 
     def feed(self, epoch: int, place: Mapping[str, Any]) -> Iterator[tuple[Any, bool, Mapping[str, Any]]]:
         """This rank's batches from `place` on; of each whether it was given before, for want of another, and the place after it.
@@ -57,8 +69,9 @@ class Stream:
         return self._feed(self._items(epoch, streams, int(place.get("process", 0))), int(place["round"]), streams)
 
     def _feed(self, items: Iterator[_Item], turn: int, streams: dict[str, Any]) -> Iterator[tuple[Any, bool, Mapping[str, Any]]]:
-        last = None
+        self.first, last = None, None
         for item in items:
+            self.first = item.first if self.first is None else self.first
             over = item.kind in ("last", "end")
             streams[str(item.process)] = {"read": item.read, **({"end": True} if over else {"state": item.state})}
             if item.kind not in ("batch", "last"):
@@ -87,7 +100,7 @@ class Stream:
         if callable(begin):
             begin(epoch)
         own = _Own(old.dataset, (self._seed, epoch), self._rank, self._world, _Batching.of(old), streams, first)
-        options = {**options_of(old), "collate_fn": _as_it_is}
+        options = {**options_of(old, within=True), "collate_fn": _as_it_is}
         return iter(torch_data.DataLoader(own, batch_size=None, **options))
 
     def _longest(self, streams: Mapping[str, Any]) -> int:
@@ -136,7 +149,7 @@ class _Own(torch_data.IterableDataset[_Item]):
     def __init__(
         self, dataset: Any, seed: tuple[int, int], rank: int, world: int, batching: _Batching, streams: Mapping[str, Any], first: int
     ) -> None:
-        self._dataset, self._seed, self._rank, self._world, self._batching = dataset, seed, rank, world, batching
+        self.theirs, self._seed, self._rank, self._world, self._batching = dataset, seed, rank, world, batching
         self._streams, self._first = streams, first
 
     def __iter__(self) -> Iterator[_Item]:
@@ -151,19 +164,23 @@ class _Own(torch_data.IterableDataset[_Item]):
             return
         begin = number if state is not None else 0
         if state is not None:
-            self._dataset.load_state_dict(state)
-        samples, number = None, begin
+            self.theirs.load_state_dict(state)
+        samples, number, first = None, begin, None
         while True:
             own = number >= int(mine["read"]) and (number + process) % self._world == self._rank
             with self._drawing(process, number, alone=info is None):
-                samples = iter(self._dataset) if samples is None else samples
+                samples = iter(self.theirs) if samples is None else samples
                 found, over = self._batching.read(samples)
                 batch = self._batching.collate(found) if own and found is not None else None
+            if found is not None and not number and not process:
+                first = alike.digest(found)
             number += found is not None
             if own and found is not None:
-                save = getattr(self._dataset, "state_dict", None)
+                save = getattr(self.theirs, "state_dict", None)
                 # A dataset that was read to its end may begin anew.
-                yield _Item(process, number, batch, save() if callable(save) and not over else None, "last" if over else "batch")
+                kept = save() if callable(save) and not over else None
+                yield _Item(process, number, batch, kept, "last" if over else "batch", first)
+                first = None
             if over:
                 yield _Item(process, number, kind="end")
                 return

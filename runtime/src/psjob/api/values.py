@@ -155,7 +155,7 @@ def tensors_of(thing: Any) -> list[Any]:
     """Tensors and arrays of a model, in a list or the like, or in the state of an object of a library."""
     if isinstance(thing, torch.nn.Module):
         return [tensor for tensor in (*thing.parameters(), *thing.buffers()) if not is_lazy(tensor)]
-    if not is_stateful(thing) or _generates(thing):
+    if not is_stateful(thing) or generates(thing):
         return _tensors(thing)
     try:
         return _tensors(dict(thing.state_dict()))
@@ -258,10 +258,10 @@ def is_stateful(value: Any) -> bool:
     kind = type(value)
     if kind.__module__.partition(".")[0] == "psjob" or issubclass(kind, (type, *NOT_PLAIN)):
         return False
-    return _generates(value) or (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
+    return generates(value) or (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
 
 
-def _generates(value: Any) -> bool:
+def generates(value: Any) -> bool:
     """Is it a generator of random numbers?"""
     numpy = sys.modules.get("numpy")
     kinds = (
@@ -274,7 +274,7 @@ def _generates(value: Any) -> bool:
 
 def state_of(thing: Any) -> dict[str, Any] | None:
     """A copy of its state; None where that holds more than numbers and texts."""
-    if _generates(thing):
+    if generates(thing):
         return _generator_state(thing)
     try:
         whole = thing.state_dict()
@@ -292,7 +292,7 @@ def load_state(thing: Any, whole: dict[str, Any]) -> None:
         thing.setstate(whole["state"])
     elif hasattr(thing, "bit_generator"):
         thing.bit_generator.state = whole["state"]
-    elif _generates(thing):
+    elif generates(thing):
         thing.set_state(whole["state"])
     else:
         thing.load_state_dict(whole)

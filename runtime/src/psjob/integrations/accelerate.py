@@ -74,12 +74,16 @@ def plain(loader: Any) -> Any:
     batches = base.batch_sampler
     if isinstance(base.dataset, torch_data.IterableDataset) or type(batches) is not torch_data.BatchSampler:
         return base
-    sampler: Any = batches.sampler
-    if type(sampler) is SeedableRandomSampler:  # its seed may be this process's own
-        sampler = torch_data.RandomSampler(base.dataset, sampler.replacement, sampler.num_samples if sampler.replacement else None)
     return torch_data.DataLoader(
-        base.dataset, batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler, **options_of(base)
+        base.dataset, batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=plain_sampler(batches.sampler), **options_of(base)
     )
+
+
+def plain_sampler(sampler: Any) -> Any:
+    """Torch's own for one that `prepare` has put in its place: its seed may be this process's own."""
+    if type(sampler) is not SeedableRandomSampler:
+        return sampler
+    return torch_data.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples if sampler.replacement else None)
 
 
 def hand(loader: Any) -> Callable[[Any], Any]:

@@ -186,7 +186,8 @@ class Coordination:
         elif kind is Kind.STIRRED:
             self.post(signs.Stirred(stream, border.passes(body)))
         elif kind is Kind.INPUTS:
-            self.post(signs.InputsSeen(stream, border.inputs(body)))
+            told = border.data(body)
+            self.post(signs.InputsSeen(stream, border.inputs(body)) if told is None else signs.DataSeen(stream, told))
         elif kind is Kind.DIGEST and (digest := border.digest(body)) is not None:
             self.post(signs.DigestCame(stream, digest))
 

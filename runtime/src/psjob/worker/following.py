@@ -96,6 +96,9 @@ class FollowerSession(WorkerSession):
     def inputs(self, sums: list[int]) -> None:
         """Process 0 tells those of the worker."""
 
+    def data(self, told: Mapping[str, Any]) -> None:
+        """Process 0 tells those of the worker."""
+
     def checkpoint(self) -> None:
         self._first.say({"checkpoint": True})
 

@@ -189,6 +189,10 @@ class WorkerSession:
         """What the weights of this worker are, in sums."""
         self.handle(e.Said(Kind.DIGEST, body))
 
+    def data(self, told: Mapping[str, Any]) -> None:
+        """What a pass over data that are given to `ps.shard` reads."""
+        self.handle(e.Said(Kind.INPUTS, {"data": dict(told)}))
+
     def checkpoint(self) -> None:
         self.handle(e.Said(Kind.CHECKPOINT, {}))
 

@@ -8,11 +8,14 @@ from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
 from psjob.protocol.coordinator import events, signs
+from psjob.protocol.coordinator.alike import Told
 from psjob.protocol.coordinator.drift import KINDS, LOOKS, Digest
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.stands import ShardStands
 
 MOST_INPUTS: Final = 64
+MOST_NAME: Final = 80
+"""Characters of a class's name."""
 MOST: Final = 1 << 63
 MOST_WAITS: Final = 120
 """Characters of what a worker of a stage waits for."""
@@ -147,6 +150,18 @@ def _printable(value: Any) -> str:
     return "".join(filter(str.isprintable, str(value)[:LONGEST_NAME]))
 
 
+def data(body: Mapping[str, Any]) -> Told | None:
+    """What an INPUTS says of data that are given to `ps.shard`; None where it says nothing, or not in shape."""
+    told = body.get("data")
+    if not isinstance(told, dict) or (site := _sum(told.get("site"))) is None or (number := _sum(told.get("number"))) is None:
+        return None
+    loader, kind = ("".join(filter(str.isprintable, str(told.get(name))))[:MOST_NAME] for name in ("loader", "data"))
+    length, batch, processes, content, samples, traits, first = (
+        _sum(told.get(name)) for name in ("length", "batch", "processes", "content", "samples", "traits", "first")
+    )
+    return Told(site, number, loader, kind, length, batch, processes, content, samples, traits, first, told.get("ordered") is True)
+
+
 def passes(body: Mapping[str, Any]) -> int:
     """The passes of a STIRRED; 0 where it tells none, or not in shape."""
     return _size(body.get("passes")) or 0
@@ -171,6 +186,10 @@ def measured(stream: int, clock: int, body: Mapping[str, Any], workers: int) -> 
 
 def _amount(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST else None
+
+
+def _sum(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < MOST else None
 
 
 def _size(value: Any) -> int | None:

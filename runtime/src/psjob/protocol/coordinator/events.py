@@ -9,7 +9,7 @@ from typing import Any
 from psjob.layout.blocks import Layout
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts, WorkerFacts
-from psjob.protocol.coordinator.signs import DigestCame, InputsSeen, Measured, StepLost, Stirred, WorkersAwaited
+from psjob.protocol.coordinator.signs import DataSeen, DigestCame, InputsSeen, Measured, StepLost, Stirred, WorkersAwaited
 from psjob.protocol.coordinator.stands import ShardStands
 from psjob.protocol.coordinator.stream import Stream
 
@@ -398,7 +398,7 @@ class ModeWished:
 Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
-    | InputsSeen | StepLost | Measured | DigestCame
+    | InputsSeen | DataSeen | StepLost | Measured | DigestCame
     | WorkersAwaited
     | TookUp | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
     | MemoryReady

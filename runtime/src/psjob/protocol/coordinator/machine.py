@@ -12,6 +12,7 @@ from typing import Any
 from psjob.modes import written
 from psjob.protocol.coordinator import actions, events, signs
 from psjob.protocol.coordinator.actions import Action, Log, Tell
+from psjob.protocol.coordinator.alike import Told
 from psjob.protocol.coordinator.completion import Completion
 from psjob.protocol.coordinator.cutting import Cutting
 from psjob.protocol.coordinator.deciding import Deciding
@@ -196,6 +197,7 @@ class Coordinator:
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
                 | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost() | signs.Measured() | signs.DigestCame()
+                | signs.DataSeen()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -255,6 +257,8 @@ class Coordinator:
                     self.log("info", said)
             case signs.DigestCame(_, digest):
                 self._say(self.progress.drift.came(member.rank, digest, self.members.alive))
+            case signs.DataSeen(stream, told):
+                self._see_data(member.rank, stream, told)
             case signs.Measured():
                 self.stages.measured(member, event, self.now)
             case signs.StepLost(_, rank, step):
@@ -272,6 +276,16 @@ class Coordinator:
     def _say(self, found: Sequence[str]) -> None:
         for sentence in found:
             self.log("warning", sentence)
+
+    def _see_data(self, rank: int, stream: int, told: Told) -> None:
+        found = self.progress.data.see(rank, told)
+        if found is None:
+            return
+        self.log("warning", found.sentence)
+        self.progress.data_problem = found.sentence
+        if found.sure:
+            self.emit(Tell(stream, Kind.ERROR, {"code": "refused", "error": found.sentence}))
+            self.emit(actions.HangUp(stream))
 
     # -- time ------------------------------------------------------------------------------------
 

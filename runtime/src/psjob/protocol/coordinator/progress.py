@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from psjob.protocol.coordinator.alike import Alike
 from psjob.protocol.coordinator.comeback import Comeback
 from psjob.protocol.coordinator.drift import Drift
 from psjob.protocol.coordinator.past import Past
@@ -41,7 +42,8 @@ class JobProgress:
         self.weights_sha256: str | None = None
         self.failure: str | None = None
         self.data_problem: str | None = None
-        """What says that workers train on the same data."""
+        """What says that workers train on the same data, or read other data than they should."""
+        self.data = Alike()
         self._inputs: dict[int, Sequence[int]] = {}
         self._looked = False
         self.drift = Drift()

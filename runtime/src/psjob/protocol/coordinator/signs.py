@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from psjob.protocol.coordinator.alike import Told
 from psjob.protocol.coordinator.drift import Digest
 
 
@@ -51,6 +52,14 @@ class DigestCame:
 
     stream: int
     digest: Digest
+
+
+@dataclass(frozen=True)
+class DataSeen:
+    """What a worker's data are that it gives to `ps.shard` and trains on."""
+
+    stream: int
+    told: Told
 
 
 @dataclass(frozen=True)
