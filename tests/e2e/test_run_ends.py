@@ -62,7 +62,7 @@ SCRIPTS = {
     "wrong words": ("import sys\nsys.exit('usage: train.py DATA')\n", ["usage: train.py DATA"], 1),
     "later": (
         "import torch, psjob as ps\nm = torch.nn.Linear(2, 1)\nm, o = ps.attach(m, torch.optim.SGD(m.parameters(), lr=0.1))\n"
-        "data = torch.utils.data.TensorDataset(torch.randn(80, 2))\n"
+        "torch.manual_seed(0)\ndata = torch.utils.data.TensorDataset(torch.randn(80, 2))\n"
         "for epoch in range(2):\n    for (x,) in ps.shard(torch.utils.data.DataLoader(data, batch_size=4)):\n"
         "        loss = m(x).sum(); loss.backward(); o.step(); o.zero_grad()\n        ps.checkpoint()\n"
         "    print(loss.item())\n    assert epoch == 0, 'the labels are gone'\n",

@@ -15,6 +15,7 @@ import psjob as ps  # noqa: E402
 how = sys.argv[1]
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(1600, 8), torch.randn(1600, 1))
 model, optimizer = ps.attach(model, optimizer)
 first = os.environ["PSJOB_START"] == "1" and "PSJOB_REWINDS" not in os.environ

@@ -9,6 +9,7 @@ import psjob as ps
 
 model = torch.nn.Linear(4, 1)
 model, opt = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(4000, 4))
 for number, (x,) in enumerate(ps.shard(torch.utils.data.DataLoader(data, batch_size=8)), 1):
     loss = model(x).square().mean()

@@ -24,6 +24,7 @@ import psjob as ps  # noqa: E402
 
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(16000, 8), torch.randn(16000, 1))
 model, optimizer = ps.attach(model, optimizer)
 if how == "no step":
