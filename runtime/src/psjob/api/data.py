@@ -72,7 +72,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         if knows is None:
             return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch)
         plain = loader if place is None else knows.plain(loader)
-        return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader))
+        return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader), plain)
     except Refused as refused:
         if job is not None:
             job.refuse(str(refused))
@@ -120,8 +120,11 @@ class ShardedLoader(Generic[B]):
         world: int,
         prefetch: Callable[[Any], Any] | None,
         hand: Callable[[Any], Any] = lambda batch: batch,
+        plain: Any = None,
     ) -> None:
         self.loader = loader
+        self._whole = loader if plain is None else plain
+        """Of all batches of all workers; `loader` may say another length."""
         self._source, self._world, self._prefetch, self._hand = source, world, prefetch, hand
         self._over = _described(loader)
         self.stand_in: Any = None
@@ -147,7 +150,7 @@ class ShardedLoader(Generic[B]):
 
     def __len__(self) -> int:
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
-        return rounds_of(len(self.loader), self._world)
+        return rounds_of(len(self._whole), self._world)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:

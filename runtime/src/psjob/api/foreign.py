@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-_HOMES = {"accelerate": "psjob.integrations.accelerate"}
+from psjob.process.onimport import HOMES
 
 
 def home(thing: object) -> Any | None:
@@ -16,8 +16,8 @@ def home(thing: object) -> Any | None:
 
 def in_use() -> list[Any]:
     """The modules of all libraries that the script has imported."""
-    return [known for library in _HOMES if library in sys.modules and (known := _imported(library)) is not None]
+    return [known for library in HOMES if library in sys.modules and (known := _imported(library)) is not None]
 
 
 def _imported(library: str) -> Any | None:
-    return importlib.import_module(_HOMES[library]) if library in _HOMES else None
+    return importlib.import_module(HOMES[library]) if library in HOMES else None

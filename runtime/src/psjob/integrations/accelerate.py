@@ -12,18 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import data as torch_data
 
-from psjob.api.slices import options_of
+from psjob.api.reporting import worker_place
 from psjob.integrations import needs
 from psjob.process import config
 
 try:
-    from accelerate.data_loader import SeedableRandomSampler
     from accelerate.optimizer import AcceleratedOptimizer
-    from accelerate.scheduler import AcceleratedScheduler
-    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import send_to_device
+
+    from psjob.integrations.accelerateworld import World, install
+    from psjob.integrations.accelerateworld import plain as plain
+    from psjob.integrations.accelerateworld import plain_sampler as plain_sampler
 except ImportError as missing:
     raise needs("accelerate", missing) from None
 
@@ -47,43 +48,23 @@ def moves(model: torch.nn.Module) -> bool:
     return device is not None and where is not None and device.type != where.type
 
 
+def begin() -> None:
+    """Let Accelerate know of the job, if this process is a worker of one, before the script asks it how many processes there are."""
+    place = worker_place()
+    if place is not None:
+        mark(place)
+
+
 def mark(place: config.Place) -> None:
-    """Let `is_main_process`, saving and tracking be those of rank 0 alone. Each worker is a world of its own to Accelerate otherwise."""
-    for state in (PartialState._shared_state, AcceleratorState._shared_state):
-        if state.get("num_processes") == 1:
-            state["process_index"] = place.index
-    if not hasattr(AcceleratedScheduler.step, "moves"):
-        AcceleratedScheduler.step = _moving(AcceleratedScheduler.step, place.config.workers)
+    """Let Accelerate's states be those of this worker."""
+    global _world
+    if _world is None:
+        _world = World(place)
+        install(_world)
+    _world.mark()
 
 
-def _moving(step: Callable[..., None], times: int) -> Callable[..., None]:
-    """A prepared scheduler counts batches of all processes, so that it moves once for each of them at a step."""
-
-    def moving(self: Any, *given: Any, **named: Any) -> None:
-        as_one = not self.step_with_optimizer or self.split_batches or not self.gradient_state.sync_gradients
-        for _ in range(1 if as_one else times):
-            step(self, *given, **named)
-
-    moving.moves = times  # type: ignore[attr-defined]
-    return moving
-
-
-def plain(loader: Any) -> Any:
-    """The DataLoader of all batches that `prepare` was given."""
-    base: Any = getattr(loader, "base_dataloader", loader)
-    batches = base.batch_sampler
-    if isinstance(base.dataset, torch_data.IterableDataset) or type(batches) is not torch_data.BatchSampler:
-        return base
-    return torch_data.DataLoader(
-        base.dataset, batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=plain_sampler(batches.sampler), **options_of(base)
-    )
-
-
-def plain_sampler(sampler: Any) -> Any:
-    """Torch's own for one that `prepare` has put in its place: its seed may be this process's own."""
-    if type(sampler) is not SeedableRandomSampler:
-        return sampler
-    return torch_data.RandomSampler(sampler.data_source, sampler.replacement, sampler.num_samples if sampler.replacement else None)
+_world: World | None = None
 
 
 def hand(loader: Any) -> Callable[[Any], Any]:

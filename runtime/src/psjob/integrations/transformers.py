@@ -62,8 +62,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
             if type(one).__name__ == "TensorBoardCallback" and one.logging_dir is None:
                 one.logging_dir = os.path.join(args.output_dir, "runs", self._place.run)
         self._progress = Progress(trainer)
-        if self._place.begins_again:
-            trainer.train = _from_the_job(trainer.train)
+        trainer.train = _from_the_job(trainer.train, self._place.begins_again)
         trainer.get_train_dataloader = _sharded(trainer.get_train_dataloader)
         trainer.training_step = self._progress.watching(trainer.training_step)
 
@@ -82,10 +81,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
         if self._progress is None:
             refuse("PSCallback came after the Trainer was made; give it to Trainer(..., callbacks=[PSCallback()])")
         if state.global_step:
-            refuse(
-                "Trainer.train(resume_from_checkpoint=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from "
-                "one of another run with checkpoint.resumeFrom"
-            )
+            refuse(RESUMES)
         job = attaching.current
         if job is None or job.model is not model:
             ps.attach(model, optimizer, trainer=self._progress)
@@ -216,10 +212,18 @@ def _sharded(original: Callable[[], Any]) -> Callable[[], Any]:
     return get_train_dataloader
 
 
-def _from_the_job(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Trainer.train` that goes on from the job's checkpoint, where scripts ask for the newest one that they find in their folder."""
+RESUMES: Final = (
+    "Trainer.train(resume_from_checkpoint=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from one of "
+    "another run with checkpoint.resumeFrom"
+)
+
+
+def _from_the_job(original: Callable[..., Any], begins_again: bool) -> Callable[..., Any]:
+    """`Trainer.train`, which no file of the Trainer goes on from. Scripts that start again ask for the newest one in their folder."""
 
     def train(resume_from_checkpoint: Any = None, *rest: Any, **named: Any) -> Any:
+        if resume_from_checkpoint and not begins_again:
+            refuse(RESUMES)
         if resume_from_checkpoint:
             advice.tell("resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start goes on where the job was")
         return original(None, *rest, **named)

@@ -20,7 +20,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
         return
-    from psjob.process import began, leftin, ownfiles, samplers  # noqa: F401 - before anything changes the environment
+    from psjob.process import began, leftin, onimport, ownfiles, samplers  # noqa: F401 - before anything changes the environment
 
     if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
         one_run(environ.get(contract.ENV_RUN, ""), environ)
@@ -28,6 +28,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
     samplers.know_the_job()
     ownfiles.begin(environ)
     leftin.begin()
+    onimport.begin()
 
 
 def one_run(run: str, environ: MutableMapping[str, str]) -> None:
