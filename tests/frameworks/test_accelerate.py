@@ -28,6 +28,13 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(WORKERS)]
 
 
+def assert_told(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """All that a script was told is the same; metrics of the data and gathered losses but for rounding."""
+    for name in ("scores", "means"):
+        assert [pytest.approx(row, abs=1e-5) for row in theirs.pop(name)] == ours.pop(name), name
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("case", rest_rotates(RATES, {"linear with warm-up, by max_train_steps"}))
 def test_the_rate_of_every_step_is_that_of_ddp(tmp_path: Path, case: str) -> None:
     words = [SCRIPT, *RATES[case]]
@@ -38,9 +45,20 @@ def test_the_rate_of_every_step_is_that_of_ddp(tmp_path: Path, case: str) -> Non
     for ours, theirs in zip(told(tmp_path / "job"), told(tmp_path / "ddp"), strict=True):
         assert ours.pop("local") is (ours["process"] == 0), "workers of one machine"
         del theirs["local"]  # each process of the reference is a node of its own
-        assert ours.pop("scores") == [[count, pytest.approx(score, abs=1e-5), ends] for count, score, ends in theirs.pop("scores")]
-        assert ours == theirs
+        assert_told(ours, theirs)
         assert len(set(ours["rates"])) > 2
+
+
+@pytest.mark.rotating
+def test_the_last_workers_trigger_ends_all_at_the_step_of_ddp(tmp_path: Path) -> None:
+    words = [SCRIPT, "schedule=cosine", "stop=8"]
+    found = Run(tmp_path / "job", words).weights()
+    wanted, _ = with_ddp(tmp_path / "ddp", words)
+    assert_equal(found, wanted)
+    for ours, theirs in zip(told(tmp_path / "job"), told(tmp_path / "ddp"), strict=True):
+        assert ours["steps"] == 8
+        del ours["local"], theirs["local"]
+        assert_told(ours, theirs)
 
 
 COUNTED = {

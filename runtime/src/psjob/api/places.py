@@ -301,6 +301,12 @@ class Places:
         return bool(self._held) and min(self._held) > self._asking
 
     @property
+    def under_way(self) -> tuple[int, int] | None:
+        """The newest pass that has begun and is not over, and rounds of it that were begun; None between passes."""
+        one = self._passes.get(max(self._passes, default=-1))
+        return None if one is None else (one.number, int(one.after["round"]))
+
+    @property
     def trains(self) -> bool:
         """Were steps made of batches of the pass that asked last?"""
         return self._asking in self._passes and self._passes[self._asking].trained

@@ -22,7 +22,8 @@ try:
     from accelerate.state import AcceleratorState, GradientState
     from accelerate.utils import send_to_device
 
-    from psjob.integrations.accelerateworld import World, install
+    from psjob.integrations import acceleratetogether, accelerateworld
+    from psjob.integrations.accelerateworld import World
     from psjob.integrations.accelerateworld import plain as plain
     from psjob.integrations.accelerateworld import plain_sampler as plain_sampler
 except ImportError as missing:
@@ -60,7 +61,8 @@ def mark(place: config.Place) -> None:
     global _world
     if _world is None:
         _world = World(place)
-        install(_world)
+        accelerateworld.install(_world)
+        acceleratetogether.install(_world)
     _world.mark()
 
 
@@ -75,6 +77,9 @@ def hand(loader: Any) -> Callable[[Any], Any]:
 
 class Pass:
     """A pass over data as Accelerate sees it: accumulated gradients are stepped with at its last batch."""
+
+    sharded = True
+    """Workers have different batches in it."""
 
     def __init__(self, place: config.Place) -> None:
         mark(place)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from types import FrameType
 from typing import Any, Final
 
-from accelerate import accelerator, data_loader
+from accelerate import data_loader
 from accelerate.data_loader import SeedableRandomSampler
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
@@ -79,12 +79,21 @@ def install(world: World) -> None:
     PartialState.__init__ = told
     PartialState.use_distributed = property(lambda self: self.num_processes > 1)
     PartialState.split_between_processes = _split(PartialState.split_between_processes, world)
-    data_loader.prepare_data_loader = accelerator.prepare_data_loader = _prepare(data_loader.prepare_data_loader, world)
-    accelerator.skip_first_batches = data_loader.skip_first_batches = _skip(data_loader.skip_first_batches, world)
+    prepare, skip = data_loader.prepare_data_loader, data_loader.skip_first_batches
+    rebind({prepare: _prepare(prepare, world), skip: _skip(skip, world)})
     for kind in (data_loader.DataLoaderShard, data_loader.DataLoaderDispatcher):
         kind.__len__, kind.__iter__ = _length(kind.__len__), _pass(kind.__iter__)
     data_loader.DataLoaderDispatcher.__init__ = _alone(data_loader.DataLoaderDispatcher.__init__)
     world.mark()
+
+
+def rebind(functions: Mapping[Any, Any], but: tuple[str, ...] = ()) -> None:
+    """Let all modules that have one of these have the other: a script may have imported it by its name before psjob. Not those of `but`."""
+    names = {id(old): new for old, new in functions.items()}
+    for module in [module for name, module in list(sys.modules.items()) if name not in but]:
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in names:
+                vars(module)[name] = names[id(value)]
 
 
 class Part:

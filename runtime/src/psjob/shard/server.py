@@ -19,6 +19,7 @@ from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness
+from psjob.protocol import points
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction
 from psjob.shard.awaited import Awaited
@@ -28,6 +29,7 @@ from psjob.shard.coordination import Coordination
 from psjob.shard.keeper import Held, Keeping
 from psjob.shard.keptcuts import KeptCuts
 from psjob.shard.letin import WAITING_SECONDS
+from psjob.shard.meetings import Meetings
 from psjob.shard.notices import Notices
 from psjob.shard.outliving import Outliving
 from psjob.shard.peers import PeerStream
@@ -97,6 +99,7 @@ class Server:
         self.store.norms.measured = lambda body: self.control.answer(body)
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.cuts = KeptCuts(place, folder) if place.index == 0 else None
+        self.meetings = Meetings(place, self._gone_workers, lambda: self.store.phase is Phase.SERVING) if place.index == 0 else None
         pulses = [self.control.pulse, self.control.disk.pulse]
         self.liveness = Liveness(pulses, config.shard_timeout, self.store.beat)
         self._lock = threading.Lock()
@@ -177,12 +180,19 @@ class Server:
         """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
         if self.cuts is not None and hello.get("asks") == ASKS:
             return self.cuts.meet(stream, header, hello)
+        if self.meetings is not None and hello.get("asks") == points.ASKS:
+            return self.meetings.meet(stream, header, hello)
         if hello.get("role") == "worker":
             yield from self._worker(stream, header, hello)
             return None
         if hello.get("role") == "shard" and self.coordinator is not None:
             return PeerStream(self, stream, hello).run
         raise WireError(f"role {str(hello.get('role'))[:40]!r} is not served by shard {self.place.index}; expected worker or shard")
+
+    def _gone_workers(self) -> list[int]:
+        """Those whose scripts are through."""
+        with self.store.lock:
+            return [rank for rank, row in self.store.admission.rows.items() if row.left_at is not None]
 
     def changed(self) -> None:
         """This shard has come to another view or phase: look again at the sessions that wait for that."""

@@ -62,7 +62,7 @@ def agreed(place: Place, choose: Callable[[], ChosenCuts]) -> ChosenCuts:
 
 def _asked(place: Place, offer: ChosenCuts | None) -> ChosenCuts | None:
     """One question. Raises StreamClosed, TimeoutError and WireError where no shard 0 of this run answers."""
-    stream = _dialled(place)
+    stream = dialled(place)
     try:
         hello = {"role": "worker", "fresh": True, "asks": ASKS, **({} if offer is None else offer.to_json())}
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=place.index, start=place.number, rewinds=place.rewinds)
@@ -79,7 +79,7 @@ def _asked(place: Place, offer: ChosenCuts | None) -> ChosenCuts | None:
         raise WireError(f"shard 0: {error}") from None
 
 
-def _dialled(place: Place) -> Stream:
+def dialled(place: Place) -> Stream:
     """To the newest process that proves to be shard 0."""
     peer, found = place.config.shards[0], []
     problem: Exception = StreamClosed(f"{peer.host}:{peer.port} does not answer")

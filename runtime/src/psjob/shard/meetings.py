@@ -1,0 +1,71 @@
+"""Shard 0 lets workers meet at points of their scripts: each says something there, and hears what all have said.
+
+A point has a name, which is the same on every worker. Each stream asks one question, and is answered once all are there, or after a while
+with who is missing. Answers are kept for workers that begin again, and come to their points once more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from psjob.process.config import Place
+from psjob.protocol.points import MOST_NAME
+from psjob.wire.frame import Header, Kind, WireError, run_digest
+from psjob.wire.loop import Apart
+from psjob.wire.pooled import Pooled
+
+HOLD_SECONDS: Final = 5.0
+"""A question is answered after so many, though workers are missing."""
+MOST_POINTS: Final = 256
+MOST_BYTES: Final = 64 << 20
+"""Of all that is kept. Points that were left long ago go first."""
+
+
+class Meetings:
+    """Of one run. `meet` may be called from any thread. `gone` tells which workers have left, `begun` whether rank 0 has attached."""
+
+    def __init__(self, place: Place, gone: Callable[[], list[int]], begun: Callable[[], bool]) -> None:
+        self._place, self._gone, self._begun = place, gone, begun
+        self._there = threading.Condition()
+        self._points: dict[str, dict[int, str]] = {}
+        """By name, what each worker has said; the newest last."""
+
+    def meet(self, stream: Pooled, header: Header, hello: Mapping[str, Any]) -> Apart:
+        """A worker has come to a point. Raises WireError for a question out of shape. What is returned waits."""
+        name, said = hello.get("point"), hello.get("said")
+        if hello.get("role") != "worker" or not 0 <= header.worker < self._place.config.workers:
+            raise WireError(f"a {str(hello.get('role'))[:40]} {header.worker} comes to a point, where this job's workers meet")
+        if not isinstance(name, str) or len(name) > MOST_NAME or not isinstance(said, str):
+            raise WireError(f"worker {header.worker}: a point has a name of at most {MOST_NAME} characters, and something is said there")
+        return partial(self._answer, stream, header.worker, name, said, bool(hello.get("waits")))
+
+    def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool) -> None:
+        workers = self._place.config.workers
+        with self._there:
+            there = self._points.setdefault(name, {})
+            if len(there) < workers:  # what all have heard stays as it was said
+                there[rank] = said
+            self._there.notify_all()
+            deadline = time.monotonic() + (HOLD_SECONDS if waits else 0.0)
+            while len(there) < workers and (left := deadline - time.monotonic()) > 0 and not stream.closed:
+                self._there.wait(left)
+            heard = [there[each] for each in range(workers)] if len(there) == workers else None
+            missing = [each for each in range(workers) if each not in there]
+            self._forget()
+        head = Header(Kind.WELCOME, run=run_digest(self._place.run), view=self._place.view, attempt=self._place.number)
+        if heard is not None:
+            stream.send_json(head, {"said": heard})
+        else:
+            stream.send_json(head, {"missing": missing, "gone": [each for each in self._gone() if each in missing], "begun": self._begun()})
+
+    def _forget(self) -> None:
+        size = sum(len(said) for there in self._points.values() for said in there.values())
+        workers = self._place.config.workers
+        for name in [name for name, there in self._points.items() if len(there) == workers][:-1]:
+            if len(self._points) <= MOST_POINTS and size <= MOST_BYTES:
+                return
+            size -= sum(map(len, self._points.pop(name).values()))
