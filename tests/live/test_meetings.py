@@ -55,6 +55,10 @@ def test_each_hears_what_all_have_said_once_all_are_there(tmp_path: Path) -> Non
         assert heard == {rank: ["from 0", "from 1", "from 2"] for rank in range(3)}
         # One that begins again hears the same, and does not wait for others.
         assert meeting.meet(shards.place(1, 2), "a point", "another", nothing) == heard[0]
+        # Rank 0 alone may be waited for, and waits for nobody.
+        assert meeting.meet(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
+        assert meeting.meet(shards.place(2), "its file", "", nothing, first=True) == ["written"]
+        assert meeting.meet(shards.place(2), "another file", "", nothing, waits=False, first=True) is None
         # Lines that run again do not wait for a point that nobody else comes to.
         assert meeting.meet(shards.place(1, 2), "another point", "", nothing, waits=False) is None
 

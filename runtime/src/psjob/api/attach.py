@@ -113,7 +113,7 @@ def attach(
 def _inner(optimizer: Any) -> Any:
     """The torch optimizer that makes the steps of a library's."""
     knows = foreign.home(optimizer)
-    return optimizer if knows is None else knows.inner(optimizer)
+    return optimizer if knows is None else knows.given(optimizer)
 
 
 OVERLAP = "overlap=True"

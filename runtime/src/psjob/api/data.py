@@ -71,7 +71,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         knows = foreign.home(loader)
         if knows is None:
             return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch)
-        plain = loader if place is None else knows.plain(loader)
+        plain = loader if place is None and isinstance(loader, torch_data.DataLoader) else knows.plain(loader)
         return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader), plain)
     except Refused as refused:
         if job is not None:
@@ -185,7 +185,7 @@ class ShardedLoader(Generic[B]):
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
         place, untold = begin, job.place.config.workers > 1 and not job.place.config.stages
-        told = [knows.Pass(job.place) for knows in foreign.in_use()]
+        told = [knows.Pass(job.place) for knows in foreign.in_use() if knows.Pass is not None]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
         made, given, look = job.made, 0, False
         taken = None if self.led else Taken(job, number, origin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any, Final
 
 import torch
@@ -26,17 +26,19 @@ MOST_BYTES: Final = 16 << 20
 """Of what one worker says at a point."""
 
 
-@dataclass
 class _Count:
-    """What was asked since `at` was another."""
+    """How often each was asked since `at` was another."""
 
-    at: str = ""
-    asked: int = 0
+    def __init__(self) -> None:
+        self._at = ""
+        self._asked: Counter[str] = Counter()
 
-    def next(self, at: str) -> int:
+    def next(self, at: str, what: str) -> int:
         """The number of this question."""
-        self.at, self.asked = at, self.asked + 1 if at == self.at else 0
-        return self.asked
+        if at != self._at:
+            self._at, self._asked = at, Counter()
+        self._asked[what] += 1
+        return self._asked[what] - 1
 
 
 _count = _Count()
@@ -45,6 +47,12 @@ _count = _Count()
 def everyone(what: str) -> None:
     """Wait until all workers have called this. In a job `what` names the call to people who wait."""
     _met(what, "")
+
+
+def first(what: str) -> None:
+    """Wait until rank 0 has called this; rank 0 waits for nobody."""
+    place = worker_place()
+    _met(what, "", waits=place is not None and place.rank > 0, first=True)
 
 
 def of_all(value: Any, what: str) -> list[Any]:
@@ -60,22 +68,22 @@ def of_all(value: Any, what: str) -> list[Any]:
     return [value] * place.config.workers if heard is None else [read(each) for each in heard]
 
 
-def _met(what: str, said: str) -> list[str] | None:
+def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[str] | None:
     place, job = worker_place(), attaching.current
     if place is None or place.config.workers == 1:
         return [said]
     at = points.BEFORE if job is None else _place_of(job)
-    name = f"{at}, {what} {_count.next(at)}"
+    name = f"{at}, {what} {_count.next(at, what)}"
 
     def check() -> None:
         if job is not None:
             job.carry_out(job.session.check)
 
     try:
-        return meeting.meet(place, name, said, check, waits=job is None or not job.behind)
+        return meeting.meet(place, name, said, check, waits=waits and (job is None or not job.behind), first=first)
     except meeting.NotMet as problem:
         (refuse if job is None else job.refuse)(
-            f"{what} waits for all workers: {problem}. Call it on every worker, at the same place of the script"
+            f"{what} waits for other workers: {problem}. Call it on every worker, at the same place of the script"
         )
         raise AssertionError from None
 

@@ -35,6 +35,10 @@ def inner(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
 
+given = inner
+"""What `attach` trains with, of the optimizer that it is given."""
+
+
 def attached(optimizer: torch.optim.Optimizer) -> None:
     """Let wrappers of this torch optimizer, which is attached now, call its new `step`; one with a GradScaler has kept the old one."""
     for thing in gc.get_objects():

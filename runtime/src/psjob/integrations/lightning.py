@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 import torch
 
 import psjob as ps
 from psjob.api import attach as attaching
-from psjob.api import syncnorm
+from psjob.api import meetings, syncnorm
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
 from psjob.process.errors import refuse
@@ -18,10 +21,14 @@ from psjob.process.errors import refuse
 try:
     from lightning.fabric.utilities.rank_zero import rank_zero_only as of_fabric
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
     from lightning.pytorch.plugins.precision import MixedPrecision, Precision
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    from psjob.integrations import lightningfinetuning as finetuning
+    from psjob.integrations import lightningtogether as together
 except ImportError as missing:
     raise needs("lightning", missing) from None
 
@@ -103,6 +110,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().setup(trainer)
         if self._place is None or trainer.state.fn != TrainerFn.FITTING:
             return
+        _check(trainer)
         optimizers: list[torch.optim.Optimizer] = self.optimizers  # type: ignore[has-type]
         if len(optimizers) != 1:
             refuse(
@@ -112,7 +120,12 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if isinstance(self.precision_plugin, MixedPrecision):  # it refuses to clip for optimizers that unscale by themselves
             self.precision_plugin.clip_gradients = partial(Precision.clip_gradients, self.precision_plugin)
         progress = Progress(trainer)
-        ps.attach(self.lightning_module, optimizers[0], lightning=progress)
+        ps.attach(
+            self.lightning_module,
+            optimizers[0],
+            later=finetuning.later(trainer, self.lightning_module, optimizers[0]),
+            lightning=progress,
+        )
         self.optimizers = optimizers  # wrapped anew, as what they are now
         self._on_term = signal.getsignal(signal.SIGTERM)
         trainer.callbacks.append(_Reports())
@@ -128,6 +141,46 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if self._place is not None:
             signal.signal(signal.SIGTERM, self._on_term)
 
+    @property
+    def is_distributed(self) -> bool:
+        """Are there other processes? To the module's `log`, which reduces then; Lightning would also slice loaders, which psjob does."""
+        return self._place is not None and sys._getframe(2).f_globals.get("__name__") == LOGS
+
+    def reduce(self, tensor: Any, *given: Any, **named: Any) -> Any:
+        """A value that is logged with `sync_dist=True` in training, over all workers. Validation is of all data on each of them already."""
+        if not self._in_training(sys._getframe(1)):
+            return tensor
+        op = named.get("reduce_op", given[1] if len(given) > 1 else "mean")
+        return together.reduced(tensor, op, "a value logged with sync_dist=True")
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """What all workers have in training; in an evaluation the tensor itself."""
+        if self._place is None or not self._trains:
+            return tensor
+        return together.gathered(tensor, sync_grads, "all_gather")
+
+    def _in_training(self, frame: FrameType) -> bool:
+        """Has the module's log, or code of the script, asked in training? What Lightning decides by itself, each worker decides."""
+        asks = str(frame.f_globals.get("__name__", ""))
+        return self._place is not None and self._trains and (asks == LOGGED or not asks.startswith("lightning."))
+
+    @property
+    def _trains(self) -> bool:
+        module = self.lightning_module
+        return module is not None and module.trainer.state.fn == TrainerFn.FITTING and not _evaluating(module.trainer)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A file of Lightning's, as `trainer.test(ckpt_path="best")` reads it: in a job once rank 0 has written it."""
+        trainer = None if self.lightning_module is None else self.lightning_module.trainer
+        if self._place is not None and trainer is not None and trainer.state.fn != TrainerFn.FITTING:
+            meetings.first("the loading of a checkpoint")
+            if not os.path.exists(checkpoint_path) and "://" not in str(checkpoint_path):
+                refuse(
+                    f"worker {self._place.index} does not see {checkpoint_path}, which rank 0 has written: give all workers one volume for "
+                    "it, or leave ckpt_path out, so that the weights of now are taken"
+                )
+        return dict(super().load_checkpoint(checkpoint_path, weights_only=weights_only))
+
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """What a checkpoint of Lightning holds: on rank 0 alone, which writes it."""
         return dict(super().optimizer_state(optimizer)) if self.is_global_zero else {}
@@ -140,6 +193,27 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "run with checkpoint.resumeFrom"
             )
         super().load_optimizer_state_dict(checkpoint)
+
+
+LOGGED: Final = "lightning.pytorch.trainer.connectors.logger_connector.result"
+"""The module that reduces what is logged."""
+LOGS: Final = "lightning.pytorch.core.module"
+"""The module whose `log` asks whether there is something to reduce."""
+
+
+def _check(trainer: Trainer) -> None:
+    """Refuse what the Trainer is asked for and would not be right."""
+    if getattr(trainer._accelerator_connector, "_layer_sync", None) is not None:
+        refuse(
+            "Trainer(sync_batchnorm=True) in a job: each BatchNorm has the statistics of its worker's batches. Leave sync_batchnorm out, "
+            "or take a norm without statistics of the batch, such as GroupNorm"
+        )
+    averages = next((one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)), None)
+    if averages is not None:
+        refuse(
+            "StochasticWeightAveraging in a job: its average would be in no checkpoint of the job. Keep a file of each epoch with "
+            "ModelCheckpoint(save_top_k=-1), and take the mean of the last ones when the job is complete"
+        )
 
 
 def _nothing(*_given: object, **_named: object) -> None:
@@ -192,6 +266,7 @@ class Progress:
             "schedulers": [config.scheduler.state_dict() for config in self._trainer.strategy.lr_scheduler_configs],
             "precision": self._trainer.strategy.precision_plugin.state_dict(),
             "callbacks": {name: one.state_dict() for name, one in self._callbacks().items()},
+            "norms": finetuning.norms(self._trainer.lightning_module),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,6 +277,8 @@ class Progress:
         for name, one in self._callbacks().items():
             if name in state["callbacks"]:
                 one.load_state_dict(state["callbacks"][name])
+        finetuning.restored(self._trainer.callbacks)
+        finetuning.put_back_norms(self._trainer.lightning_module, state.get("norms", {}))
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Before the loops begin: at the batch of this state."""
@@ -226,6 +303,10 @@ class _Reports(Callback):  # type: ignore[misc]
         total = trainer.estimated_stepping_batches
         whole = {"total": float(total)} if 0 < total < float("inf") else {}
         ps.report(**{**_logged(trainer), **told, **lr, **whole, "epoch": trainer.current_epoch})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The means of the last epoch are there, which no step follows."""
+        ps.report(**{name: value for name, value in _logged(trainer).items() if name != "loss"})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Metrics of an evaluation are there."""

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-HOMES: Final = {"accelerate": "psjob.integrations.accelerate"}
+HOMES: Final = {"accelerate": "psjob.integrations.accelerate", "lightning": "psjob.integrations.fabric"}
 """By package of a library, the module of psjob that knows it. Such a module has `begin()`."""
 
 

@@ -41,9 +41,11 @@ class Meetings:
             raise WireError(f"a {str(hello.get('role'))[:40]} {header.worker} comes to a point, where this job's workers meet")
         if not isinstance(name, str) or len(name) > MOST_NAME or not isinstance(said, str):
             raise WireError(f"worker {header.worker}: a point has a name of at most {MOST_NAME} characters, and something is said there")
-        return partial(self._answer, stream, header.worker, name, said, bool(hello.get("waits")))
+        waits, needs = bool(hello.get("waits")), 1 if hello.get("first") else self._place.config.workers
+        return partial(self._answer, stream, header.worker, name, said, waits, needs)
 
-    def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool) -> None:
+    def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
+        """`needs`: the first so many ranks."""
         workers = self._place.config.workers
         with self._there:
             there = self._points.setdefault(name, {})
@@ -51,16 +53,20 @@ class Meetings:
                 there[rank] = said
             self._there.notify_all()
             deadline = time.monotonic() + (HOLD_SECONDS if waits else 0.0)
-            while len(there) < workers and (left := deadline - time.monotonic()) > 0 and not stream.closed:
+            while not self._complete(there, needs) and (left := deadline - time.monotonic()) > 0 and not stream.closed:
                 self._there.wait(left)
-            heard = [there[each] for each in range(workers)] if len(there) == workers else None
-            missing = [each for each in range(workers) if each not in there]
+            heard = [there[each] for each in range(needs)] if self._complete(there, needs) else None
+            missing = [each for each in range(needs) if each not in there]
             self._forget()
         head = Header(Kind.WELCOME, run=run_digest(self._place.run), view=self._place.view, attempt=self._place.number)
         if heard is not None:
             stream.send_json(head, {"said": heard})
         else:
             stream.send_json(head, {"missing": missing, "gone": [each for each in self._gone() if each in missing], "begun": self._begun()})
+
+    @staticmethod
+    def _complete(there: Mapping[int, str], needs: int) -> bool:
+        return all(rank in there for rank in range(needs))
 
     def _forget(self) -> None:
         size = sum(len(said) for there in self._points.values() for said in there.values())

@@ -23,8 +23,8 @@ class NotMet(Exception):
     """They cannot meet. The message says who is missing, or why shard 0 was not reached."""
 
 
-def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: bool = True) -> list[str] | None:
-    """What each worker has said at this point, by rank, once all are there.
+def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: bool = True, first: bool = False) -> list[str] | None:
+    """What each worker has said at this point, by rank, once all are there; with `first`, once rank 0 is there, what that has said.
 
     None: the point was passed before this process began, or it does not wait and some are missing. `check` raises what ends the wait.
     Raises NotMet where a worker has ended its script without coming, or shard 0 cannot be reached for `connect_seconds`.
@@ -33,7 +33,7 @@ def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: 
     while True:
         check()
         try:
-            answer = _asked(place, point, said, waits)
+            answer = _asked(place, point, said, waits, first)
         except (StreamClosed, TimeoutError, WireError, OSError) as error:
             now = time.monotonic()
             if now - heard > place.config.connect_seconds:
@@ -54,11 +54,12 @@ def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: 
             log.warning("waiting for worker %s at %s", ", ".join(map(str, answer["missing"][:8])), point)
 
 
-def _asked(place: Place, point: str, said: str, waits: bool) -> dict[str, list[object]]:
+def _asked(place: Place, point: str, said: str, waits: bool, first: bool) -> dict[str, list[object]]:
     stream = dialled(place)
     try:
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=place.index, start=place.number, rewinds=place.rewinds)
-        stream.send_json(head, {"role": "worker", "fresh": True, "asks": ASKS, "point": point, "said": said, "waits": waits})
+        question = {"asks": ASKS, "point": point, "said": said, "waits": waits, "first": first}
+        stream.send_json(head, {"role": "worker", "fresh": True, **question})
         header = stream.recv_header(ANSWER_SECONDS)
         body: dict[str, list[object]] = stream.recv_json(header)
     finally:
