@@ -175,6 +175,18 @@ def test_metrics_of_the_frameworks_are_the_jobs(tmp_path: Path) -> None:
     assert len(list((tmp_path / "lit").glob("checkpoints/*.ckpt"))) == 1
 
 
+@pytest.mark.rotating
+def test_every_worker_loads_the_best_checkpoint_of_a_trainer(tmp_path: Path) -> None:
+    run = Run(tmp_path / "job", ["best.py"])
+    assert run.code == 0, run.output[-4000:]
+    logs = sorted((tmp_path / "job").glob(".psjob/*/logs/*worker*"))
+    found = [re.findall(r"^best (\S+) (\S+) (\S+)$", path.read_text(), re.MULTILINE) for path in logs]
+    ((path, metric, again),) = found[0]
+    assert found == [found[0]] * WORKERS
+    assert path == "out/checkpoint-5", "its loss was the largest"
+    assert float(again) == pytest.approx(float(metric), abs=1e-6)
+
+
 def test_a_script_changes_three_lines_at_most() -> None:
     for script in (HERE / name for name in ("accelerated.py", "lit.py", "trainer.py")):
         ours = [line for line in script.read_text().splitlines() if re.search(r"psjob|\bps\.|PSCallback|\bstrategy=strategy", line)]

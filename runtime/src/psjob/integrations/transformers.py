@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 import psjob as ps
-from psjob.api import advice, foreign
+from psjob.api import advice, foreign, meetings
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.integrations import needs
@@ -63,6 +63,9 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
                 one.logging_dir = os.path.join(args.output_dir, "runs", self._place.run)
         self._progress = Progress(trainer)
         trainer.train = _from_the_job(trainer.train, self._place.begins_again)
+        if args.load_best_model_at_end:
+            trainer._determine_best_metric = _knowing_best(trainer, trainer._determine_best_metric)
+            trainer._load_best_model = _once_written(trainer, trainer._load_best_model)
         trainer.get_train_dataloader = _sharded(trainer.get_train_dataloader)
         trainer.training_step = self._progress.watching(trainer.training_step)
 
@@ -229,6 +232,34 @@ def _from_the_job(original: Callable[..., Any], begins_again: bool) -> Callable[
         return original(None, *rest, **named)
 
     return train
+
+
+def _knowing_best(trainer: Trainer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The best checkpoint is known to a rank that writes none: all find the same one best, and rank 0 names it by its step."""
+
+    def determine(*given: Any, **named: Any) -> Any:
+        found, state = original(*given, **named), trainer.state
+        if not ps.is_first() and state.best_global_step:
+            state.best_model_checkpoint = os.path.join(trainer.args.output_dir, f"checkpoint-{state.best_global_step}")
+        return found
+
+    return determine
+
+
+def _once_written(trainer: Trainer, original: Callable[[], None]) -> Callable[[], None]:
+    """`load_best_model_at_end`, when rank 0 has written all of its checkpoints."""
+
+    def load() -> None:
+        meetings.first("load_best_model_at_end")
+        best = trainer.state.best_model_checkpoint
+        if not os.path.isdir(best):
+            refuse(
+                f"load_best_model_at_end: worker {ps.rank()} does not see {best}, which rank 0 has written. Give all workers one volume "
+                "for output_dir, or leave it out"
+            )
+        original()
+
+    return load
 
 
 def _skipping() -> bool:
