@@ -1,5 +1,5 @@
-"""Writes every generated file: the CRD and the chart's copy, the references of API, commands, metrics and Python, Argo CD's settings,
-the copy of the contract for the operator, the blocking verbs of the client, the licence in each distribution.
+"""Writes every generated file: the CRD and the chart's copy, the references of API, commands, metrics and Python, the page of programs,
+Argo CD's settings, the copy of the contract for the operator, the blocking verbs of the client, the licence in each distribution.
 
 `python hack/generate.py` writes what differs and names it; `--check` writes nothing and exits 1 where something differs.
 """
@@ -61,6 +61,7 @@ def files() -> dict[Path, str]:
     from psjob_client.cli.reference import reference
     from psjob_operator.api.crd import crd_yaml
     from psjob_operator.api.docs import api_page
+    from tests.programs import page as programspage
 
     crd = HEADER + crd_yaml()
     return {
@@ -70,6 +71,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs/cli.md": reference(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reference.md": pythonpage.page(),
+        ROOT / "docs/programs.md": programspage.page(),
         ROOT / "docs/contributing/house.svg": housemap.picture(),
         argocd.SETTINGS: argocd.settings(),
     }

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export HOME=${HOME:-$(echo ~)} # some containers have none set
 CACHE=${PSJOB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/psjob-dev}
 RUNNERS=${PSJOB_RUNNERS:-$((3 * $(getconf _NPROCESSORS_ONLN)))}
-HERE=(tests/unit tests/simulation tests/tensors tests/live tests/e2e tests/scripts tests/frameworks tests/restarts tests/docs)
+HERE=(tests/unit tests/simulation tests/tensors tests/live tests/e2e tests/scripts tests/frameworks tests/programs tests/restarts tests/docs)
 QUICK="not cluster and not nodes and not rotating and not soak"
 # Bits are compared between processes, whose kernels must add in one order; and runners share the cores.
 export OMP_NUM_THREADS=1

@@ -24,6 +24,7 @@ FOLDERS = {
     "scripts": (warm.COMPILING,),
     "restarts": (warm.COMPILING,),
     "frameworks": (frameworks.IMPORTS, warm.PRELOADED),
+    "programs": (frameworks.IMPORTS,),
 }
 """By folder of tests, the imports that their processes begin with."""
 

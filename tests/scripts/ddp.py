@@ -118,6 +118,7 @@ def attach(model: torch.nn.Module, optimizer: Any, name: str = "0", **_stateful:
 
     _clip_means()
     optimizer.__class__ = type(plain.__name__, (plain,), {"step": step})
+    vars(optimizer).pop("step", None)  # a scheduler that was made before has put the plain one there
     return model, optimizer
 
 
