@@ -218,7 +218,6 @@ REFUSED = {
     "trainer_finds_batch_size": "TrainingArguments(auto_find_batch_size=...) in a job",
     "lit_two_optimizers": "configure_optimizers gave 2 optimizers, and PSStrategy attaches one",
     "lit_resumes": "Trainer.fit(ckpt_path=...) in a job",
-    "lit_sync_batchnorm": "Trainer(sync_batchnorm=True) in a job",
     "fabric_late": "attach after fabric.setup",
     "lit_averages": "StochasticWeightAveraging in a job",
     "accelerate_loads": "load_state_dict after attach",

@@ -118,6 +118,6 @@ def read(text: str) -> Any:
 
 
 def _tensor(dtype: str, shape: list[int], raw: str) -> torch.Tensor:
-    whole = torch.empty(shape, dtype=getattr(torch, dtype))
+    whole = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     memory.view(whole)[:] = base64.b64decode(raw)
     return whole

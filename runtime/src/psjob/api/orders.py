@@ -42,7 +42,7 @@ class Shuffled:
             raise Refused(problem)
         generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (1 << 63))
         try:
-            return torch.randperm(self._count, generator=generator)
+            return torch.randperm(self._count, generator=generator, device="cpu")
         except (RuntimeError, MemoryError):
             raise Refused(problem) from None
 

@@ -203,11 +203,6 @@ LOGS: Final = "lightning.pytorch.core.module"
 
 def _check(trainer: Trainer) -> None:
     """Refuse what the Trainer is asked for and would not be right."""
-    if getattr(trainer._accelerator_connector, "_layer_sync", None) is not None:
-        refuse(
-            "Trainer(sync_batchnorm=True) in a job: each BatchNorm has the statistics of its worker's batches. Leave sync_batchnorm out, "
-            "or take a norm without statistics of the batch, such as GroupNorm"
-        )
     averages = next((one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)), None)
     if averages is not None:
         refuse(

@@ -30,7 +30,7 @@ def reduced(value: Any, op: Any, what: str) -> Any:
         refuse(f"{what} with {name} in a job; take one of {', '.join(OPS)}")
     if not _stand_together(what):
         return value
-    given = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    given = value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
     whole = torch.stack([one.to(given.device) for one in meetings.of_all(given, what)])
     if name in ("max", "min"):
         return whole.amax(0) if name == "max" else whole.amin(0)
