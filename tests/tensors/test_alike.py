@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from psjob.api.slices import Slices
 from psjob.api.streams import Stream
@@ -149,9 +159,14 @@ DIFFER: dict[str, tuple[Made, str]] = {
     "a stream by rank": (lambda rank: loader(Reads(rank, rank, 2)), "reads other samples from Reads.*keeps other numbers"),
     "a loader of its own, by rank": (lambda rank: Joins(TensorDataset(X[rank::2]), batch_size=4), "the 32 samples of TensorDataset"),
 }  # fmt: skip
-ONLY_TOLD: dict[str, Made] = {
-    "a stream that draws without a seed": lambda rank: loader(Reads(0, 0, 1, lambda: float(OWN[rank].random()))),
-    "a stream that slices by what it keeps nowhere": hidden,
+UNSURE = "slices by rank by itself, or draws without a seed"
+ONLY_TOLD: dict[str, tuple[Made, str]] = {
+    "a stream that draws without a seed": (lambda rank: loader(Reads(0, 0, 1, lambda: float(OWN[rank].random()))), UNSURE),
+    "a stream that slices by what it keeps nowhere": (hidden, UNSURE),
+    "weights of a worker's own": (
+        lambda rank: loader(TensorDataset(X), sampler=WeightedRandomSampler([1.0 + rank * n for n in range(64)], 64)),
+        "draws other samples of TensorDataset than worker 0, as by weights of its own",
+    ),
 }
 
 
@@ -170,9 +185,10 @@ def test_data_that_a_rank_has_its_part_of_are_refused_with_a_remedy(name: str) -
 
 
 @pytest.mark.parametrize("name", sorted(ONLY_TOLD))
-def test_of_a_stream_that_may_only_draw_anew_it_is_said(name: str) -> None:
-    found = seen(ONLY_TOLD[name])
-    assert found is not None and not found.sure and "slices by rank by itself, or draws without a seed" in found.sentence
+def test_of_data_that_may_only_be_drawn_anew_it_is_said(name: str) -> None:
+    make, words = ONLY_TOLD[name]
+    found = seen(make)
+    assert found is not None and not found.sure and words in found.sentence
 
 
 def test_passes_of_other_places_and_later_ones_are_not_compared() -> None:

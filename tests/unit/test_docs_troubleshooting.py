@@ -23,7 +23,8 @@ def said() -> frozenset[str]:
         for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    found.add("".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values))
+                    whole = "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
+                    found.add(re.sub(f"{GAP}+", GAP, whole))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.add(re.sub(r"\{\w*\}", GAP, node.value))
     return frozenset(found)

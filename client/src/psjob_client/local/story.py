@@ -75,8 +75,9 @@ class Story:
             return
         how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
         tail = child.problem or tail_of(self._folder.log(child.name))
-        told = self._is_shown(child) or child.code == EXIT_REFUSED  # the last line says why it was refused
-        news = "" if not tail or told else ", as another did" if tail == self._last_tail else ":\n" + tail
+        if child.code == EXIT_REFUSED:  # in a sentence, which is the last line of its log
+            tail = tail.rpartition("\n")[2]
+        news = "" if not tail or self._is_shown(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
         self._last_tail = tail
         self.display.say(f"{child.name} {how}{news}", "yellow")
 

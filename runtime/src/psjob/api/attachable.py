@@ -32,6 +32,12 @@ def check(
     if not isinstance(model, torch.nn.Module) or odd is not None or not optimizers:
         given = odd if odd is not None else next(iter(optimizers), None)
         raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(given).__name__}")
+    wrapper = next((each for each in optimizers if not hasattr(each, "_optimizer_step_pre_hooks")), None)
+    if wrapper is not None:
+        raise Refused(
+            f"{type(wrapper).__name__} did not begin as an optimizer of torch does; it wraps another one, whose gradients it changes. "
+            "Attach that one, before it is given to the library that makes the other"
+        )
     if len(set(map(id, optimizers))) < len(optimizers) or (len(optimizers) > 1 and later):
         raise Refused("attach takes each optimizer once, and later=… with one optimizer only; leave the other out")
     trained = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

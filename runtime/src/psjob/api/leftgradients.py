@@ -38,14 +38,18 @@ class LeftGradients:
         """By row, a gradient that is to be cleared before it is used, its version, and why."""
         self._used = ""
         self._hooks: dict[int, Any] = {}
+        self._within: Callable[[int], bool] = _none
+        """Rows of the step that is made now: a record may be made before it is over, of the moment after it."""
 
     def problem(self, rows: Callable[[int], bool]) -> str:
         """Why the step that is made now, of these rows, would be wrong; empty: it is not."""
+        self._within = rows
         again = (why for row, (_, _, why) in self._armed.items() if rows(row) and self._is_as(row, self._armed[row][:2]))
         return self._used or next(again, "")
 
     def stepped(self, rows: Callable[[int], bool], clipped: bool) -> None:
         """A step of these rows was made. `clipped`: on the shards only."""
+        self._within = _none
         for row in filter(rows, self._watched):
             self._armed.pop(row, None)
             self._stepped.pop(row, None)
@@ -57,7 +61,9 @@ class LeftGradients:
     def state_dict(self) -> dict[str, Any]:
         """Rows that have a gradient; whether the script has cleared it since the last step."""
         there = [row for row, p in enumerate(self._parameters) if p.grad is not None]
-        return {"rows": there, "cleared": not any(self._is_as(row, then) for row, then in self._stepped.items())}
+        left = [row for row, then in self._stepped.items() if not self._within(row) and self._is_as(row, then)]
+        left += [row for row in filter(self._within, self._watched) if self._parameters[row].grad is not None]
+        return {"rows": there, "cleared": not left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Zeros in the place of gradients that no record holds, to be cleared before they are used; nothing else was known to be there."""
@@ -92,3 +98,7 @@ class LeftGradients:
                 del self._armed[row]
 
         return hook
+
+
+def _none(_row: int) -> bool:
+    return False

@@ -102,7 +102,7 @@ def written(value: Any, what: str) -> str:
         refuse(f"{what} between the workers of a job takes numbers, texts, tensors and lists and dicts of them: {problem}")
     parts = []
     for tensor in tensors:
-        whole = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        whole = memory.plain(tensor)
         raw = base64.b64encode(memory.view(whole)).decode()
         parts.append([str(whole.dtype).removeprefix("torch."), list(whole.shape), raw])
     text = json.dumps([body, parts])

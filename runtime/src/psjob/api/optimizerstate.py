@@ -43,14 +43,16 @@ class OnShards(dict[Any, Any]):
     __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _write
 
 
-def reconstruction(kind: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, state: Mapping[int, Any]) -> Reconstruction:
+def reconstruction(kind: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, state: Mapping[int, Any] | None) -> Reconstruction:
     """How pickles and copies make torch's own optimizer of an attached one.
 
     Args:
         kind: its class before attach.
         optimizer: the attached one.
-        state: as `state_dict()["state"]`, by the number of the parameter.
+        state: as `state_dict()["state"]`, by the number of the parameter; None: the optimizer has its own.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    held = {"defaults": optimizer.defaults, "state": {parameters[row]: one for row, one in state.items()}}
-    return copyreg._reconstructor, (kind, object, None), {**held, "param_groups": optimizer.param_groups}  # type: ignore[attr-defined]
+    held = dict(kind.__getstate__(optimizer))
+    if state is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        held["state"] = {parameters[number]: one for number, one in state.items()}
+    return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ class Slices:
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
         self._order = orders.find(loader)
-        self._checked = False
+        self._checked = self._once = False
         self._endless: _Endless | None = None
         self.order = self._first = 0
         """What tells this pass's batches from others, as far as they were drawn."""
@@ -104,6 +104,7 @@ class Slices:
             self.order = endless.order_at(begin)
             return zip(self._like(endless, apart), endless.again(), strict=False)
         self._endless, self.rounds = None, rounds_of(len(batches), self._world)
+        self._once = self._order.known or _has_each_once(batches)
         self._first = _checksum([len(batches), *(batches[0] if len(batches) else [])], self.order)
         mine = self._mine(len(batches), begin)
         return zip(self._like(_Given(batches, mine, seed), apart), (number >= len(batches) for number in mine), strict=True)
@@ -119,7 +120,7 @@ class Slices:
 
     def facts(self) -> dict[str, Any]:
         """What tells this data from others'."""
-        return alike.facts(self._loader, self._seed, self.first, ordered=True)
+        return alike.facts(self._loader, self._seed, self.first, ordered=self._once)
 
     def _like(self, chosen: Any, apart: bool) -> Any:
         """A DataLoader of these batches, otherwise like the user's."""
@@ -127,6 +128,15 @@ class Slices:
         dataset = _Seeded(self._loader.dataset, apart, whole=self._order.size is None and not self._order.whole)
         loader: Any = torch_data.DataLoader(dataset, batch_sampler=chosen, **options_of(self._loader, within=True))
         return iter(loader)
+
+
+def _has_each_once(batches: Sequence[Indices]) -> bool:
+    """Is no sample drawn twice, as with replacement?"""
+    drawn = [index for batch in batches for index in batch]
+    try:
+        return len(set(drawn)) == len(drawn)
+    except TypeError:  # an index may be what it likes
+        return False
 
 
 def _checksum(order: list[Any], before: int = 0) -> int:

@@ -74,7 +74,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         job.optimizer.param_groups[:] = [each for other in job.pairs for each in other.groups]
 
     def reduce_ex(self: Any, _protocol: Any) -> Reconstruction:
-        return reconstruction(original, self, self.state_dict()["state"])
+        return reconstruction(original, self, None if job.steps_alone else self.state_dict()["state"])
 
     def state_of(self: Any) -> Any:
         return self.__dict__["state"]
@@ -88,9 +88,10 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
     hooked.hooked = True  # type: ignore[attr-defined]
     hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
-             "_step_supports_amp_scaling": True, "__reduce_ex__": reduce_ex, "state": property(state_of, set_state)}  # fmt: skip
+             "_step_supports_amp_scaling": True, "__reduce_ex__": reduce_ex}  # fmt: skip
     pair.begun = dict(optimizer.state)
     if not job.steps_alone:
+        names["state"] = property(state_of, set_state)
         optimizer.__dict__["state"] = OnShards(job.refuse)
     optimizer.__dict__.pop("step", None)
     optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours

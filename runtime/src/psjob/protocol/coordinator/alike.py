@@ -97,6 +97,12 @@ def difference(one: tuple[int, Told], other: tuple[int, Told]) -> Difference | N
             "draws from alike on all workers",
             True,
         )
+    if a.length is not None:
+        return Difference(
+            f"{who} draws other samples of {b.data} than worker {lower}, as by weights of its own. Each worker takes its part of its own "
+            "draw. Give the samplers of all workers the same weights and seeds",
+            False,
+        )
     if _differ(a.traits, b.traits):
         return Difference(f"{who} reads other samples from {b.data} than worker {lower}, and keeps other numbers in it. {REMEDY}", True)
     return Difference(
