@@ -16,7 +16,7 @@ import torch
 from torch.utils import data as torch_data
 
 from psjob.api import values
-from psjob.api.drawing import seeded
+from psjob.api.drawing import attributes, seeded
 
 MOST_ITEMS: Final = 64
 """Items of a list that are looked at."""
@@ -69,7 +69,7 @@ def _content(data: Any, length: int | None, deep: int = 0) -> int:
     if _is_data(data):
         return digest(data)
     told = 0
-    for name, value in sorted(_attributes(data).items()):
+    for name, value in sorted(attributes(data).items()):
         several = list(value) if type(value) in (list, tuple) and len(value) <= MOST_ITEMS else [value]
         for one in several:
             if _is_data(one) and length is not None and _length(one) >= length:
@@ -93,10 +93,10 @@ def _samples(data: Any, length: int, seed: int) -> int | None:
 def _traits(thing: Any, deep: int = 0) -> int:
     """A checksum of numbers and texts that the data keep, such as a rank; and of objects in them."""
     told = 0
-    for name, value in sorted(_attributes(thing).items()):
+    for name, value in sorted(attributes(thing).items()):
         if isinstance(value, int | float | str | None):
             told = zlib.crc32(f"{name} {value!r}".encode()[:LONGEST], told)
-        elif deep < DEEP - 1 and not isinstance(value, torch.nn.Module | torch.Tensor) and _attributes(value):
+        elif deep < DEEP - 1 and not isinstance(value, torch.nn.Module | torch.Tensor) and attributes(value):
             told = zlib.crc32(f"{name} {_traits(value, deep + 1)}".encode(), told)
     return told
 
@@ -108,11 +108,6 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, list | tuple | range | dict) or (
         hasattr(value, "dtype") and hasattr(value, "__array__") and hasattr(value, "__len__")
     )
-
-
-def _attributes(thing: Any) -> dict[str, Any]:
-    found = getattr(thing, "__dict__", None)
-    return found if isinstance(found, dict) and not isinstance(thing, type) else {}
 
 
 def _batch_size(loader: Any) -> int | None:

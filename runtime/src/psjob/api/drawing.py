@@ -33,7 +33,7 @@ def parts_of(sampler: Any) -> list[Any]:
         if any(part is one for one in found):
             continue
         found.append(part)
-        for name, value in _attributes(part).items():
+        for name, value in attributes(part).items():
             several = list(value)[:_MOST_PARTS] if type(value) in (list, tuple) else [value]
             waiting += [one for one in several if isinstance(one, torch_data.Sampler) or (name in _HELD and hasattr(one, "__iter__"))]
     return found
@@ -60,7 +60,7 @@ def begin_epoch(parts: Iterable[Any], epoch: int) -> None:
         begin = getattr(part, "set_epoch", None)
         if callable(begin):
             begin(epoch)
-        elif type(_attributes(part).get("epoch")) is int:
+        elif type(attributes(part).get("epoch")) is int:
             part.epoch = epoch
 
 
@@ -68,7 +68,7 @@ def begin_epoch(parts: Iterable[Any], epoch: int) -> None:
 def drawing(seed: tuple[int, ...], parts: Iterable[Any]) -> Iterator[None]:
     """Inside, everything that these samplers may draw from begins from `seed`, and torch's DistributedSamplers give all samples."""
     parts = list(parts)
-    own = [value for part in parts for value in _attributes(part).values() if values.generates(value)]
+    own = [value for part in parts for value in attributes(part).values() if values.generates(value)]
     with seeded(seed, own), _whole([part for part in parts if _is_torchs(part)]):
         yield
 
@@ -121,6 +121,7 @@ def _whole(samplers: Sequence[Any]) -> Iterator[None]:
             sampler.num_replicas, sampler.rank, sampler.num_samples, sampler.total_size = before
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
+def attributes(thing: Any) -> dict[str, Any]:
+    """What an object holds by name; empty of one that holds nothing so."""
     found = getattr(thing, "__dict__", None)
     return found if isinstance(found, dict) else {}

@@ -32,7 +32,9 @@ class Slices:
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
         self._order = orders.find(loader)
-        self._checked = self._once = False
+        self._checked = False
+        self._drawn: Sequence[Indices] = ()
+        """The batches of the pass under way; none where they have no end."""
         self._endless: _Endless | None = None
         self.order = self._first = 0
         """What tells this pass's batches from others, as far as they were drawn."""
@@ -98,13 +100,14 @@ class Slices:
         """
         batches, seed = self._batches(epoch), (self._seed, epoch)
         if batches is None:
+            self._drawn = ()
             self.rounds, drawn = None, self._order.endless(self._seed, epoch)
             endless = self._endless = _Endless(drawn, self._rank, self._world, seed, self._told(0))
             endless.skip(begin)
             self.order = endless.order_at(begin)
             return zip(self._like(endless, apart), endless.again(), strict=False)
         self._endless, self.rounds = None, rounds_of(len(batches), self._world)
-        self._once = self._order.known or _has_each_once(batches)
+        self._drawn = batches
         self._first = _checksum([len(batches), *(batches[0] if len(batches) else [])], self.order)
         mine = self._mine(len(batches), begin)
         return zip(self._like(_Given(batches, mine, seed), apart), (number >= len(batches) for number in mine), strict=True)
@@ -120,7 +123,7 @@ class Slices:
 
     def facts(self) -> dict[str, Any]:
         """What tells this data from others'."""
-        return alike.facts(self._loader, self._seed, self.first, ordered=self._once)
+        return alike.facts(self._loader, self._seed, self.first, ordered=self._order.known or _has_each_once(self._drawn))
 
     def _like(self, chosen: Any, apart: bool) -> Any:
         """A DataLoader of these batches, otherwise like the user's."""
@@ -131,10 +134,10 @@ class Slices:
 
 
 def _has_each_once(batches: Sequence[Indices]) -> bool:
-    """Is no sample drawn twice, as with replacement?"""
+    """Is no sample drawn twice, as with replacement? Of no batches that is not known."""
     drawn = [index for batch in batches for index in batch]
     try:
-        return len(set(drawn)) == len(drawn)
+        return 0 < len(set(drawn)) == len(drawn)
     except TypeError:  # an index may be what it likes
         return False
 

@@ -88,17 +88,21 @@ def _folded(total: int) -> int:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    return 0 if _flat(tensor) is None else tensor.numel() * tensor.element_size()
+    return tensor.numel() * tensor.element_size() if _is_array(tensor) else 0
+
+
+def _is_array(tensor: torch.Tensor) -> bool:
+    """Is it a plain array with memory, and not empty?"""
+    if torch.nn.parameter.is_lazy(tensor) or type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return not tensor.is_quantized and tensor.numel() > 0
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its elements, 1-D and contiguous; None of one that is no plain array with memory."""
-    if torch.nn.parameter.is_lazy(tensor) or type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+    if not _is_array(tensor):
         return None
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.is_quantized or not plain.numel():
-        return None
-    return plain.contiguous().reshape(-1)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (torch.Tensor, torch.nn.Parameter)
