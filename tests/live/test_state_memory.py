@@ -133,7 +133,7 @@ def killed_at(line: int, name: str, weights: Region, region: Region, words: memo
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize(("name", "every"), [("sgd", 4), rotating("sgd", 1), rotating("adamw", 1)])
+@pytest.mark.parametrize(("name", "every"), [("sgd", 8), rotating("sgd", 1), rotating("adamw", 1)])
 def test_a_process_that_is_killed_at_any_line_leaves_whole_blocks(name: str, every: int) -> None:
     states: dict[tuple[int, int], State] = {}
     train(name, *regions(name), lambda *_: None, lambda cell: states.update({(cell.index, cell.n): seen(cell)}))
