@@ -19,7 +19,7 @@ from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
 from psjob.shard.decided import Decision
-from psjob.shard.nonfinite import NonFinitePushes, is_sound, looked_at
+from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.norms import squares_of
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
@@ -99,8 +99,10 @@ class Cell:
         """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
-        self.non_finite: NonFinitePushes | None = None
-        """Is told of pushes with NaN or inf; None where nobody looks for them here."""
+        self.non_finite = NonFinitePushes()
+        """Is told of pushes with NaN or inf, and says whether they are applied."""
+        self.limit: float | None = None
+        """The largest norm of the mean gradient over all blocks, whatever workers say; None: what they say holds."""
         self.push_norms: PushNorms | None = None
         """Bounds each push before it is reduced; None where it may be of any size."""
         self.staleness: BlockStaleness | None = None
@@ -156,9 +158,9 @@ class Cell:
         made = 0
         while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self), self.n)):
             batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
-            limit = next((a.info.clip for a in batch if a.grad is not None), None)
+            limit = self._clip_limit(batch)
             if limit is not None and self.on_measured is not None:
-                self._clips = batch, self._reduced(batch, None, apart=True)
+                self._clips = batch, self._clamped(batch, self._reduced(batch, None, apart=True))
                 free(batch)  # other blocks' pushes need the room, before this one is answered
                 self.on_measured(self, 0.0 if self._clips[1] is None else self._squares(self._clips[1]), limit)
                 break
@@ -249,12 +251,18 @@ class Cell:
         self.waiters.drop(to, rank)
 
     def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
-        value = next((a.info.clamp for a in batch if a.grad is not None), None)
-        reduced = self._reduced(batch, weights, writable=value is not None)
+        reduced = self._clamped(batch, self._reduced(batch, weights, writable=_clamp(batch) is not None))
         if reduced is not None:
-            if value is not None:
-                reduced.clamp_(-value, value)
             self._update(batch, reduced, lag)
+
+    def _clip_limit(self, batch: Sequence[Arrived]) -> float | None:
+        """The manifest's limit, or a smaller one of the script."""
+        told = next((a.info.clip for a in batch if a.grad is not None), None)
+        return min((limit for limit in (self.limit, told) if limit is not None), default=None)
+
+    def _clamped(self, batch: Sequence[Arrived], reduced: torch.Tensor | None) -> torch.Tensor | None:
+        value = _clamp(batch)
+        return reduced if reduced is None or value is None else reduced.clamp_(-value, value)
 
     def _reduced(
         self, batch: list[Arrived], weights: Sequence[float] | None, writable: bool = False, apart: bool = False
@@ -285,10 +293,15 @@ class Cell:
                 torch.mul(present[0], shares[0], out=reduced)
                 for grad, share in zip(present[1:], shares[1:], strict=True):
                     arrays.add_scaled(reduced, grad, share)
-        if self.non_finite is not None and not is_sound(looked_at(reduced, self.n)):
+        if reduced is first.flat and (apart or ((writable or not self.non_finite.passes) and not first.own)):
+            reduced = self._lasting().copy_(reduced)  # nobody can change it after it was looked at
+        if self.non_finite.bad(reduced, self.n):
             self.non_finite.blame(self.block, batch, reduced)
-        if reduced is first.flat and (apart or (writable and not first.own)):
-            return self._lasting().copy_(reduced)
+            if self.non_finite.left_out():
+                self.skipped = True
+                if self.update is not None:
+                    self.update.zero_()
+                return None
         return reduced
 
     def _moved_on(self) -> None:
@@ -383,6 +396,10 @@ def ready(cell: Cell | RowCell, ranks: Iterable[int] | None) -> list[Waiter]:
     if cell.bound is not None:
         return cell.waiters.take(ranks, cell.bound.reached(cell.barrier), cell.bound.goes(cell.barrier))
     return cell.waiters.take(ranks, cell.n, lambda rank, version: cell.n >= version)
+
+
+def _clamp(batch: Sequence[Arrived]) -> float | None:
+    return next((a.info.clamp for a in batch if a.grad is not None), None)
 
 
 def take(pending: PendingPushes, decision: Decision) -> tuple[list[Arrived], list[Arrived]]:

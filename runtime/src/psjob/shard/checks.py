@@ -14,8 +14,6 @@ from psjob.shard.pending import Info
 from psjob.shard.store import Store
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
 
-MOST_PROCESSES = 1024
-"""Processes of one worker."""
 MOST_AHEAD = 64
 """Clocks that a worker may be ahead of its pushes to shard 0. One or two are usual: records and pushes come by different lanes."""
 SPARE_GROUPS = 64
@@ -113,8 +111,8 @@ def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
         none = frozenset(int(t) for t in body["none"])
         clip, clamp = (clip_limit(store, body.get(what)) for what in ("clip", "clamp"))
         processes = int(body.get("processes", 1))
-        if not 1 <= processes <= MOST_PROCESSES:
-            raise ValueError(f"a push of {processes} processes, at most {MOST_PROCESSES} make one")
+        if not 1 <= processes <= store.processes:
+            raise ValueError(f"a push of {processes} processes, and a worker of this job has {store.processes} at most")
         return Info(hyperparameters, none, rows, clip, clamp, bad, processes)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"INFO of worker {rank} is not in shape: {error!r}") from None

@@ -156,10 +156,11 @@ class RowFrames:
             yield from self._session.stream.payload(header, [memory.view(grad.ids), memory.view(grad.grads)])
         elif self._store.wanted(header, cell):
             ids, grads = self._lent(header, cell).pushed(header, cell.spec, rows)
-            early = self._store.decided is not None and self._store.decided.early
-            grad = RowGradient(self._pushes, rows, cell.spec, None if early else grads)
+            judged = cell.push_norms is not None or not cell.non_finite.passes  # of a copy, which nobody can change any more
+            apart = judged or (self._store.decided is not None and self._store.decided.early)
+            grad = RowGradient(self._pushes, rows, cell.spec, None if apart else grads)
             grad.ids.copy_(ids)  # before the check: nobody may change them after it
-            if early:
+            if apart:
                 grad.grads.copy_(grads)
         else:
             return None

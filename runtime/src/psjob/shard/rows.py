@@ -17,7 +17,7 @@ from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
 from psjob.shard.cell import free, ready, take
 from psjob.shard.decided import Decision
-from psjob.shard.nonfinite import NonFinitePushes, first_bad, is_sound, looked_at
+from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pushnorms import PushNorms
 from psjob.shard.waiting import Replies, Waiter, Waiters
@@ -71,7 +71,7 @@ class RowCell:
         self.n = 0
         self.pending = PendingPushes()
         self.waiters = Waiters()
-        self.non_finite: NonFinitePushes | None = None
+        self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
         self.gone: Mapping[int, int] | None = None
         """As of a block."""
@@ -168,10 +168,11 @@ class RowCell:
             parts = [(ids, grads * share) for (ids, grads), share in zip(parts, shares, strict=True)]
         if not isinstance(self.table.rule, Combine):
             parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
-        if self.non_finite is not None:
-            for a in batch:
-                if isinstance(a.grad, RowGradient) and self._bad(a.grad.grads):
-                    self.non_finite.note(a.push.worker, a.push.clock, self.name)
+        bad = [a.push for a in batch if isinstance(a.grad, RowGradient) and self._bad(a.grad.grads)]
+        for push in bad:
+            self.non_finite.note(push.worker, push.clock, self.name)
+        if bad and self.non_finite.left_out():
+            return
         told = next(a.info for a in batch if isinstance(a.grad, RowGradient))
         for ids, grads in parts:
             self.table.push(ids, grads, told.rows[self.number], clock)
@@ -181,7 +182,7 @@ class RowCell:
         """Does this hold NaN or inf? Of what a rule combines only NaN is bad: the least of nothing is inf."""
         if isinstance(self.table.rule, Combine):
             return bool(grads.isnan().any())
-        return not is_sound(looked_at(grads, self.n)) and first_bad(grads) is not None
+        return self.non_finite.bad(grads, self.n)
 
     def _reduced(self, parts: Sequence[Part], over: int) -> Part:
         """One gradient a row."""

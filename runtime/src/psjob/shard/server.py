@@ -76,7 +76,8 @@ class Server:
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
         self.store.budget = config.gradients
-        self.store.non_finite.looks = config.non_finite == "pass"
+        self.store.non_finite.policy, self.store.non_finite.on_refused = config.non_finite, self._broken
+        self.store.max_grad_norm, self.store.processes = config.max_grad_norm, config.processes
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.view = place.view
         self.admitting: dict[Session, None] = {}

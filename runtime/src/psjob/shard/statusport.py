@@ -156,7 +156,7 @@ def status(server: Server) -> dict[str, Any]:
             "transport": _transport(server),
             "nonFinite": store.non_finite.sentence(),
             "largePush": None if store.push_norms is None else store.push_norms.sentence(),
-            "diverged": said["diverged"] or (store.non_finite.sentence() if store.non_finite.looks else None),
+            "diverged": said["diverged"] or (store.non_finite.sentence() if store.non_finite.passes else None),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }
     return body

@@ -80,6 +80,10 @@ class Store(ShardProgress):
         """Told of an update that broke off: what this shard holds is not to be served any more."""
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
+        self.max_grad_norm: float | None = None
+        """`training.maxGradNorm`."""
+        self.processes = 1
+        """Of one worker at most."""
         self.samples = PushSamples(0)
         self._differing = DifferingPushes()
         self._missing: set[int] = set()
@@ -275,10 +279,11 @@ class Store(ShardProgress):
         }
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
-            cell.non_finite = self.non_finite if self.non_finite.looks else None
+            cell.non_finite = self.non_finite
             cell.push_norms = self.push_norms
         for block in self.cells.values() if self.clips else ():
             block.on_measured = self._measured
+            block.limit = None if rule == "reduce" else self.max_grad_norm  # elsewhere each worker clips the mean that it steps with
         self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
         each = [sum(b.group is None or rank in b.group for b in self.all_cells()) for rank in range(self.workers)] if self.stages else None
         self.admission = Admission(self.workers, len(mine) + len(tables), each)
