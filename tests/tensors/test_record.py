@@ -378,3 +378,45 @@ def test_a_flipped_byte_does_no_worse_than_value_error(position: int, change: in
 def test_a_broken_record_is_a_sentence(blob: bytes) -> None:
     with pytest.raises(ValueError, match="resume record"):
         record.unpack(blob)
+
+
+def packed(**parts: Any) -> bytes:
+    plain: dict[str, Any] = {"cursor": None, "step": 3, "buffers": {}, "stateful": {}, "groups": []}
+    return record.pack(record.ResumeRecord(**(plain | parts)))
+
+
+COLLIDE = [number * (2**61 - 1) for number in range(2000)]
+"""Their hash is 0: a set of n of them takes time as n squared."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(kind(COLLIDE) for kind in (set, frozenset, dict.fromkeys, Counter, OrderedDict.fromkeys)),
+        defaultdict(int, dict.fromkeys(COLLIDE, 0)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_keys_that_collide_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="2000 keys with one hash"):
+        record.unpack(packed(stateful={"x": value}))
+    assert record.buffers_of(packed(stateful={"x": value}, buffers={"mean": torch.ones(2)}))["mean"].equal(torch.ones(2))
+
+
+def test_buffers_are_read_without_the_rest() -> None:
+    blob = packed(buffers={"mean": torch.arange(3.0), "own": torch.ones(1)}, unsaved=["own"], stateful={"x": {"a": torch.ones(2)}})
+    found = record.buffers_of(blob)
+    assert list(found) == ["mean"] and found["mean"].equal(torch.arange(3.0))
+    for damaged in (blob[:40], blob[:16] + b"[]" + blob[18:], packed(buffers={"mean": 3})):  # type: ignore[dict-item]
+        with pytest.raises(ValueError, match="resume record"):
+            record.buffers_of(damaged)
+
+
+@pytest.mark.parametrize("place", [-1, 625, 2**31, True])
+def test_a_place_beyond_numpys_state_is_refused(place: int) -> None:
+    state = numpy.random.RandomState(3).get_state(legacy=False)
+    assert isinstance(state, dict)
+    assert record.unpack(packed(rng={"numpy": state})).rng["numpy"]["state"]["pos"] == 624
+    state["state"]["pos"] = place
+    with pytest.raises(ValueError, match="expected 0 to 624"):
+        record.unpack(packed(rng={"numpy": state}))

@@ -9,10 +9,23 @@ from typing import Any
 
 import torch
 
+WORDS = 624
+"""Of the state of a Mersenne twister."""
+
 
 def generators() -> dict[str, Any]:
     """Their states now."""
     return Generators().states()
+
+
+def check_generators(found: Mapping[str, Any]) -> None:
+    """Raises ValueError for a state that numpy would not refuse: it reads at the place that the state names, also beyond its words."""
+    told = found.get("numpy")
+    if told is None or told["bit_generator"] != "MT19937":  # of another kind numpy looks itself
+        return
+    place, words = told["state"]["pos"], told["state"]["key"]
+    if type(place) is not int or not 0 <= place <= WORDS or words.shape != (WORDS,):
+        raise ValueError(f"a state of numpy's generator at place {str(place)[:20]}, expected 0 to {WORDS}")
 
 
 def put_generators(found: Mapping[str, Any]) -> None:

@@ -19,12 +19,14 @@ from psjob.layout import memory
 from psjob.process.errors import Refused
 from psjob.resume import buffers, composite, tagged
 from psjob.resume.buffers import Built, Forms
-from psjob.resume.generators import generators, put_generators
+from psjob.resume.generators import check_generators, generators, put_generators
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1
 MAX_JSON: Final = 64 << 20
 MAX_BYTES: Final = 256 << 20
+_DAMAGED: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError)
+"""Raised on JSON that `pack` did not write."""
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
@@ -191,6 +193,28 @@ def unpack(blob: bytes) -> ResumeRecord:
 
     Raises ValueError with a sentence on anything but what `pack` gave.
     """
+    return decode(*_parts(blob))
+
+
+def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
+    """Buffers that the model's state_dict has, by name. No other value of the record is made: what a script keeps may cost much.
+
+    Raises ValueError as `unpack` does.
+    """
+    raw, tensors = _parts(blob)
+    try:
+        whole = json.loads(raw)
+        unsaved, told = whole.get("unsaved", []), whole["buffers"]
+        kept = {name: tagged.decode(value, tensors) for name, value in told.items() if name not in unsaved}
+    except _DAMAGED as error:
+        raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    if not all(isinstance(value, torch.Tensor) for value in kept.values()):
+        raise ValueError("resume record is damaged: a buffer is no tensor")
+    return kept
+
+
+def _parts(blob: bytes) -> tuple[bytes, list[torch.Tensor]]:
+    """Its JSON and its tensors. Raises ValueError."""
     blob = composite.split(blob)[0]
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
         raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
@@ -203,7 +227,7 @@ def unpack(blob: bytes) -> ResumeRecord:
         tensors = _read_tensors(blob[16 + length :])
     except ValueError as error:
         raise ValueError(f"resume record is damaged: {str(error)[:200]}") from None
-    return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
+    return blob[16 : 16 + length], tensors
 
 
 def beginning_of(record: ResumeRecord) -> ResumeRecord | None:
@@ -211,15 +235,16 @@ def beginning_of(record: ResumeRecord) -> ResumeRecord | None:
     return None if record.beginning is None else unpack(bytes(memory.view(record.beginning)))
 
 
-def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
+def decode(raw: bytes, tensors: Sequence[torch.Tensor]) -> ResumeRecord:
     """The record whose JSON is `raw`, with the tensors by the number that it calls them by. Raises ValueError on anything else."""
     try:
-        whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
+        whole = tagged.decode(json.loads(raw), tensors)
         made = ResumeRecord(
             whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {}),
             whole.get("beginning"), whole.get("built", {}), whole.get("unsaved", []),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+        check_generators(made.rng)
+    except _DAMAGED as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
     if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng, made.wire)):
         raise ValueError("resume record is damaged: a part of it has another type")

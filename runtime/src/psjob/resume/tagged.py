@@ -22,6 +22,8 @@ import torch
 from psjob.layout import memory
 
 DEPTH: Final = 64
+MOST_ALIKE: Final = 64
+"""Keys of one hash."""
 FACTORIES: Final[dict[str, Callable[[], Any]]] = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
 ARRAYS: Final = "biufcUSmM"
 """Kinds of numpy's dtypes: numbers, texts and times."""
@@ -186,6 +188,20 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return bytes(memory.view(memory.plain(tensor)))
 
 
+def _unlike(items: Any) -> Any:
+    """Keys of a set or a mapping. Raises ValueError where many have one hash: each costs as much time as there are such keys before it."""
+    counts = Counter(map(hash, items)) if len(items) > MOST_ALIKE else {}
+    if counts and max(counts.values()) > MOST_ALIKE:
+        raise ValueError(f"{max(counts.values())} keys with one hash")
+    return items
+
+
+def _pairs(body: Any) -> dict[Any, Any]:
+    """A mapping of key and value pairs."""
+    _unlike([key for key, _ in body])
+    return dict(body)
+
+
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
@@ -211,14 +227,14 @@ WRITTEN: Final = tuple(_WRITTEN)
 _SEQUENCES: Final[dict[type, str]] = {tuple: "~tuple", set: "~set", frozenset: "~frozenset", torch.Size: "~size"}
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "~float": float,
-    "~dict": dict,
+    "~dict": _pairs,
     "~tuple": tuple,
-    "~set": set,
-    "~frozenset": frozenset,
+    "~set": lambda body: set(_unlike(body)),
+    "~frozenset": lambda body: frozenset(_unlike(body)),
     "~size": torch.Size,
-    "~ordered": OrderedDict,
-    "~counter": lambda body: Counter(dict(body)),
-    "~default": lambda body: defaultdict(FACTORIES[body[0]], dict(body[1])),
+    "~ordered": lambda body: OrderedDict(_pairs(body)),
+    "~counter": lambda body: Counter(_pairs(body)),
+    "~default": lambda body: defaultdict(FACTORIES[body[0]], _pairs(body[1])),
     "~deque": lambda body: deque(body[1], maxlen=body[0]),
     "~bytes": lambda body: base64.b64decode(body, validate=True),
     "~bytearray": lambda body: bytearray(base64.b64decode(body, validate=True)),

@@ -233,8 +233,7 @@ def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
     found: dict[str, torch.Tensor] = {}
     try:
         for blob in blobs:
-            told = record.unpack(blob)
-            found |= {name: tensor for name, tensor in told.buffers.items() if name not in told.unsaved}
+            found |= record.buffers_of(blob)
     except ValueError as error:
         raise CheckpointProblem(f"a resume record is not in shape ({error}); run one version of psjob in all pods") from None
     return sorted(found.items())
