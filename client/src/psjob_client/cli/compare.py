@@ -23,7 +23,7 @@ from rich.text import Text
 
 from psjob_client.cli.completing import Settings
 from psjob_client.cli.completing import modes as modes_of
-from psjob_client.cli.output import TextForm, TextOutput
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit, say
 from psjob_client.compare import kept, local, plots, report, sides, simulated
 from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
@@ -34,6 +34,7 @@ from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import Training
+from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
 
@@ -113,15 +114,15 @@ def compare(
     out.write_text(report.page(comparison), encoding="utf-8")
     kept.keep(Path.cwd(), comparison, time.time())
     if form is TextForm.json:
-        typer.echo(json.dumps(comparison.as_json(), indent=1))
+        emit(json.dumps(comparison.as_json(), indent=1) + "\n")
     else:
         _show(report.rows(comparison))
     for one in found:
         for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
-            print(f"{one.title}: {said}", file=sys.stderr)
+            say(f"{one.title}: {said}")
     if verdict := judged(comparison):
-        print(verdict, file=sys.stderr)
-    print(f"the report is {out}", file=sys.stderr)
+        say(verdict)
+    say(f"the report is {out}")
     if any(one.result.startswith("Failed") for one in found):
         raise typer.Exit(EXIT_FAILED)
 
@@ -157,7 +158,7 @@ def _trained(planned: Sequence[Side], deadline: float, repeat: int) -> list[Side
                     runs.append(local.train(seeded, deadline, told))
             found.append(repeated(runs))
     except KeyboardInterrupt:
-        print("psjob compare: interrupted; no report is written", file=sys.stderr)
+        say("psjob compare: interrupted; no report is written")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     return found
 
@@ -193,7 +194,7 @@ def _progress(what: str) -> Iterator[Callable[[str], None]]:
     """A line on standard error that follows what it is told; elsewhere than on a terminal one line."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        print(what, file=sys.stderr, flush=True)
+        say(what)
         yield lambda words: None
         return
     with console.status(what) as status:
@@ -222,7 +223,7 @@ def _show(rows: Sequence[Sequence[str]]) -> None:
     if not console.is_terminal:
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
         for row in rows:
-            typer.echo(
+            echo(
                 "  ".join(
                     word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(zip(row, widths, strict=True))
                 )
@@ -232,5 +233,5 @@ def _show(rows: Sequence[Sequence[str]]) -> None:
     for place, name in enumerate(rows[0]):
         table.add_column(name, justify="right" if place else "left", overflow="fold")
     for row in rows[1:]:
-        table.add_row(*(Text(word) for word in row))
+        table.add_row(*(Text(printable(word)) for word in row))
     console.print(table)

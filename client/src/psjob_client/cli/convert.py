@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from psjob_client.cli.helping import Helped
+from psjob_client.cli.output import emit, say
 from psjob_client.convert import write
 from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.convert.launcher import is_launcher, quoted
@@ -93,7 +94,7 @@ def convert(
     jobs = [write.from_words(line, wishes)] if line else [job for source in sources or () for job in _of_source(source, wishes)]
     text = write.yaml_of(jobs)
     if out is None:
-        typer.echo(text, nl=False)
+        emit(text)
     else:
         _not_itself(out, sources or [])
         _save(out, text, f"--save {out}:", "name another file")
@@ -151,14 +152,14 @@ def _show(diff: str) -> None:
 def _tell_of_script(source: str, script: str, made: Ported, written: bool) -> None:
     left = [remark for remark in made.remarks if remark.by_hand]
     if script == made.after and not left:
-        print(f"{source}: nothing to change: it is a script for psjob", file=sys.stderr)
+        say(f"{source}: nothing to change: it is a script for psjob")
     for title, remarks in (("left to you", left), ("look at", [remark for remark in made.remarks if not remark.by_hand])):
         if remarks:
-            print(f"{title}:", file=sys.stderr)
+            say(f"{title}:")
         for remark in remarks:
-            print(f"  {source}:{remark.line}: {remark.sentence}", file=sys.stderr)
+            say(f"  {source}:{remark.line}: {remark.sentence}")
     if script != made.after and not written:
-        print(f"nothing was written; psjob convert --write {shlex.quote(source)} makes these edits", file=sys.stderr)
+        say(f"nothing was written; psjob convert --write {shlex.quote(source)} makes these edits")
 
 
 def _save(path: Path, text: str, said: str, remedy: str) -> None:
@@ -187,7 +188,7 @@ def _of_source(source: str, wishes: Wishes) -> list[Converted]:
     except BadInput as error:
         raise BadInput(*(f"{source}: {line}" for line in error.lines)) from None
     for line in aside:
-        print(f"{source}: {line}", file=sys.stderr)
+        say(f"{source}: {line}")
     return jobs
 
 
@@ -197,6 +198,6 @@ def _not_itself(out: Path, sources: list[str]) -> None:
 
 
 def _tell(job: Converted) -> None:
-    print(f"{job.source} -> PSTrainingJob {job.manifest['metadata']['name']}", file=sys.stderr)
+    say(f"{job.source} -> PSTrainingJob {job.manifest['metadata']['name']}")
     for note in job.notes:
-        print(f"  {note}", file=sys.stderr)
+        say(f"  {note}")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli.output import TextForm, TextOutput
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.cli.render import documents
 from psjob_client.doctor import look
 from psjob_client.doctor.cluster import judge_cluster
@@ -85,12 +85,12 @@ def _cluster(manifest: PSTrainingJob | None, kubeconfig: str | None, context: st
 
 def _print(found: Sequence[Finding], form: TextForm) -> None:
     if form is TextForm.json:
-        typer.echo(json.dumps({"problem": sick(found), "findings": [asdict(finding) for finding in found]}, indent=1))
+        emit(json.dumps({"problem": sick(found), "findings": [asdict(finding) for finding in found]}, indent=1) + "\n")
         return
     wide = max(len(finding.about) for finding in found)
     for finding in found:
         limit = f" (needed: {finding.limit})" if finding.limit else ""
         remedy = f"; {finding.remedy}" if finding.remedy else ""
-        typer.echo(f"{MARKS[finding.level]}  {finding.about:<{wide}}  {finding.figure}{limit}{remedy}")
+        echo(f"{MARKS[finding.level]}  {finding.about:<{wide}}  {finding.figure}{limit}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in ("problem", "warning")}
-    typer.echo(", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()))
+    echo(", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()))

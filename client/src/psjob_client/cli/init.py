@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from psjob_client.cli.output import echo
 from psjob_client.convert.draft import job_name
 from psjob_client.convert.fromscript import command_of, image_of
 from psjob_client.local.errors import BadInput
@@ -58,13 +59,13 @@ def init(
             f"{folder}: holds {', '.join(there)} already, and nothing was written; name another folder, or give --force to overwrite"
         )
     _write(folder, made)
-    typer.echo(f"{name}: wrote {', '.join(made)} in {folder.absolute()}")
-    typer.echo("Next:")
+    echo(f"{name}: wrote {', '.join(made)} in {folder.absolute()}")
+    echo("Next:")
     if any(_installed(package) is None for package in _packages(made)):
-        typer.echo(f"  pip install -r {_path(folder, 'requirements.txt')}")
-    typer.echo(f"  psjob run {_path(folder, 'job.yaml')}        trains on this machine")
-    typer.echo(f"  docker build -t {image} {shlex.quote(str(folder))} && docker push {image}")
-    typer.echo(f"  psjob submit {_path(folder, 'job.yaml')}     trains on a cluster")
+        echo(f"  pip install -r {_path(folder, 'requirements.txt')}")
+    echo(f"  psjob run {_path(folder, 'job.yaml')}        trains on this machine")
+    echo(f"  docker build -t {image} {shlex.quote(str(folder))} && docker push {image}")
+    echo(f"  psjob submit {_path(folder, 'job.yaml')}     trains on a cluster")
 
 
 def manifest_template() -> str:

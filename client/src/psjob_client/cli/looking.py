@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli import rows
-from psjob_client.cli.output import Form, Output, data, job_names, say, table
+from psjob_client.cli.output import Form, Output, data, echo, emit, job_names, log_line, say, table
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Name, Namespace, Where, go, has_cluster, plain
 from psjob_client.jobs.problems import JobProblem
 from psjob_client.jobs.text import as_json, as_yaml
@@ -91,12 +91,12 @@ def get(
         job_names([job])
         return
     for word, text in rows.facts(job, time.time()):
-        typer.echo(f"{word + ':':<12} {text}")
+        echo(f"{word + ':':<12} {text}")
     if job.stages:
-        typer.echo("")
+        echo("")
         table(rows.STAGES, rows.stages(job))
     if job.shards or job.workers:
-        typer.echo("")
+        echo("")
         table(rows.PROCESSES, rows.processes(job))
 
 
@@ -119,7 +119,7 @@ def logs(
         # The job's name, which a run of this machine does not tell by its own.
         job = (await client.get(plain(name))).name
         async for line in client.logs(plain(name), process, follow=follow, tail=tail):
-            typer.echo(line.text if process else f"{rows.short(line.process, job):<10} | {line.text}")
+            log_line(line.text if process else f"{rows.short(line.process, job):<10} | {line.text}")
             lines += 1
         return lines
 
@@ -191,11 +191,11 @@ def metrics(
     if only:
         history = history.model_copy(update={"series": tuple(one for one in history.series if one.name in only)})
     if output in (Points.json, Points.yaml):
-        typer.echo((as_json if output is Points.json else as_yaml)(history.to_manifest()), nl=False)
+        emit((as_json if output is Points.json else as_yaml)(history.to_manifest()))
     elif output is Points.csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([("time", "step", "name", "value"), *rows.points(history)])
-        typer.echo(text.getvalue(), nl=False)
+        emit(text.getvalue())
     elif history.series:
         table(rows.METRICS, [rows.metric(one) for one in history.series])
     else:

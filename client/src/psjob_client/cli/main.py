@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from importlib.metadata import version as installed
 from typing import Annotated
@@ -21,6 +20,7 @@ from psjob_client.cli.doctor import doctor
 from psjob_client.cli.helping import Helped, HelpedGroup
 from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
 from psjob_client.cli.init import init
+from psjob_client.cli.output import echo, say
 from psjob_client.cli.render import render
 from psjob_client.cli.running import EXAMPLES as RUN_EXAMPLES
 from psjob_client.cli.running import run
@@ -56,11 +56,11 @@ def app() -> None:
         cli()
     except BadInput as error:
         for line in error.lines:
-            print(f"psjob: {line}", file=sys.stderr)
+            say(f"psjob: {line}")
         raise SystemExit(EXIT_BAD_INPUT) from None
     except JobProblem as problem:
         for line in problem.in_terminal.splitlines():
-            print(f"psjob: {line}", file=sys.stderr)
+            say(f"psjob: {line}")
         raise SystemExit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
@@ -73,7 +73,7 @@ def app() -> None:
             traceback.print_exc()
         else:
             told = f"{type(error).__name__}: {error}"
-            print(f"psjob: {told}; this is psjob's own fault: `psjob --debug …` shows where it happened", file=sys.stderr)
+            say(f"psjob: {told}; this is psjob's own fault: `psjob --debug …` shows where it happened")
         raise SystemExit(EXIT_FAILED) from None
 
 
@@ -118,7 +118,7 @@ cli.command(cls=Helped, epilog=VALIDATE_EXAMPLES)(validate)
 @cli.command(cls=Helped, epilog="Example: psjob version")
 def version() -> None:
     """Print the version."""
-    typer.echo(f"psjob {installed('psjob-operator')}")
+    echo(f"psjob {installed('psjob-operator')}")
 
 
 if __name__ == "__main__":

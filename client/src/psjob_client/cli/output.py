@@ -15,6 +15,7 @@ from rich.text import Text
 from psjob_client.jobs.text import as_json, as_yaml
 from psjob_client.jobs.view import JobView, View
 from psjob_operator.contract import GROUP, KIND
+from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 
 class Form(enum.StrEnum):
@@ -49,30 +50,30 @@ def data(form: Form, views: Sequence[View] | View) -> bool:
         return False
     plain = views.to_manifest() if isinstance(views, View) else [view.to_manifest() for view in views]
     text = as_json(plain) if form is Form.json else as_yaml(plain)
-    typer.echo(text, nl=False)
+    emit(text)
     return True
 
 
 def job_names(jobs: Iterable[JobView]) -> None:
     """A name a line, as kubectl and the verbs here take it."""
     for job in jobs:
-        typer.echo(job.id if job.where == "local" else f"{KIND.lower()}.{GROUP}/{job.id}")
+        echo(job.id if job.where == "local" else f"{KIND.lower()}.{GROUP}/{job.id}")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Columns with two blanks between them: coloured and cut to the width of a terminal, whole in a pipe."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         Console(highlight=False).print(grid(head, cells))
         return
     widths = [max(len(row[column]) for row in [list(head), *cells]) for column in range(len(head))]
     for row in [list(head), *cells]:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """The same for a terminal, whose width is dear: columns that say nothing are left out, and the first is never cut."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     telling = [number for number in range(len(head)) if any(row[number] not in SILENT for row in cells)] or [0]
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number in telling:
@@ -83,6 +84,21 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     return made
 
 
-def say(text: str) -> None:
+def say(text: object) -> None:
     """A word to people, beside what is printed for programs."""
-    print(text, file=sys.stderr)
+    print(printable(text, LINE_ENDS), file=sys.stderr, flush=True)
+
+
+def echo(text: str) -> None:
+    """Lines to people. What others wrote in them is shown without what acts on a terminal."""
+    typer.echo(printable(text, LINE_ENDS))
+
+
+def log_line(text: str) -> None:
+    """A line that a process printed, with its colours."""
+    typer.echo(coloured(text))
+
+
+def emit(text: str) -> None:
+    """JSON, YAML or CSV as it is, for programs."""
+    typer.echo(text, nl=False)

@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from psjob_client.cli.completing import Settings
+from psjob_client.cli.output import emit
 from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
@@ -34,7 +35,7 @@ def render(
     ] = RUNTIME_IMAGE,
 ) -> None:
     """Print every object that the operator would create, as YAML; the job's uid and its keys are written as zeros."""
-    typer.echo(render_yaml(read_job(job, tuple(settings or ())), runtime_image), nl=False)
+    emit(render_yaml(read_job(job, tuple(settings or ())), runtime_image))
 
 
 def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from psjob_client.cli.machines import machines_of
-from psjob_client.cli.output import TextForm, TextOutput, table
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.profiling import profile_script
@@ -98,7 +98,7 @@ def plan_stages(
     case = Case(Work(found), grid, chosen, room)
     answer = predict(case, _by_hand(case, cuts, replicas)) if cuts is not None else _solved(case, solver, seed)
     if form is TextForm.json:
-        typer.echo(json.dumps(_as_json(case, described, answer), indent=2, ensure_ascii=False))
+        emit(json.dumps(_as_json(case, described, answer), indent=2) + "\n")
     else:
         _show(case, described, answer, "plan" if cuts is not None else "pick")
     if room is not None and answer.memory > room:
@@ -213,26 +213,26 @@ def _solved(case: Case, solver: str, seed: int) -> Prediction:
 
 def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
     profile, way = case.work.profile, case.way
-    typer.echo(f"{profile.model or 'model'} on {machine.name}: {case.grid.count} devices, {_how(way)}{_batch(profile)}")
-    typer.echo(f"profile: {profile.device or 'not said'}; {len(profile.nodes)} modules\n")
+    echo(f"{profile.model or 'model'} on {machine.name}: {case.grid.count} devices, {_how(way)}{_batch(profile)}")
+    echo(f"profile: {profile.device or 'not said'}; {len(profile.nodes)} modules\n")
     table(COLUMNS, [_row(case, k, figures) for k, figures in enumerate(answer.stages)])
-    typer.echo(f"\n{_time(case, answer)}")
-    typer.echo(_compared(case, answer))
+    echo(f"\n{_time(case, answer)}")
+    echo(_compared(case, answer))
     if case.memory is not None and answer.memory > case.memory:
-        typer.echo(f"does not fit: a device needs {units.show_bytes(answer.memory)}, --memory is {units.show_bytes(case.memory)}")
+        echo(f"does not fit: a device needs {units.show_bytes(answer.memory)}, --memory is {units.show_bytes(case.memory)}")
     if len(answer.plan) == 1:
         many = answer.plan[0].replicas
-        typer.echo(f"{word}: no cut; an ordinary job with workers.replicas: {many}")
+        echo(f"{word}: no cut; an ordinary job with workers.replicas: {many}")
         return
     cuts, replicas = cuts_of(profile, answer.plan), [stage.replicas for stage in answer.plan]
     numbers = ",".join(str(number) for number in replicas)
     if len(devices_of(answer.plan)) < sum(replicas):
         homes = ",".join(_device(case.grid, stage.devices[0]) for stage in answer.plan)
-        typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; devices: {homes}\n{NOT_YET}")
+        echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; devices: {homes}\n{NOT_YET}")
         return
-    typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; replicas: {numbers}\n{_manifest(case.way, cuts, replicas)}")
+    echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; replicas: {numbers}\n{_manifest(case.way, cuts, replicas)}")
     if word == "pick" and answer.plan == plan_by_hand(profile, cuts, replicas, case.grid.count):
-        typer.echo(f"to judge it again: --cuts {','.join(cuts)} --replicas {numbers}")
+        echo(f"to judge it again: --cuts {','.join(cuts)} --replicas {numbers}")
 
 
 def _manifest(way: Way, cuts: Sequence[str], replicas: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ import yaml
 from psjob_client.cli import scripts
 from psjob_client.cli.completing import Settings
 from psjob_client.cli.looking import gather, renamed
-from psjob_client.cli.output import Form, data, job_names, say
+from psjob_client.cli.output import Form, data, echo, job_names, say
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Name, Names, Namespace, Where, go, plain
 from psjob_client.convert.draft import job_name
 from psjob_client.convert.fromscript import image_of
@@ -130,7 +130,7 @@ def submit(
         if output is Form.table:
             same = where if where.says_local else replace(where, namespace=view.namespace)
             said = f"{name} runs" if where.says_local else f"{WHAT}/{name} created"
-            typer.echo(f"{said}; `{shlex.join(['psjob', 'logs', name, '-f', *same.words()])}` follows it")
+            echo(f"{said}; `{shlex.join(['psjob', 'logs', name, '-f', *same.words()])}` follows it")
         return await client.wait(name, timeout=most) if wait else view
 
     view = go(client, starting())
@@ -200,7 +200,7 @@ def suspend(
             return f"{plain(name)} is suspended"
         return f"{plain(name)} makes a last checkpoint" if here else _patched(name, "suspend: true")
 
-    typer.echo(go(client, suspending()))
+    echo(go(client, suspending()))
 
 
 def resume(
@@ -221,7 +221,7 @@ def resume(
             return f"{goes_on} goes on from the last checkpoint; `psjob logs {goes_on} -f` follows it"
         return _patched(name, "suspend: false")
 
-    typer.echo(go(client, resuming()))
+    echo(go(client, resuming()))
 
 
 def checkpoint(
@@ -236,7 +236,7 @@ def checkpoint(
     """Ask a running job for a checkpoint now, and wait until it is committed. A cluster needs up to two minutes for the request."""
     client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
     made = go(client, client.checkpoint(plain(name), timeout=seconds(timeout)))
-    typer.echo(f"checkpoint of step {made.step} is committed")
+    echo(f"checkpoint of step {made.step} is committed")
 
 
 def delete(
@@ -264,7 +264,7 @@ def delete(
                 say(f"its checkpoints stay on the claim {claim}; kubectl delete pvc {claim} -n {job.namespace} removes them")
             return f"{job.id} is removed" if job.where == "local" else f"{WHAT}/{name} deleted"
 
-        typer.echo(go(client, deleting()))
+        echo(go(client, deleting()))
 
 
 def _claim_left(job: JobView) -> str:
@@ -295,7 +295,7 @@ def clean(
         jobs = [job for job in await client.list() if job.over or (suspended and job.where == "local" and job.phase == "Suspended")]
         old = [job for job in jobs if now - (job.ended or now) >= least]
         for job in old:
-            typer.echo(f"{job.id}  {job.phase}  ended {span(now - (job.ended or now))} ago")
+            echo(f"{job.id}  {job.phase}  ended {span(now - (job.ended or now))} ago")
         if not old:
             say(f"psjob: nothing ended more than {older} ago; there are {len(jobs)} ended ones")
         elif not dry:
@@ -323,4 +323,4 @@ def _patched(name: str, change: str) -> str:
 
 def _tell(view: JobView) -> None:
     place = "on this machine" if view.where == "local" else f"in namespace {view.namespace}"
-    typer.echo(f"{view.id} {place} is {view.phase} at {view.unit} {view.progress.step}")
+    echo(f"{view.id} {place} is {view.phase} at {view.unit} {view.progress.step}")

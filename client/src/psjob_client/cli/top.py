@@ -14,11 +14,12 @@ from rich.text import Text
 
 from psjob_client.cli import rows
 from psjob_client.cli.looking import gather
-from psjob_client.cli.output import STYLES, grid, table
+from psjob_client.cli.output import STYLES, echo, grid, say, table
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Namespace, Where, plain
 from psjob_client.jobs.problems import JobProblem
 from psjob_client.jobs.view import HistoryView, JobView
 from psjob_client.sdk.client import AsyncClient
+from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
 
@@ -71,12 +72,12 @@ async def _print(clients: tuple[AsyncClient, ...], name: str | None) -> None:
     if name is None:
         jobs, problems = await _jobs(clients)
         for problem in problems:
-            print(f"psjob: {problem}", file=sys.stderr)
+            say(f"psjob: {problem}")
         table(rows.WATCHED, rows.jobs(jobs, now, rows.WATCHED))
         return
     job = await clients[0].get(name)
     for word, text in rows.facts(job, now):
-        typer.echo(f"{word + ':':<12} {text}")
+        echo(f"{word + ':':<12} {text}")
     table(rows.PROCESSES, rows.processes(job))
 
 
@@ -86,7 +87,7 @@ async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[
         job, history = await clients[0].get(name), await clients[0].metrics(name)
         return of_job(job, history, now), job.active
     jobs, problems = await _jobs(clients)
-    parts: list[RenderableType] = [Text(problem, "yellow") for problem in problems]
+    parts: list[RenderableType] = [Text(printable(problem), "yellow") for problem in problems]
     more = [Text(f"and {len(jobs) - MOST} more", "dim")] if len(jobs) > MOST else []
     shown = (
         grid(rows.WATCHED, rows.jobs(jobs[:MOST], now, rows.WATCHED)) if jobs else Text("nothing runs; `psjob list` shows what has ended")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
-from psjob_client.cli.output import TextForm, TextOutput
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.local.errors import BadInput
 from psjob_client.topology import costs, units
 from psjob_client.topology.choose import Choice, choose
@@ -23,6 +23,7 @@ from psjob_client.topology.figures import FIGURES, Figure
 from psjob_client.topology.links import Machine
 from psjob_client.topology.presets import PRESETS
 from psjob_client.topology.routes import NoWay
+from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
 
@@ -62,12 +63,12 @@ def plan_topology(
     machines = machines_of(machine, preset, workers, servers, probe, figures)
     plans = [(found, _choice(found, _size(size), current)) for found in _with(machines, pairs)]
     if form is TextForm.json:
-        typer.echo(json.dumps([_as_json(found, choice, _size(size)) for found, choice in plans], indent=2, ensure_ascii=False))
+        emit(json.dumps([_as_json(found, choice, _size(size)) for found, choice in plans], indent=2) + "\n")
         return
     for found, choice in plans:
         _show(found, choice, _size(size))
     if preset == "d2l":
-        typer.echo(_chapter([choice for _, choice in plans], _size(size)))
+        echo(_chapter([choice for _, choice in plans], _size(size)))
 
 
 def _size(text: str) -> float:
@@ -141,25 +142,25 @@ def _show(machine: Machine, choice: Choice, size: float) -> None:
     title = f"{machine.name}: {len(machine.devices)} devices, {units.show_bytes(size)}"
     console = Console(highlight=False)
     if console.is_terminal:
-        table = Table(title=title, title_justify="left")
+        table = Table(title=printable(title), title_justify="left")
         for i, name in enumerate(COLUMNS):
             table.add_column(name, justify="right" if 0 < i < 5 else "left", no_wrap=i < 5, overflow="fold")
         for row, given in zip(rows, choice.estimates, strict=True):
-            table.add_row(*(Text(cell) for cell in row), style="bold green" if given is choice.pick else "")
+            table.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if given is choice.pick else "")
         console.print(table)
     else:
-        typer.echo(title)
+        echo(title)
         lines = [COLUMNS, *rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
         for line in lines:
             cells = (
                 cell.ljust(width) if i in (0, 5) else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
-            typer.echo("  ".join(cells).rstrip())
-    typer.echo("formula: n devices, M bytes, bandwidth B, latency α of a message, c pieces")
+            echo("  ".join(cells).rstrip())
+    echo("formula: n devices, M bytes, bandwidth B, latency α of a message, c pieces")
     for strategy, why in choice.unfit.items():
-        typer.echo(f"not here: {strategy}: {why}")
-    typer.echo(f"pick: {choice.reason}\n")
+        echo(f"not here: {strategy}: {why}")
+    echo(f"pick: {choice.reason}\n")
 
 
 def _chapter(choices: Sequence[Choice], size: float) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli.looking import gather
-from psjob_client.cli.output import say
+from psjob_client.cli.output import echo, say
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Namespace, Where
 from psjob_client.local.run import EXIT_INTERRUPTED
 
@@ -40,7 +40,7 @@ def ui(
 
     with Page(gather(where), where.here, port) as page:
         say("psjob: the page is at this address, on this machine alone; anyone here who has the address can read it; Ctrl-C ends it")
-        typer.echo(page.address)
+        echo(page.address)
         sys.stdout.flush()
         if browser:
             webbrowser.open(page.address)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from psjob_client.cli.output import TextForm, TextOutput
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.judge.files import Finding, Judged, judged
 from psjob_client.local.manifest import read_text
 from psjob_operator.api.load import LARGEST_TEXT
@@ -37,7 +37,7 @@ def validate(
     """Check manifests without a cluster: the rules of the API server, with the line of each value."""
     results = [judged(file if file != "-" else "<stdin>", _text(file), strict=strict) for file in files]
     if form is TextForm.json:
-        typer.echo(json.dumps(_json(results), indent=1))
+        emit(json.dumps(_json(results), indent=1) + "\n")
     else:
         for result in results:
             _tell(result)
@@ -50,11 +50,11 @@ def _text(file: str) -> bytes:
 
 def _tell(result: Judged) -> None:
     for finding in result.findings:
-        typer.echo(str(finding))
+        echo(str(finding))
     for name in result.jobs:
-        typer.echo(f"{result.file}: {name}: valid")
+        echo(f"{result.file}: {name}: valid")
     if result.aside:
-        typer.echo(f"{result.file}: {result.aside} {'object' if result.aside == 1 else 'objects'} of other kinds: not judged")
+        echo(f"{result.file}: {result.aside} {'object' if result.aside == 1 else 'objects'} of other kinds: not judged")
 
 
 def _json(results: list[Judged]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from psjob_operator.api.load import load_documents
 from psjob_operator.api.problem import shown
 from psjob_operator.api.validate import validate_job
 from psjob_operator.contract import KIND
+from psjob_operator.printable import printable
 
 GROUPS = {"kubeflow.org": frozenset(kubeflow.KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
 KNOWN = (
@@ -71,12 +72,7 @@ def _one(job: Converted) -> str:
             str(note), 118, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False
         )
     body = yaml.dump(job.manifest, Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True)
-    return "\n".join(_commented(line) for line in lines) + "\n" + body
-
-
-def _commented(line: str) -> str:
-    """No letter of a source ends the comment that it stands in."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    return "\n".join(printable(line) for line in lines) + "\n" + body
 
 
 class _Plain(yaml.SafeDumper):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from psjob_operator.api.base import Model
 from psjob_operator.api.status import TERMINAL, Phase
+from psjob_operator.printable import LINE_ENDS, printable
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +27,18 @@ class View(Model):
     """What is read of a job. A field of a newer version is passed over."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _printable(cls, value: Any) -> Any:
+        """Scripts, pods, nodes and API servers wrote these texts."""
+        if isinstance(value, str):
+            return printable(value, LINE_ENDS)
+        if isinstance(value, tuple | list) and value and isinstance(value[0], str):
+            return tuple(printable(one, LINE_ENDS) if isinstance(one, str) else one for one in value)
+        if isinstance(value, dict):
+            return {key: printable(one, LINE_ENDS) if isinstance(one, str) else one for key, one in value.items()}
+        return value
 
 
 class Lateness(View):
@@ -314,13 +327,13 @@ class SpanView(View):
     """Why it ended so, or the name of the process."""
 
 
-class LogLine(View):
+class LogLine(Model):
     """A line that a process has printed."""
 
     process: str
     """Name of the process or pod."""
     text: str
-    """Without its line end."""
+    """As it was printed, without its line end: it may hold escape codes of a terminal."""
 
     def __str__(self) -> str:
         """The line as it was printed."""

@@ -12,6 +12,7 @@ from rich.text import Text
 from psjob_client.local.screen import PENDING, checkpoint, happened, progress, screen
 from psjob_client.local.watch import Watch
 from psjob_operator.api.status import JobStatus
+from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 PLAIN_EVERY = 5.0
 LIVE_EVERY = 0.25
@@ -38,14 +39,14 @@ class Display:
     def say(self, text: str, style: str = "") -> None:
         """A line of psjob's own."""
         if self._live is not None:
-            self._console.print(Text(text, style), soft_wrap=text.startswith(COMMAND))
+            self._console.print(Text(printable(text, LINE_ENDS), style), soft_wrap=text.startswith(COMMAND))
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text, LINE_ENDS), file=sys.stderr, flush=True)
 
     def output(self, line: str) -> None:
         """A line of the script's, or a result."""
         if self._live is not None:
-            self._console.print(Text.from_ansi(line), soft_wrap=True)
+            self._console.print(Text.from_ansi(coloured(line)), soft_wrap=True)
         else:
             print(line, flush=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 from psjob_client.local import library
 from psjob_client.local.command import base_environment
 from psjob_client.local.errors import BadInput
+from psjob_operator.printable import printable
 
 KILL_SECONDS = 5.0
 LONGEST = 400
@@ -75,7 +76,7 @@ def _free() -> int | None:
 
 def _why(script: str, code: int, said: str) -> str:
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
-    shown = "".join(letter if letter.isprintable() else "?" for letter in last)[:LONGEST]
+    shown = printable(last, most=LONGEST)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     hint = "; that is often too little memory: use --meta and a function" if code == -9 else ""
     about = "" if shown.startswith(Path(script.partition(":")[0]).name) else f"{script}: "

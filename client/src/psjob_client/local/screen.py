@@ -18,6 +18,7 @@ from psjob_client.local.probe import numbers, part, passes_again
 from psjob_client.local.watch import Watch
 from psjob_client.local.words import span
 from psjob_operator.api.status import JobStatus
+from psjob_operator.printable import coloured, printable
 
 PENDING = "Pending"
 STYLES = {PENDING: "cyan", "Recovering": "yellow", "Failed": "red"}
@@ -49,9 +50,9 @@ def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     if events := APART.join(happened(status, watch)):
         rows.add_row("so far", events)
     if drawn:
-        rows.add_row("script", Text.from_ansi(drawn, no_wrap=True, overflow="ellipsis"))
+        rows.add_row("script", Text.from_ansi(coloured(drawn), no_wrap=True, overflow="ellipsis"))
     if told.get("waiting"):
-        rows.add_row("waiting", Text(str(told["waiting"]), "yellow"))
+        rows.add_row("waiting", Text(printable(told["waiting"]), "yellow"))
     total, step = numbers(told, "totalSteps"), numbers(told, "step")
     if not total:
         return Group(head, rows)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from psjob_operator.printable import printable
+
 LONGEST_VALUE = 80
 
 
@@ -25,7 +27,7 @@ class Problem:
         """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
         where = f"{self.field}: " if self.field else ""
         value = f"Invalid value: {shown(self.value)}: " if self.value is not None else ""
-        return _printable(f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}")
+        return printable(f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}")
 
 
 def shown(value: Any) -> str:
@@ -36,10 +38,6 @@ def shown(value: Any) -> str:
         return '"array"'
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def field_path(loc: Iterable[int | str]) -> str:

@@ -15,6 +15,7 @@ from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import EVENTS, JOBS
 from psjob_operator.cluster.store import JobEntry
 from psjob_operator.plan.actions import Event
+from psjob_operator.printable import LINE_ENDS, printable
 
 CONTROLLER = "psjob.dev/operator"
 _NOTE = 1024
@@ -84,7 +85,7 @@ def _body(job: JobEntry, event: Event, number: int, instance: str, now: float) -
         },
         "type": event.type,
         "reason": event.reason[:128],
-        "note": event.message[:_NOTE],
+        "note": printable(event.message, LINE_ENDS, _NOTE),
         "action": "Reconcile",
         "reportingController": CONTROLLER,
         "reportingInstance": instance[:128],

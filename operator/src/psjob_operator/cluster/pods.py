@@ -85,14 +85,14 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         exit=ended,
         lingering=holds and _others_run(status, name),
         pod_reason=_reason(status, conditions),
-        pod_message=scrub.forms(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
+        pod_message=scrub.sentence(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         runtime_image=sys.intern(_injected(spec)),
         waiting_reason=reason,
-        waiting_message=scrub.forms(message),
+        waiting_message=scrub.sentence(message),
     )
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
     return PodView(

@@ -14,6 +14,7 @@ import aiohttp
 
 from psjob_operator import keys
 from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, PROOF_HEADER, STATUS_BYTES, STATUS_PATH, STATUS_PORT
+from psjob_operator.printable import printable
 
 SECONDS = 2.0
 TEXT = 256
@@ -104,7 +105,7 @@ async def bounded(stream: aiohttp.StreamReader) -> bytes | None:
 
 def _clean(value: Any, depth: int) -> Any:
     if isinstance(value, str):
-        return "".join(char for char in value[:TEXT] if char.isprintable())
+        return printable(value, most=TEXT)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool):

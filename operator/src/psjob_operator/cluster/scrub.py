@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any
 
+from psjob_operator.printable import LINE_ENDS, printable
+
 REMOVED = "[removed]"
 """Stands where something was that looks like a credential."""
 CHARACTERS, LINES = 2048, 20
@@ -115,7 +117,8 @@ def told(message: str, tails: bool = True) -> tuple[str, str]:
 def tail(text: str) -> str:
     """The last LINES lines and CHARACTERS characters of a text, scrubbed."""
     cut = len(text) > READ
-    lines = scrub(text[-READ:]).rstrip().splitlines()
+    ends = text[-READ:].replace("\r\n", "\n").replace("\r", "\n")  # a bar that draws itself again
+    lines = scrub(printable(ends, LINE_ENDS)).rstrip().splitlines()
     if cut and len(lines) > 1:
         lines = lines[1:]  # half a line may be half a credential, without the name that tells it
     words = _last("\n".join(lines[-LINES:]))
@@ -147,6 +150,11 @@ def scrub(text: str) -> str:
     return text
 
 
+def sentence(text: str) -> str:
+    """A sentence of the kubelet or the scheduler, as it may be shown."""
+    return forms(printable(text, LINE_ENDS))
+
+
 def forms(text: str) -> str:
     """As `scrub`, by their form alone: for words of the kubelet, in which `token:` is not followed by one."""
     for pattern, instead in _BY_FORM:
@@ -160,7 +168,7 @@ def _clean(value: Any, tails: bool) -> Any:
     if isinstance(value, list):
         return [_clean(item, tails) for item in value]
     if isinstance(value, dict):
-        return {forms(key): REMOVED if tails and _tells(key, item) else _clean(item, tails) for key, item in value.items()}
+        return {forms(printable(key)): REMOVED if tails and _tells(key, item) else _clean(item, tails) for key, item in value.items()}
     return value
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from psjob_operator.api.status import MESSAGE_LIMIT
+from psjob_operator.printable import printable
 
 
 def stamp(at: float) -> str:
@@ -76,7 +77,7 @@ def starts_map(text: str, below: int, most: int) -> dict[int, int]:
 
 def short(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """The text on one line, cut in its middle to `limit` characters: the start names, the end holds the error."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     if len(line) <= limit:
         return line
     head = limit * 2 // 3
