@@ -14,7 +14,7 @@ from psjob_client.jobs import recorded, series
 from psjob_client.jobs.problems import Step, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
-from psjob_client.local import record
+from psjob_client.local import record, regular
 from psjob_client.local.folder import RUNS
 from psjob_client.local.output import Follow
 from psjob_client.local.resume import MANIFEST, manifests
@@ -23,6 +23,8 @@ LOOK_SECONDS = 0.2
 """Between two looks at logs that grow."""
 LARGEST_MANIFEST = 8 << 20
 """Bytes of a checkpoint's manifest that is read for the size of its files."""
+LARGEST_OBJECT = 64 << 20
+"""Bytes of a JSON file of a run."""
 MOST_HISTORIES = 256
 """Shortened histories that are kept in memory."""
 
@@ -186,7 +188,7 @@ def _modified(path: Path) -> float:
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(regular.content(path, LARGEST_OBJECT))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -205,7 +207,7 @@ def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
     """The whole lines of a file that may still grow; with `most`, at most so many, evenly chosen, the last among them."""
     found: list[Mapping[str, Any]] = []
     try:
-        raw = path.read_bytes()
+        raw = regular.content(path)
     except OSError:
         return []
     for line in raw.splitlines() if most is None else _some(raw, most):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psjob_client.local import regular
 from psjob_client.local.errors import BadInput
 
 RUNS = ".psjob"
@@ -111,7 +112,7 @@ def new_folder(job: str, under: Path, run: str | None = None) -> Folder:
 def message_of(path: Path) -> str:
     """The termination message in `path`, cut to 2,048 bytes; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with regular.opened(path) as file:
             return file.read(LONGEST_MESSAGE).decode(errors="replace").strip()
     except OSError:
         return ""
@@ -120,7 +121,7 @@ def message_of(path: Path) -> str:
 def tail_of(path: Path, most: int = 2000, lines: int = 12) -> str:
     """The last lines of a log; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with regular.opened(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most))
             text = file.read().decode(errors="replace")

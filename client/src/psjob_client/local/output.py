@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
+from psjob_client.local import regular
 from psjob_client.local.errors import BadInput
 
 LARGEST_PART = 256 * 1024
@@ -41,7 +42,7 @@ class Follow:
 
     def _read(self) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with regular.opened(self.path) as file:
                 file.seek(self._at)
                 part = file.read(LARGEST_PART)
         except OSError:

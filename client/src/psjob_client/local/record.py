@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from psjob_client.local import regular
 from psjob_client.local.backend import Backend
 from psjob_client.local.children import ChildProcess
 from psjob_client.local.folder import Folder
@@ -26,6 +27,8 @@ from psjob_operator.plan.actions import Event
 RUN, JOB, LIVE, STORY, HISTORY, SUMMARY, LOCK = (
     "run.json", "job.json", "live.json", "story.jsonl", "history.jsonl", "summary.json", "lock",
 )  # fmt: skip
+LOCKS = Path("/proc/locks")
+"""Who holds which lock, on Linux."""
 LIVE_SECONDS = 1.0
 """Between two writings of what the shards said last."""
 
@@ -135,10 +138,38 @@ class Record:
 def alive(folder: Path) -> bool:
     """Does the process live that runs the job of this folder?"""
     try:
-        with (folder / LOCK).open() as file:
+        with regular.opened(folder / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def holder(folder: Path) -> int | None:
+    """The process that runs the job of this folder; None where none does, or where that process does not hold the lock itself.
+
+    What stands in the folder may come from elsewhere: a lock that another program holds, or the number of another process.
+    """
+    if not alive(folder):
+        return None
+    try:
+        told = json.loads(regular.content(folder / RUN))
+        facts = (folder / LOCK).lstat()
+    except (OSError, ValueError, RecursionError):
+        return None
+    pid = told.get("pid") if isinstance(told, dict) else None
+    if type(pid) is not int or pid <= 1 or facts.st_nlink != 1:
+        return None
+    try:
+        locks = LOCKS.read_text()
+    except OSError:  # this system does not say who holds a lock
+        return pid
+    return pid if _holds(locks, pid, facts.st_ino) else None
+
+
+def _holds(locks: str, pid: int, inode: int) -> bool:
+    """Whether a line such as `1: FLOCK  ADVISORY  WRITE 3620 fe:00:6736467 0 EOF` is of these."""
+    words = [line.split() for line in locks.splitlines()]
+    return any(len(line) > 5 and line[1] == "FLOCK" and line[4] == str(pid) and line[5].endswith(f":{inode}") for line in words)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psjob_client.local import regular
 from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import RUNS
 from psjob_operator.api.spec import JobSpec
@@ -98,9 +99,7 @@ def manifests(folder: Path) -> list[Path]:
 def _whole(path: Path) -> Mapping[str, Any] | None:
     """The manifest, if it has its own hash and the files that it lists have their sizes; what lies in them the runtime reads."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        body = json.loads(path.read_bytes())
+        body = json.loads(regular.content(path, LARGEST))
         said = body.pop("sha256")
         raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
         listed = [*body["files"], *body["tables"].values(), *(body[name] for name in ("records", "buffers") if body[name] is not None)]

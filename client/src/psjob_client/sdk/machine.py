@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem, call
 from psjob_client.jobs.runs import RunSource
 from psjob_client.jobs.view import CheckpointView
-from psjob_client.local import record
+from psjob_client.local import record, regular
 from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
@@ -166,11 +166,14 @@ class Machine(RunSource):
 
 
 def _signal(path: Path, number: int) -> None:
-    """To the process that runs the job of this folder: the lock says that it lives, so the pid is its own."""
-    pid = _object(path / record.RUN).get("pid")
-    if isinstance(pid, int) and record.alive(path):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    """To the process that runs the job of this folder. Raises Conflict where the lock is not that process' own."""
+    pid = record.holder(path)
+    if pid is None:
+        if record.alive(path):
+            raise Conflict(f"{path}: who runs it is not known: the process of {record.RUN} does not hold its lock; end it by hand")
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 async def _until(check: Callable[[], bool], seconds: float) -> bool:
@@ -191,7 +194,7 @@ async def _until_async(check: Callable[[], Any], seconds: float) -> bool:
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(regular.content(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
