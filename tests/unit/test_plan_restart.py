@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY, MOST_RISE
-from psjob_operator.plan.fate import fate
+from psjob_operator.plan.fate import NOT_ADMITTED, fate
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
@@ -40,6 +40,7 @@ TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
     ("node shut down", {**ended(143), "pod_reason": "Terminated"}, "NodeShutdown", False),
     ("kubelet ended it", {**ended(143), "pod_reason": "TerminationByKubelet"}, "TerminationByKubelet", False),
     ("no room after all", {**GONE, "pod_reason": "OutOfcpu"}, "OutOfcpu", False),
+    *((f"the kubelet takes it not: {reason}", {**GONE, "pod_reason": reason}, reason, False) for reason in NOT_ADMITTED),
     ("no GPU after all", {**GONE, "pod_reason": "OutOfnvidia.com/gpu"}, "OutOfnvidia.com/gpu", False),
     ("deleted by hand", {"deleting": NOW}, "Deleted", False),
     ("deleted by hand, ended", {**ended(143), "deleting": NOW}, "Deleted", False),

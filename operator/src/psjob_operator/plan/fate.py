@@ -25,6 +25,11 @@ UNFINISHED = "UnfinishedExit"
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
 """Words of the kubelet in an eviction for what the pod itself used; a victim of others' use lacks them."""
+NOT_ADMITTED = (
+    "NodeAffinity", "NodeName", "NodePorts", "TaintToleration", "TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo",
+    "UnexpectedAdmissionError",
+)  # fmt: skip
+"""Reasons by which a kubelet refuses a pod that a scheduler gave it: nothing of it ran. `OutOf…` is another."""
 UNCOUNTED = {
     "PreemptionByScheduler": "Preempted",
     "Preempting": "Preempted",
@@ -35,10 +40,8 @@ UNCOUNTED = {
     "NodeShutdown": "NodeShutdown",
     "Shutdown": "NodeShutdown",
     "Terminated": "NodeShutdown",
-    "NodeAffinity": "NodeAffinity",
-    "UnexpectedAdmissionError": "UnexpectedAdmissionError",
     "TerminationByKubelet": "TerminationByKubelet",
-}
+} | {reason: reason for reason in NOT_ADMITTED}
 """What was done to a pod, not by it: pod reason (or DisruptionTarget reason) -> cause shown."""
 
 
