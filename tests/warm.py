@@ -269,6 +269,9 @@ def _forget() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
+    refusals = sys.modules.get("psjob.process.errors")
+    if refusals is not None:
+        atexit.register(refusals._end_refused)
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc] # its pipe is closed
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined] # it is a program of its own
     multiprocessing.set_start_method("fork", force=True)  # as on Linux until Python 3.14

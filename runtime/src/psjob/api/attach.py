@@ -19,7 +19,7 @@ from psjob.api.pairs import FirstUse, Pair, check_name, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
-from psjob.process import config, ownfiles, supervise
+from psjob.process import config, ownfiles, shown, supervise
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.worker import children, exits, rewind
 
@@ -204,6 +204,7 @@ def _watch_exit(job: AttachedJob) -> None:
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
+    shown.install()
     crashes = sys.excepthook
 
     def on_error(kind: Any, value: Any, trace: Any) -> None:

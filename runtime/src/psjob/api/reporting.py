@@ -173,7 +173,7 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     job = attaching.current
     if model is None:
         if job is None:
-            raise ValueError("export outside a job needs the model: export(path, model)")
+            raise ValueError("export before attach needs the model: export(path, model)")
         model = job.model
     if not is_first():
         return

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import atexit
 import json
-import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from psjob import contract
-from psjob.process import installed
+from psjob.process import installed, shown
 
 LONGEST_MESSAGE = 2048
 """Bytes of a termination message."""
 _REFUSED = '"refused": true'
 """In the message of a process whose exit status is not the worker's."""
-LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""Variables of torchrun and `accelerate launch`, which end with a status of their own if the process that they start fails."""
 
 
 class Refused(Exception):
@@ -89,13 +86,15 @@ def _end_refused() -> None:
 def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     global _ends_refused
+    if _ends_refused and contract.ENV_ROLE in os.environ:  # the script has caught it, and asks again
+        _end_refused()
     at = users_line()
     message = f"{message} ({at})" if at else message
     print(f"psjob: {message}", file=sys.stderr, flush=True)
     _ends_refused = True
-    child = multiprocessing.parent_process() is not None or not os.environ.keys().isdisjoint(LAUNCHERS)
-    leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True} if child else {"error": message})
-    raise SystemExit(contract.EXIT_REFUSED)
+    # A launcher, a parent or a test runner ends with a status of its own.
+    leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True})
+    raise SystemExit(contract.EXIT_REFUSED) from None
 
 
 def refuse(message: str) -> NoReturn:
@@ -103,7 +102,7 @@ def refuse(message: str) -> NoReturn:
     __tracebackhide__ = True
     if contract.ENV_ROLE in os.environ:
         exit_refused(message)
-    _show_short()
+    shown.install()
     raise Refused(message) from None
 
 
@@ -113,26 +112,6 @@ def users_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *installed.places())):
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _show_short() -> None:
-    """From now on Python shows a Refused that nobody catches without the lines of psjob that are below the script's."""
-    if getattr(sys.excepthook, "shortens", False):
-        return
-    shown = sys.excepthook
-
-    def show(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, Refused):
-            last, at = None, trace
-            while at is not None:
-                last = last if at.tb_frame.f_code.co_filename.startswith(installed.HERE) else at
-                at = at.tb_next
-            if last is not None:
-                last.tb_next = None
-        shown(kind, value, trace)
-
-    show.shortens = True  # type: ignore[attr-defined]
-    sys.excepthook = show
 
 
 @contextmanager

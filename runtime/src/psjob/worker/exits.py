@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from psjob import contract
+from psjob.process import shown
 
 CHILD_SECONDS = 30.0
 KILL_SECONDS = 60.0
@@ -45,6 +46,8 @@ def watch_thread() -> None:
     own, hook = threading.get_ident(), threading.excepthook
 
     def on_error(of: threading.ExceptHookArgs) -> None:
+        if of.exc_value is not None:
+            shown.shorten(of.exc_value)
         hook(of)
         code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
         if threading.get_ident() == own and code not in (0, None):
