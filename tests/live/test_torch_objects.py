@@ -16,6 +16,7 @@ from torch import nn
 import psjob as ps
 from psjob import contract
 from psjob.api.pairs import Pair, joined
+from psjob.layout import members
 from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Worker, all_well, serving
 
@@ -45,7 +46,16 @@ def test_tensors_without_values_of_their_own_are_refused_by_name(monkeypatch: py
     buffers = nn.Sequential(nn.Linear(1, 1), nn.LazyBatchNorm1d(affine=False))
     assert "buffer 1.running_mean has no shape yet: LazyBatchNorm1d" in refused(buffers)
     assert "parameter inner.weight is on the meta device" in refused(Held(torch.empty(2, device="meta")))
+    assert "parameter inner.weight is an expanded view" in refused(Held(torch.ones(1).expand(3)))
     assert "a Parameter of layout sparse_coo" in refused(Held(torch.eye(2).to_sparse()))
+    for odd, word in {
+        torch.eye(2).to_sparse(): "self.adjacency = adjacency",
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8): "dtype qint8",
+        torch.ones(2, dtype=torch.complex128): "torch.view_as_complex in forward",
+        torch.empty(2, device="meta"): "Give it some before attach",
+    }.items():
+        (model := nn.Linear(1, 1)).register_buffer("odd", odd)
+        assert "buffer odd " in (said := refused(model)) and word in said
     negative = torch.complex(torch.zeros(2), torch.ones(2)).conj().imag
     assert negative.is_neg() and "negative bit" in refused(Held(negative))
 
@@ -91,6 +101,23 @@ class Renamed(nn.Module):
         return OrderedDict((f"net.{name}", value) for name, value in super().state_dict().items())
 
 
+class OwnWords(nn.Module):
+    """What it says of itself is not what torch's Module says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).tanh()  # type: ignore[no-any-return]
+
+    def parameters(self) -> Any:  # type: ignore[override]
+        return [{"params": [self.inner.weight], "lr": 0.2}, {"params": [self.inner.bias]}]
+
+    def named_parameters(self, prefix: str = "") -> Any:  # type: ignore[override]
+        return self.inner.named_parameters(prefix)
+
+
 def scripted() -> nn.Module:
     made: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
     return made
@@ -104,16 +131,18 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-@pytest.mark.parametrize("build", [Phase, Renamed, scripted])
+@pytest.mark.parametrize("build", [Phase, Renamed, OwnWords, scripted])
 def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Module], transport: str) -> None:
     mine, plain = build(), build()
     with torch.no_grad():
-        for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
+        for ours, theirs in zip(members.tensors(mine), members.tensors(plain), strict=True):
             theirs.copy_(ours)
     with serving(tmp_path, workers=1, shards=2, transport=transport) as shards:
         all_well([Worker(shards, 0, mine, sgd(mine))], lambda worker: steps(worker.model, worker.optimizer))
     steps(plain, sgd(plain))
-    for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):  # the compiler of scripts chooses kernels as it likes
+    for (_, ours), (_, theirs) in zip(
+        members.named_parameters(mine), members.named_parameters(plain), strict=True
+    ):  # the compiler of scripts chooses kernels as it likes
         torch.testing.assert_close(ours, theirs, rtol=1e-3 if build is scripted else 0, atol=0)
     for held, built in zip(mine.buffers(), plain.buffers(), strict=True):
         assert torch.equal(held.resolve_conj(), built.resolve_conj())
@@ -219,6 +248,25 @@ def test_the_state_of_an_optimizer_on_the_shards_is_told_of(tmp_path: Path, monk
                 act(worker.optimizer, mine.weight)
         assert ended.value.code == contract.EXIT_REFUSED, look
         assert "optimizer.state" in (said := (tmp_path / "end").read_text()) and "training.updateAt: worker" in said, look
+
+
+def test_groups_that_a_script_changes_by_itself_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
+        "one less": (lambda groups: groups.pop(), "2 groups with 2 parameters were attached, and now there are 1 in 1"),
+        "others": (lambda groups: groups[0].update(params=[nn.Parameter(torch.ones(3, 3))]), "now there are 2 in 2, some of which"),
+    }
+    for name, (change, said) in changes.items():
+        (folder := tmp_path / name).mkdir()
+        monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(folder / "end"))
+        with serving(folder, workers=1, shards=1) as shards:
+            mine = nn.Linear(3, 3)
+            worker = Worker(shards, 0, mine, torch.optim.SGD([{"params": [p]} for p in mine.parameters()], lr=0.1))
+            worker.attach()
+            steps(mine, worker.optimizer)
+            change(worker.optimizer.param_groups)
+            with pytest.raises(SystemExit) as ended:
+                steps(mine, worker.optimizer)
+        assert ended.value.code == contract.EXIT_REFUSED and said in (folder / "end").read_text(), name
 
 
 def test_the_state_of_an_optimizer_on_the_worker_is_the_scripts(tmp_path: Path) -> None:

@@ -143,6 +143,54 @@ def overlap_of_a_scripted_model() -> None:
     ps.attach(model, sgd(model), overlap=True)
 
 
+def a_sparse_buffer() -> None:
+    model = net()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    ps.attach(model, sgd(model))
+
+
+def a_parameter_of_no_module() -> None:
+    model, scale = net(), nn.Parameter(torch.ones(1))
+    ps.attach(model, torch.optim.SGD([*model.parameters(), scale], lr=0.1))
+
+
+def a_group_taken_out() -> None:
+    model = net()
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+    ps.attach(model, optimizer)
+    step(model, optimizer)
+    del optimizer.param_groups[1:]
+    step(model, optimizer)
+
+
+def a_loader_of_another_library() -> None:
+    class Doubled:
+        def __init__(self, loader: DataLoader[Any]) -> None:
+            self.loader = loader
+
+        def __iter__(self) -> Any:
+            return ([2 * x] for (x,) in self.loader)
+
+    attached()
+    ps.shard(Doubled(DataLoader(DATA)))
+
+
+def a_loader_that_is_sharded_already() -> None:
+    attached()
+    ps.shard(ps.shard(DataLoader(DATA)))
+
+
+def catches_what_is_refused() -> None:
+    model, optimizer = attached()
+    for _ in range(5):
+        try:
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)  # type: ignore[operator,index]
+            step(model, optimizer)
+        except BaseException:
+            print("goes on")
+
+
 def a_list_for_a_loader() -> None:
     attached()
     ps.shard([1, 2, 3])
@@ -295,8 +343,14 @@ SAYS: dict[str, str] = {
     "a_number_to_put_back": "has no state_dict and load_state_dict",
     "a_thing_that_cannot_be_put_back": "could not be put back after a restart",
     "overlap_of_a_scripted_model": "leave overlap out",
+    "a_sparse_buffer": "Keep what never changes as a plain attribute",
+    "a_parameter_of_no_module": "as by model.scale = scale",
+    "a_group_taken_out": "let a group rest by requires_grad_(False)",
+    "a_loader_of_another_library": "as in Doubled(ps.shard(loader))",
+    "a_loader_that_is_sharded_already": "a loader is given to it once",
+    "catches_what_is_refused": "Change them before attach",
     "a_list_for_a_loader": "wrap a list as DataLoader",
-    "a_data_set_for_a_loader": "shard takes a torch DataLoader",
+    "a_data_set_for_a_loader": "give it DataLoader(dataset, batch_size=…)",
     "an_order_that_is_never_the_same": "gives another order each time it is asked",
     "negative_epochs": "takes a number of epochs",
     "epochs_before_attach": "attach",
@@ -315,7 +369,7 @@ SAYS: dict[str, str] = {
     "weights_by_hand": "Change them before attach",
     "steps_by_hand": "Train with optimizer.step()",
     "a_learning_rate_of_nan": "must be a finite number",
-    "an_iterator_for_a_loader": "shard takes a torch DataLoader",
+    "an_iterator_for_a_loader": "loop over it without shard",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -31,6 +33,30 @@ def test_of_a_model_whose_parts_are_called_the_first_is_looked_at() -> None:
     whole = nn.Sequential(model["one"], model["other"])
     assert sums_of(whole, whole, x) == parts
     assert sums_of(whole, lambda row: whole(input=row), x) == parts
+
+
+def test_inputs_are_seen_through_what_wraps_them() -> None:
+    model = nn.Linear(2, 1)
+    x = torch.arange(STEPS * 4, dtype=torch.float32).reshape(STEPS, 2, 2)
+    plain = sums_of(model, model, x)
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.func.functional_call(model, weights, (row,)).sum()
+        return made
+
+    assert sums_of(model, lambda rows: torch.func.grad(loss)(weights, rows), x) == plain
+    assert sums_of(model, lambda rows: torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, rows), x) == plain
+    assert sums_of(model, lambda rows: model(rows.cfloat().conj().real), x) == plain
+
+
+def test_a_trace_of_the_model_is_no_input() -> None:
+    model = nn.Linear(2, 1)
+    x = torch.arange(STEPS * 2, dtype=torch.float32).reshape(STEPS, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        assert not any(sums_of(model, lambda row: torch.jit.trace(model, (row,)), x))
+    assert not any(sums_of(model, lambda row: model.to("meta")(row.to("meta")), x))
 
 
 def test_steps_in_which_no_tensor_was_seen_say_nothing() -> None:

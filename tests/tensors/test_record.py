@@ -23,7 +23,8 @@ from psjob.resume.generators import Generators, generators
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]
 ARRAYS = [numpy.float32(1.5), numpy.int64(-3), numpy.arange(6).reshape(2, 3)]
-TENSORS = [torch.arange(3), torch.tensor(2.5), torch.zeros(0, 3), torch.ones(2, dtype=torch.bool), torch.eye(2, dtype=torch.complex64)]
+TENSORS = [torch.arange(3), torch.tensor(2.5), torch.zeros(0, 3), torch.ones(2, dtype=torch.bool), torch.eye(2, dtype=torch.complex64),
+           torch.ones(3).to(torch.float8_e4m3fn)]  # fmt: skip
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=8) | st.binary(max_size=8)
 leaves = plain | st.sampled_from(KINDS) | st.sampled_from(ARRAYS) | st.sampled_from(TENSORS)
 hashable = st.integers() | st.text(max_size=3) | st.tuples(st.integers())
@@ -275,6 +276,19 @@ def test_a_model_that_was_built_in_another_form_is_refused() -> None:
     grown.train_once()
     with pytest.raises(Refused, match="buffer 'first' is only in the job"):
         record.restore_buffers(first, grown)
+
+
+def test_a_buffer_that_nobody_may_write_into_comes_back() -> None:
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("expanded", torch.ones(1).expand(4))
+    with torch.inference_mode():
+        model.register_buffer("inferred", torch.arange(3.0))
+    before = model.expanded
+    buffers.put(model, {"expanded": torch.ones(4), "inferred": torch.arange(3.0)})
+    assert model.expanded is before, "equal values stay where they are"
+    buffers.put(model, {"expanded": torch.arange(4.0), "inferred": torch.ones(3)})
+    assert model.expanded.tolist() == [0.0, 1.0, 2.0, 3.0] and model.inferred.tolist() == [1.0] * 3
+    assert before.tolist() == [1.0] * 4
 
 
 def test_names_that_share_a_buffer_go_on_sharing_it() -> None:

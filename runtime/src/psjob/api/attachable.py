@@ -12,7 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice
+from psjob.checkpoint import safetensors
 from psjob.embeddings.statetable import Table
+from psjob.layout import members
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Refused
 from psjob.resume import record
@@ -43,7 +45,7 @@ def check(
     trained = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     trained |= {p for group in later for p in group["params"]}
     _check_tensors(model, trained, in_parts)
-    for name, p in model.named_parameters():
+    for name, p in members.named_parameters(model):
         if p.requires_grad and p not in trained:
             raise Refused(
                 f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or freeze it. Give attach "
@@ -79,7 +81,9 @@ def _check_tensors(model: torch.nn.Module, trained: Collection[torch.Tensor], in
                     f"{told} has no shape yet: {type(module).__name__} takes it from its first batch. Run a batch through the model "
                     "before attach, such as model(batch)"
                 )
-            if tensor is not None and tensor in trained and not (in_parts and tensor.is_meta) and (odd := _odd(tensor)):
+            if tensor is None or (in_parts and tensor.is_meta):
+                continue
+            if odd := _odd_buffer(tensor) if what == "buffer" else _odd(tensor) if tensor in trained else "":
                 raise Refused(f"{told} {odd}")
 
 
@@ -92,9 +96,29 @@ def _odd(p: torch.Tensor) -> str:
             f"is a {type(p).__name__} of layout {str(p.layout).removeprefix('torch.')} and dtype {str(p.dtype).removeprefix('torch.')}, "
             "and shards know dense tensors only. Train a dense parameter and make it of that in forward, or freeze it"
         )
+    if torch._debug_has_internal_overlap(p) == 1:
+        return (
+            "is an expanded view: several of its elements are one number in memory, which no optimizer can step. Make it of values.clone()"
+        )
     if p.is_neg():
         return "has torch's lazy negative bit, with which it is a view of other numbers. Make it of values.resolve_neg()"
     return ""
+
+
+def _odd_buffer(buffer: torch.Tensor) -> str:
+    """Why records and checkpoints cannot hold a buffer, and what to do; empty: they can."""
+    if buffer.is_meta:
+        return "is on the meta device, and has no values. Give it some before attach, or keep it as an attribute that is no buffer"
+    dtype = str(buffer.dtype).removeprefix("torch.")
+    if buffer.layout is torch.strided and not is_traceable_wrapper_subclass(buffer):
+        if dtype in safetensors.CODES:
+            return ""
+        if buffer.is_complex():
+            return f"is {dtype}, which checkpoints do not hold. Keep torch.view_as_real of it, and take torch.view_as_complex in forward"
+    return (
+        f"is a {type(buffer).__name__} of layout {str(buffer.layout).removeprefix('torch.')} and dtype {dtype}, which checkpoints do not "
+        "hold. Keep what never changes as a plain attribute, such as self.adjacency = adjacency, and what changes as a dense tensor"
+    )
 
 
 def _steps(state: Any) -> bool:
@@ -106,7 +130,7 @@ def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
     """What makes the steps of a model of `Table`s alone. Raises Refused where there is something to train, or no table."""
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"attach takes a torch Module, got {type(model).__name__}")
-    trained = next((name for name, p in model.named_parameters() if p.requires_grad), None)
+    trained = next((name for name, p in members.named_parameters(model) if p.requires_grad), None)
     anchors = [module.anchor for module in model.modules() if isinstance(module, Table)]
     if trained is not None or not anchors:
         raise Refused(
@@ -120,7 +144,7 @@ def table_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, stages: Mapping[str, tuple[int, ...]] = NOWHERE
 ) -> tuple[list[torch.Tensor], list[TensorSpec]]:
     """The optimizer's parameters in its order, and what each is. Raises Refused for one that is not the model's."""
-    names = {p: name for name, p in model.named_parameters()}
+    names = {p: name for name, p in members.named_parameters(model)}
     seen: set[torch.Tensor] = set()
     parameters: list[torch.Tensor] = []
     table: list[TensorSpec] = []
@@ -131,7 +155,8 @@ def table_of(
             if name is None:
                 raise Refused(
                     f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach. Give attach all "
-                    "models that it trains as one, such as torch.nn.ModuleList([actor, critic]), or leave the parameter out"
+                    "models that it trains as one, such as torch.nn.ModuleList([actor, critic]). Make a single parameter the model's, as "
+                    "by model.scale = scale, or leave it out"
                 )
             if p.is_complex():
                 raise Refused(
@@ -148,7 +173,7 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
 
     Raises Refused where these and the table are more than a hello can carry.
     """
-    every = list(model.named_parameters(remove_duplicate=False))
+    every = list(members.named_parameters(model, remove_duplicate=False))
     named = dict(every)
     names = {id(named[spec.name]): spec.name for spec in table}
     found = {alias: names[id(p)] for alias, p in every if id(p) in names and names[id(p)] != alias}
@@ -164,9 +189,9 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
 def tell_frozen(model: torch.nn.Module, table: Sequence[TensorSpec]) -> None:
     """Say once which parameters of the model the job does not know: those that are frozen, and in no group of the optimizer."""
     names = {spec.name for spec in table}
-    known = {id(p) for name, p in model.named_parameters() if name in names}
+    known = {id(p) for name, p in members.named_parameters(model) if name in names}
     known |= {id(module.anchor) for module in model.modules() if isinstance(module, Table)}
-    apart = [name for name, p in model.named_parameters() if id(p) not in known]
+    apart = [name for name, p in members.named_parameters(model) if id(p) not in known]
     if apart:
         told = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if apart[3:] else "")
         advice.tell(

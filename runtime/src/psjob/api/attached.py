@@ -441,6 +441,8 @@ class AttachedJob:
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping or self.comes_back:
             return
+        if problem := pair.problem():
+            self.refuse(problem)
         self._stepping, pair.told, self.stepper = pair, None, threading.get_ident()
         if self.places.step():
             self.absent_step()

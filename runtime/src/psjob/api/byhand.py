@@ -178,7 +178,9 @@ def _difference(before: torch.Tensor, now: torch.Tensor, dtype: torch.dtype) -> 
         return None
     place = int(places[0])
     several = f", one of {len(places)}" if len(places) > 1 else ""
-    return f"a value was {old[place].item():.4g} and is {new[place].item():.4g}{several}"
+    was, is_now = old[place].item(), new[place].item()
+    digits = 4 if f"{was:.4g}" != f"{is_now:.4g}" else 9
+    return f"a value was {was:.{digits}g} and is {is_now:.{digits}g}{several}"
 
 
 def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:

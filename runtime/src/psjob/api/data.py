@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
@@ -155,7 +155,10 @@ class ShardedLoader(Generic[B]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self.loader, name)
+        try:
+            return getattr(self.loader, name)
+        except AttributeError as error:
+            raise AttributeError(str(error)) from None
 
     def _outside(self) -> Iterator[B]:
         global _begun
@@ -362,11 +365,25 @@ class _Found(NamedTuple):
 def _source(loader: Any, seed: int, rank: int, world: int) -> Source:
     """Raises Refused for what has no place that could be found again."""
     if not isinstance(loader, torch_data.DataLoader):
-        raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}; wrap a list as DataLoader(list, batch_size=None)")
+        raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}; {_in_its_place(loader)}")
     if has_its_own(loader):
         return Yielded(loader, seed, rank, world)
     made = Stream if isinstance(loader.dataset, torch_data.IterableDataset) else Slices
     return made(loader, seed, rank, world)
+
+
+def _in_its_place(loader: Any) -> str:
+    """What to give to `shard` for what is no DataLoader."""
+    name = type(loader).__name__
+    if isinstance(loader, ShardedLoader):
+        return "a loader is given to it once"
+    if isinstance(loader, torch_data.Dataset):
+        return "give it DataLoader(dataset, batch_size=…)"
+    if isinstance(loader, Iterator):
+        return "loop over it without shard if each worker makes batches of its own, else give shard the DataLoader that it reads"
+    if not isinstance(loader, Sequence) and hasattr(loader, "__iter__"):
+        return f"give it the DataLoader that {name} reads, as in {name}(ps.shard(loader))"
+    return "wrap a list as DataLoader(list, batch_size=None)"
 
 
 def _placed(source: Source, number: int, begin: Place, ahead: Ahead | None) -> Iterator[_Found]:

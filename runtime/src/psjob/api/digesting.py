@@ -14,6 +14,7 @@ import torch
 
 from psjob.api.strangers import Strangers
 from psjob.embeddings.statetable import Table
+from psjob.layout import members
 from psjob.protocol.coordinator.drift import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker import digests
 
@@ -148,7 +149,7 @@ class WeightDigests:
         others = self.strangers.parameters if self._together else {}
         if self._together or not self._begun:
             rows += [
-                (FROZEN, name, p) for name, p in job.model.named_parameters() if id(p) not in known and id(p) not in others
+                (FROZEN, name, p) for name, p in members.named_parameters(job.model) if id(p) not in known and id(p) not in others
             ]  # fmt: skip
         return rows + [(OTHER, name, p) for name, p in others.values()]
 

@@ -50,9 +50,10 @@ class FirstInputs:
     def _look(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if torch.is_grad_enabled() and self._first in (None, module):
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-            if first is not None and first.layout is torch.strided and first.numel():
+            if first is not None and (values := memory.underneath(first)) is not None and values.numel():
                 self._first = module
-                self._open = sum_of(first, self._open)
+                with torch._C._DisableFuncTorch():
+                    self._open = sum_of(values, self._open)
 
 
 def sum_of(tensor: torch.Tensor, before: int = 0) -> int:

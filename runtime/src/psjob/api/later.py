@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from psjob.layout import members
 from psjob.process.errors import Refused
 
 Later = Sequence["torch.nn.Module | Iterable[torch.Tensor]"]
@@ -87,7 +88,7 @@ class Trained:
     """Which parameters are trained: those whose `requires_grad` a script has changed since attach, for its resume record."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._first = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
+        self._first = [(name, p, p.requires_grad) for name, p in members.named_parameters(model)]
 
     def state_dict(self) -> dict[str, bool]:
         """By name of the parameter."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NoReturn
 
 import torch
@@ -42,6 +43,8 @@ class Pair:
     added: int = 0
     """So many of `later` are groups of the optimizer by now."""
 
+    _held: Sequence[Sequence[torch.Tensor]] = ()
+    """The parameters of each group of the optimizer, as psjob knows them."""
     _own: frozenset[int] = frozenset()
     _known: int = -1
 
@@ -62,6 +65,25 @@ class Pair:
     def own(self) -> Sequence[int]:
         """Rows of the parameters that its optimizer has by now."""
         return self.rows[: sum(len(group["params"]) for group in self.optimizer.param_groups)]
+
+    def hold(self) -> None:
+        """The groups of the optimizer are what they should be."""
+        self._held = [list(group["params"]) for group in self.optimizer.param_groups]
+
+    def problem(self) -> str:
+        """What a script has done to the groups of the optimizer by itself, and what to do instead; empty: nothing."""
+        groups = [group["params"] for group in self.optimizer.param_groups]
+        if len(groups) == len(self._held) and all(
+            len(a) == len(b) and all(map(is_, a, b)) for a, b in zip(groups, self._held, strict=True)
+        ):
+            return ""
+        known, now = ((len(found), sum(map(len, found))) for found in (self._held, groups))
+        told = f"{{}} group{'s' if known[0] > 1 else ''} with {{}} parameters"
+        return (
+            f"optimizer.param_groups was changed after attach: {told.format(*known)} were attached, and now there are "
+            f"{now[1]} in {now[0]}{', some of which are others' if known == now else ''}. Give attach the layers that are trained; name "
+            "groups that come later by attach(…, later=[…]), and let a group rest by requires_grad_(False) of its parameters"
+        )
 
     def has(self, row: int) -> bool:
         """Is this row of the table a parameter of its optimizer by now?"""

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from psjob.api import advice
+from psjob.layout import members
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
@@ -46,7 +47,7 @@ class Strangers:
         own = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in attached]
         if not own:  # the inner optimizer of one that is attached; weights that it changes beside are found by what they are
             return
-        names = {id(p): name for name, p in self._job.model.named_parameters()}
+        names = {id(p): name for name, p in members.named_parameters(self._job.model)}
         kind = type(optimizer).__name__
         named = [names.get(id(p), f"of shape {tuple(p.shape)}") for p in own]
         self.kinds.append(kind)

@@ -71,6 +71,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
     def add_param_group(self: Any, group: dict[str, Any]) -> None:
         original.add_param_group(self, job.carry_out(lambda: next_added(pair.later[pair.added :], group)))
         pair.added += 1
+        pair.hold()
         job.optimizer.param_groups[:] = [each for other in job.pairs for each in other.groups]
 
     def reduce_ex(self: Any, _protocol: Any) -> Reconstruction:
@@ -89,6 +90,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
     hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
              "_step_supports_amp_scaling": True, "__reduce_ex__": reduce_ex}  # fmt: skip
+    pair.hold()
     pair.begun = dict(optimizer.state)
     if not job.steps_alone:
         names["state"] = property(state_of, set_state)

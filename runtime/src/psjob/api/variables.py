@@ -24,6 +24,7 @@ import torch
 
 from psjob.api import advice, asking, foreign, liveness, objects, unlike, values
 from psjob.api.state import renewed, the_state
+from psjob.layout import members
 from psjob.process import ownfiles
 
 NAME: Final = "variables"
@@ -90,7 +91,7 @@ class Variables:
         """The script may have been edited since its record was made: what it begins with is as it says now."""
         self._kept = {id(thing) for thing in kept}
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
-        self._shared = {id(tensor) for model in trained for tensor in (*model.parameters(), *model.buffers())}
+        self._shared = {id(tensor) for model in trained for tensor in members.tensors(model)}
         """Tensors of the models that are trained."""
         self._parts: weakref.WeakKeyDictionary[torch.nn.Module, _Parts] = weakref.WeakKeyDictionary()
         """Of models, whether all attributes of their modules count, and those modules, each with its path."""
@@ -559,7 +560,7 @@ class Variables:
         """Of itself and its modules that are of the script's own classes, what a record can hold a copy of; all, where it has no
         parameters, as metrics."""
         if model not in self._parts:
-            every = next(model.parameters(), None) is None
+            every = not any(members.named_parameters(model))
             found = [(name, part) for name, part in model.named_modules() if every or not name or objects.is_of_script(type(part))]
             paths = ["".join(f"_modules.{each}." for each in name.split(".") if each) for name, _ in found]
             self._parts[model] = every, [(path, weakref.ref(part)) for path, (_, part) in zip(paths, found, strict=True)]
@@ -593,7 +594,7 @@ class Variables:
         if self._is_kept(value) or values.is_plain(value, True):
             return False
         if isinstance(value, torch.nn.Module):
-            return not any(id(p) in self._shared for p in value.parameters())
+            return not any(id(p) in self._shared for p in members.tensors(value))
         return bool(self._tensors(value))
 
     def _versions(self, thing: Any) -> list[tuple[int, int]]:

@@ -39,6 +39,16 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 
 
+def underneath(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The dense tensor that lies within those of `torch.func`; None of a tensor without values of its own, or while torch traces."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        return None
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    held = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return tensor if held and tensor.layout is torch.strided and not tensor.is_meta else None
+
+
 def _raw(tensor: torch.Tensor) -> Any:
     if not has_bytes(tensor):
         raise ValueError("only a contiguous CPU tensor without a lazy conjugate or negative bit has a byte view")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from psjob.layout import members
 from psjob.process.errors import Refused
 
 Form = list[Any]
@@ -21,7 +22,7 @@ def form(tensor: torch.Tensor) -> Form:
 
 def forms(model: torch.nn.Module) -> dict[str, Form | None]:
     """Of all buffers of a model, by name."""
-    return {name: form(buffer) for name, buffer in model.named_buffers()}
+    return {name: form(buffer) for name, buffer in members.named_buffers(model)}
 
 
 class Built:
@@ -36,7 +37,7 @@ class Built:
         """Buffers that are missing in `held` by their name, since they share the tensor of another one by now."""
         if not self.forms.keys() - held:
             return {}
-        every = self._model.named_buffers(remove_duplicate=False)
+        every = members.named_buffers(self._model, remove_duplicate=False)
         return {name: tensor.detach() for name, tensor in every if name in self.forms and name not in held}
 
     def changed(self, held: Mapping[str, torch.Tensor], only: Collection[str] | None) -> dict[str, Form | None]:
@@ -69,25 +70,33 @@ def unsaved(model: torch.nn.Module) -> set[str]:
 
 
 def put(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None], left_out: Collection[str] = ()) -> None:
-    """Give buffers these values: in place if one has its form, else as another tensor. None: it was not there.
+    """Give buffers these values: in place if one has its form and can be written, else as another tensor. None: it was not there.
 
     Names that share a tensor go on sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
     Raises Refused if the model has no such module.
     """
-    every: dict[str, torch.Tensor | None] = dict(model.named_buffers(remove_duplicate=False))
+    every: dict[str, torch.Tensor | None] = dict(members.named_buffers(model, remove_duplicate=False))
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, value in values.items():
         now = every.get(name)
         with torch.no_grad():
-            if now is not None and value is not None and form(now) == form(value):
-                now.copy_(value)
+            if now is not None and value is not None and form(now) == form(value) and _copied(now, value):
                 continue
-            near = next((tensor for tensor in (now, *model.parameters()) if tensor is not None), value)
+            near = next((tensor for tensor in (now, *members.tensors(model)) if tensor is not None), value)
             moved = None if value is None or near is None else value.to(near.device, copy=True)
         for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
             path, _, local = each.rpartition(".")
             _assign(modules.get(path), local, moved, each, name not in left_out)
             every[each] = moved
+
+
+def _copied(now: torch.Tensor, value: torch.Tensor) -> bool:
+    """Write in place, unless torch does not let anybody write into that tensor, such as an expanded one."""
+    try:
+        now.copy_(value)
+    except RuntimeError:
+        return bool(torch.equal(now, value.to(now.device)))
+    return True
 
 
 def _assign(owner: torch.nn.Module | None, local: str, value: torch.Tensor | None, name: str, persistent: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from psjob.checkpoint import safetensors
-from psjob.layout import memory
+from psjob.layout import members, memory
 from psjob.process.errors import Refused
 from psjob.resume import buffers, composite, tagged
 from psjob.resume.buffers import Built, Forms
@@ -57,7 +57,7 @@ def capture(
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
     training goes on. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
-    held = {name: buffer.detach() for name, buffer in model.named_buffers() if only is None or name in only}
+    held = {name: buffer.detach() for name, buffer in members.named_buffers(model) if only is None or name in only}
     if built is not None:
         held |= {name: buffer for name, buffer in built.shared(held).items() if only is None or name in only}
     return ResumeRecord(
