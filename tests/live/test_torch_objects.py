@@ -118,6 +118,19 @@ class OwnWords(nn.Module):
         return self.inner.named_parameters(prefix)
 
 
+class WholeNumbers(nn.Module):
+    """Parameters of whole numbers and bools, which are never trained, are in its optimizer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 3)
+        self.order = nn.Parameter(torch.tensor([2, 0, 1]), requires_grad=False)
+        self.mask = nn.Parameter(torch.tensor([True, False, True]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)[:, self.order] * self.mask  # type: ignore[no-any-return]
+
+
 def scripted() -> nn.Module:
     made: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
     return made
@@ -131,7 +144,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-@pytest.mark.parametrize("build", [Phase, Renamed, OwnWords, scripted])
+@pytest.mark.parametrize("build", [Phase, Renamed, OwnWords, WholeNumbers, scripted])
 def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Module], transport: str) -> None:
     mine, plain = build(), build()
     with torch.no_grad():

@@ -443,6 +443,8 @@ class AttachedJob:
             return
         if problem := pair.problem():
             self.refuse(problem)
+        if not (clock := self.session.clock) & (clock - 1):  # soon, and seldom later
+            self.digests.strangers.look()
         self._stepping, pair.told, self.stepper = pair, None, threading.get_ident()
         if self.places.step():
             self.absent_step()
@@ -469,8 +471,6 @@ class AttachedJob:
     def _push_step(self, original: Callable[[], Any] | None) -> None:
         pair = self._stepping
         grads = [p.grad if pair.has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
-        if {g.layout for g in grads if g is not None} - {torch.strided}:
-            grads = self._dense(grads)
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
             self._check_piped(pair, grads)
@@ -487,6 +487,8 @@ class AttachedJob:
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         if problem := self.left.problem(pair.has):
             self.refuse(f"a gradient that the step before has left {problem}")
+        if {g.layout for g in grads if g is not None} - {torch.strided}:
+            grads = self._dense(grads)
         clipped = self.clipping.asked(pair) and not self.session.reduces
         self._exchange(grads, skip, scale, original)
         self.left.stepped(pair.has, clipped)
@@ -649,6 +651,7 @@ class AttachedJob:
 
     def refuse(self, message: str) -> NoReturn:
         """End this process with that sentence; or begin again, if files of its own have led a started one past its place."""
+        __tracebackhide__ = True
         if not self.session.ended:
             self.session.close(JOIN_SECONDS)
         files = [] if self._files is None else ownfiles.other(self._files)

@@ -45,7 +45,7 @@ class OwnGradients:
 
     def _seen(self, row: int) -> Callable[[torch.Tensor], None]:
         def hook(p: torch.Tensor) -> None:
-            if p.grad is not None:
+            if p.grad is not None and not p.grad._is_view():  # those of one memory count their versions together
                 self._left[row] = weakref.ref(p.grad), p.grad._version
 
         return hook

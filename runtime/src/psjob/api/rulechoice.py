@@ -83,6 +83,9 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         return _named(job.update_rule, rule, optimizer, job)
     if _steps_alone(rule, job):
         if not modes.of(job).worker_update:
+            odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
+            if odd is not None:
+                raise Refused(_whole_numbers(odd, f"rules of training.mode {job.mode}"))
             wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
             raise Refused(
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
@@ -179,6 +182,13 @@ def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
         raise Refused(f"{what}, and a rank pushes only the rows of table {ours} that its batch names; take mean or sum")
 
 
+def _whole_numbers(p: torch.Tensor, rule: str) -> str:
+    return (
+        f"a parameter of shape {tuple(p.shape)} is {p.dtype}; {rule} take floating point ones. Make it a buffer by register_buffer, "
+        "or leave it out of the optimizer"
+    )
+
+
 def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """Of mode local, where the script's optimizer steps on the worker, whichever it is. Raises Refused."""
     if job.update_at is not None or job.update_rule not in (None, contract.ASYNC_OUTER_RULE):
@@ -190,9 +200,7 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         raise Refused(f"with training.updateRule {job.update_rule} no round waits for others; leave local.quorum and graceSeconds out")
     odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
     if odd is not None:
-        raise Refused(
-            f"a parameter of shape {tuple(odd.shape)} is {odd.dtype}; the outer rule of training.mode local takes floating point ones"
-        )
+        raise Refused(_whole_numbers(odd, "rules of training.mode local"))
     hyperparameters = {"lr": job.local.lr, "momentum": job.local.momentum}
     if job.update_rule is None:
         return RuleChoice("outer-nesterov", None, hyperparameters)

@@ -1,4 +1,4 @@
-"""Optimizers that make steps in a job and were not given to `attach`: what they train is each worker's own."""
+"""What was not given to `attach`: optimizers that make steps, whose parameters are each worker's own, and layers that nobody trains."""
 
 from __future__ import annotations
 
@@ -33,10 +33,26 @@ class Strangers:
         self.parameters: dict[int, tuple[str, torch.Tensor]] = {}
         """What they train, by identity: name and parameter."""
 
+        self._built: dict[int, torch.Tensor] = {}
+        """Parameters of the model as it was attached."""
+
     def watch(self) -> RemovableHandle:
         """Look at each step from now on, until the handle is removed."""
+        self._built = {id(p): p for _, p in members.named_parameters(self._job.model)}
         self._known = {id(pair.optimizer) for pair in self._job.pairs}
         return register_optimizer_step_post_hook(self._stepped)
+
+    def look(self) -> None:
+        """Say once which layers the script has put into the model since then, and no optimizer of the job trains."""
+        known = self._built.keys() | self.parameters.keys()
+        new = [name for name, p in members.named_parameters(self._job.model) if id(p) not in known and p.grad is not None]
+        if new:
+            more = f" and {len(new) - 3} more" if new[3:] else ""
+            advice.tell(
+                "replaced",
+                f"{', '.join(new[:3])}{more} came into the model after attach. No optimizer of the job trains them, and "
+                "final.safetensors has what the model had before. Build all layers before attach",
+            )
 
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> None:
         if id(optimizer) in self._known or threading.get_ident() != self._job.stepper:

@@ -86,6 +86,7 @@ def _end_refused() -> None:
 def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     global _ends_refused
+    __tracebackhide__ = True
     if _ends_refused and contract.ENV_ROLE in os.environ:  # the script has caught it, and asks again
         _end_refused()
     at = users_line()

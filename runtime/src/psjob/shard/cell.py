@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
-from psjob.layout.blocks import Block, live_ranges
+from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
@@ -274,8 +274,9 @@ class Cell:
         assert self.state is not None
         present = [self._bounded(a.push, a.grad) for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or (any(a.skip for a in batch) and self.reduce not in reduction.ROBUST)
-        self.none = frozenset()
-        if self.skipped:
+        untrained = self.block.dtype not in FLOATS  # of whole numbers and bools nothing is trained, and torch gives them no gradient
+        self.none = frozenset(piece.tensor for piece in self.block.pieces) if untrained else frozenset()
+        if self.skipped or untrained:
             if self.update is not None:
                 self.update.zero_()
             return None
