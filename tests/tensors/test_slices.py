@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from psjob.api.data import ShardedLoader
 from psjob.api.slices import Slices, rounds_of
 from psjob.process.errors import Refused
 
@@ -188,6 +189,10 @@ DRAWN: dict[str, tuple[Any, set[int]]] = {
     "batches of one's own": (DataLoader(TEN, batch_sampler=Buckets(10)), set(range(10))),
     "no batch size": (DataLoader(TEN, batch_size=None, shuffle=True), set(range(10))),
     "left in from DDP": (DataLoader(TEN, batch_size=2, sampler=DistributedSampler(TEN, num_replicas=4, rank=1)), set(range(10))),
+    "left in, within another": (
+        DataLoader(TEN, batch_sampler=BatchSampler(DistributedSampler(TEN, num_replicas=4, rank=1), 2, False)),
+        set(range(10)),
+    ),
 }
 
 
@@ -201,6 +206,15 @@ def test_an_order_that_is_drawn_is_the_same_on_all_ranks_and_again_after_a_resta
     assert {sample for batch in orders[0] for sample in batch} == samples
     assert list(made[0].batches(1)) != orders[0]
     assert torch.equal(torch.get_rng_state(), kept[0]) and random.getstate() == kept[1], "the script draws as it would alone"
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_a_loaders_length_is_that_of_its_passes(name: str) -> None:
+    """A sampler that was left in from DDP counts its own rank's samples, and gives all."""
+    loader, _ = DRAWN[name]
+    plan = Slices(loader, 5, 0, 3)
+    batches = len(plan.batches(0))
+    assert len(ShardedLoader(loader, plan, 3, None)) == rounds_of(batches, 3)
 
 
 def test_batches_of_ones_own_go_round_the_ranks() -> None:

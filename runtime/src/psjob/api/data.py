@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, asking, foreign
+from psjob.api import advice, asking, drawing, foreign
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
 from psjob.api.places import Place
@@ -150,7 +150,9 @@ class ShardedLoader(Generic[B]):
 
     def __len__(self) -> int:
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
-        return rounds_of(len(self._whole), self._world)
+        if self._world == 1 and worker_place() is None:  # outside a job the loader is as it is
+            return len(self._whole)
+        return rounds_of(drawing.length(self._whole), self._world)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:

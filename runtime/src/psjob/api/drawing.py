@@ -73,6 +73,12 @@ def drawing(seed: tuple[int, ...], parts: Iterable[Any]) -> Iterator[None]:
         yield
 
 
+def length(thing: Any) -> int:
+    """`len` of a loader or a sampler whose samplers of torch give all samples, not a rank's. Raises TypeError where there is none."""
+    with _whole([part for part in parts_of(thing) if _is_torchs(part)]):
+        return len(thing)
+
+
 @contextmanager
 def seeded(parts: tuple[Any, ...], own: Sequence[Any] = ()) -> Iterator[None]:
     """Inside, Python's, numpy's and torch's generators and `own` begin from `parts`; afterwards they are as before."""

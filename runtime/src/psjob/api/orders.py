@@ -142,7 +142,7 @@ def _hands_on(loader: Any, name: str) -> bool:
 
 def _passed_on(loader: Any) -> int | None:
     """Batches of a pass of a loader whose iterator never ends, as those that keep their processes alive have."""
-    return len(loader) if type(loader) is not torch_data.DataLoader and keeps_iterator(loader) else None
+    return drawing.length(loader) if type(loader) is not torch_data.DataLoader and keeps_iterator(loader) else None
 
 
 def _plain(sampler: Any) -> Any:
@@ -167,6 +167,6 @@ def _known(sampler: Any) -> Shuffled | range | None:
 
 def _length(source: Any) -> int | None:
     try:
-        return len(source) if isinstance(source, Sized) else None
+        return drawing.length(source) if isinstance(source, Sized) else None
     except (TypeError, RuntimeError):  # its class may say so only as it is asked
         return None
