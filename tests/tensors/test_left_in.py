@@ -27,6 +27,23 @@ def reduced() -> None:
     torch.distributed.all_reduce(torch.ones(1))
 
 
+def gathered() -> None:
+    with torch.nn.Linear(1, 1).no_sync():  # type: ignore[operator,union-attr]
+        pass
+
+
+def unwrapped() -> None:
+    torch.nn.Linear(1, 1).module.state_dict()  # type: ignore[operator,union-attr]
+
+
+def epoch_of_a_sampler() -> None:
+    torch.utils.data.RandomSampler([1]).set_epoch(1)  # type: ignore[attr-defined]
+
+
+def own_module() -> None:
+    object().module  # type: ignore[attr-defined] # noqa: B018
+
+
 def horovod() -> None:
     __import__("horovod.torch")
 
@@ -46,6 +63,7 @@ def other_module() -> None:
         (wrapper, "needs a process group of torch.distributed"),
         (sampler, "needs a process group of torch.distributed"),
         (reduced, "needs a process group of torch.distributed"),
+        (own_module, ""),
         (horovod, "imports Horovod"),
         (own_value, ""),
         (other_module, ""),
@@ -61,6 +79,23 @@ def test_the_scripts_line_is_named(monkeypatch: pytest.MonkeyPatch, script: Call
     found = leftin.hint(caught.value, trace.tb_next)
     assert (f"test_left_in.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
     assert bool(found) == bool(what) and ("psjob convert" in found) == bool(what)
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        (gathered, "take the with statement off its body"),
+        (unwrapped, "take .module out"),
+        (epoch_of_a_sampler, "the next epoch; take it out"),
+    ],
+)
+def test_what_ddp_has_made_of_a_model_is_named(script: Callable[[], None], remedy: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        script()
+    trace = caught.value.__traceback__
+    assert trace is not None
+    found = leftin.hint(caught.value, trace.tb_next)
+    assert f"test_left_in.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
 
 
 def test_the_hook_is_set_once_and_tells_after_the_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a script has left in of DDP or Horovod, told below the error that it makes: psjob starts no process group."""
+"""What a script has left in of DDP or Horovod, told below the error that it makes: psjob starts no process group, and wraps no model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ NO_GROUP: Final = (
 )
 """What torch says where nobody has started one."""
 HOROVOD: Final = "horovod"
+OF_DDP: Final = {
+    "no_sync": "calls no_sync of DistributedDataParallel. psjob sends gradients at step() only; take the with statement off its body",
+    "module": "asks for the module that DistributedDataParallel has wrapped. psjob wraps none; take .module out",
+    "set_epoch": "calls set_epoch of DistributedSampler. Each pass of psjob.shard is the next epoch; take it out",
+}
+"""What a script did to what DDP has made of its model and its sampler, by the attribute."""
 _MARK: Final = "psjob_tells_what_is_left_in"
 
 
@@ -41,18 +47,28 @@ def hint(error: BaseException, trace: TracebackType | None) -> str:
         what = "imports Horovod"
     elif isinstance(error, ValueError | RuntimeError) and any(words in str(error) for words in NO_GROUP):
         what = "needs a process group of torch.distributed"
+    elif isinstance(error, AttributeError) and error.name in OF_DDP and _is_of_torch(error.obj):
+        return f"{_place(trace)} {OF_DDP[error.name]}"
     else:
         return ""
+    at = _place(trace)
+    file = at.rpartition(":")[0]
+    return f"{at} {what}, and psjob starts none: workers find the shards by themselves; take it out (psjob convert {file} shows the edits)"
+
+
+def _is_of_torch(thing: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.nn.Module | torch.utils.data.Sampler)
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The innermost line of the script, such as `train.py:12`."""
     place = None
     for frame, line in _frames(trace):
         if not frame.f_code.co_filename.startswith(("<frozen", *installed.places())):
             place = frame.f_code.co_filename, line
     file, at = place or (sys.argv[0], 0)
-    file = file.removeprefix(f"{os.getcwd()}{os.sep}")
-    return (
-        f"{file}:{at} {what}, and psjob starts none: workers find the shards by themselves; take it out"
-        f" (psjob convert {file} shows the edits)"
-    )
+    return f"{file.removeprefix(f'{os.getcwd()}{os.sep}')}:{at}"
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[Any, int]]:
