@@ -46,10 +46,10 @@ class Fenced(Exception):
         self.view = view
 
 
-def leave_message(body: dict[str, object]) -> None:
+def leave_message(body: dict[str, object], again: bool = False) -> None:
     """Write the termination message that the planner reads; silently nothing where there is no such file, and outside a job.
 
-    The refusal of a process of multiprocessing stays: what its parent does then, and its siblings, follows from it.
+    A refusal stays, but for another one of the same process (`again`): what a parent does then, or a sibling, follows from it.
     """
     path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG if contract.ENV_ROLE in os.environ else "")
     raw = json.dumps(body)
@@ -60,7 +60,7 @@ def leave_message(body: dict[str, object]) -> None:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            if _REFUSED.encode() in os.pread(file, LONGEST_MESSAGE, 0):
+            if not again and _REFUSED.encode() in os.pread(file, LONGEST_MESSAGE, 0):
                 return
             # Another thread may end this process at any line: what is there is whole then, an earlier message or this one.
             os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
@@ -72,6 +72,13 @@ def leave_message(body: dict[str, object]) -> None:
 
 
 _ends_refused = False
+_is_of_a_script = False
+
+
+def begin() -> None:
+    """This process runs a script of a job and nothing else: a second refusal ends it at once, since the script has caught the first."""
+    global _is_of_a_script
+    _is_of_a_script = True
 
 
 @atexit.register  # as one of the last: other handlers, which were registered later, have run
@@ -87,14 +94,14 @@ def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     global _ends_refused
     __tracebackhide__ = True
-    if _ends_refused and contract.ENV_ROLE in os.environ:  # the script has caught it, and asks again
+    if _ends_refused and _is_of_a_script:
         _end_refused()
     at = users_line()
     message = f"{message} ({at})" if at else message
     print(f"psjob: {message}", file=sys.stderr, flush=True)
-    _ends_refused = True
+    before, _ends_refused = _ends_refused, True
     # A launcher, a parent or a test runner ends with a status of its own.
-    leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True})
+    leave_message({"error": message[: LONGEST_MESSAGE // 4], "refused": True}, again=before)
     raise SystemExit(contract.EXIT_REFUSED) from None
 
 

@@ -20,13 +20,14 @@ def begin(environ: MutableMapping[str, str]) -> None:
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
         return
-    from psjob.process import began, leftin, onimport, ownfiles, samplers, shown  # noqa: F401 - before anything changes the environment
+    from psjob.process import began, errors, leftin, onimport, ownfiles, samplers, shown  # noqa: F401 - before anything changes the environment
 
     if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
         one_run(environ.get(contract.ENV_RUN, ""), environ)
     spare_the_compiler()
     samplers.know_the_job()
     ownfiles.begin(environ)
+    errors.begin()
     shown.install()
     leftin.begin()
     onimport.begin()
