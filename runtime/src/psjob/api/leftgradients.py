@@ -36,7 +36,8 @@ class LeftGradients:
         """By row, the gradient as it was after the last step, and its version."""
         self._armed: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
         """By row, a gradient that is to be cleared before it is used, its version, and why."""
-        self._used = ""
+        self._used: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        """By row, a gradient that was added to before it was cleared, and why no step may be made of it."""
         self._hooks: dict[int, Any] = {}
         self._within: Callable[[int], bool] = _none
         """Rows of the step that is made now: a record may be made before it is over, of the moment after it."""
@@ -45,7 +46,8 @@ class LeftGradients:
         """Why the step that is made now, of these rows, would be wrong; empty: it is not."""
         self._within = rows
         again = (why for row, (_, _, why) in self._armed.items() if rows(row) and self._is_as(row, self._armed[row][:2]))
-        return self._used or next(again, "")
+        used = (why for row, (grad, why) in self._used.items() if rows(row) and grad() is self._parameters[row].grad is not None)
+        return next(used, "") or next(again, "")
 
     def stepped(self, rows: Callable[[int], bool], clipped: bool) -> None:
         """A step of these rows was made. `clipped`: on the shards only."""
@@ -94,7 +96,8 @@ class LeftGradients:
         def hook(p: torch.Tensor) -> None:
             if (armed := self._armed.get(row)) is not None:
                 grad, version, why = armed
-                self._used = self._used or (why if self._is_as(row, (grad, version + 1)) else "")
+                if self._is_as(row, (grad, version + 1)):
+                    self._used[row] = grad, why
                 del self._armed[row]
 
         return hook

@@ -137,7 +137,7 @@ def renewed(now: Any, value: Any) -> Any:
     """`value`, in the object `now` where that can be: lists, dicts, sets, deques and tensors keep their identity."""
     if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.shape == value.shape and now.dtype == value.dtype:
         with torch.no_grad():
-            now.copy_(value)
+            now.data.copy_(value)  # a graph that was made in this step may hold it, and checks its version
         return now
     if _is_array(now) and _is_array(value) and now.flags.writeable and (now.shape, now.dtype) == (value.shape, value.dtype):
         now[...] = value

@@ -93,7 +93,7 @@ def put(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None], left_
 def _copied(now: torch.Tensor, value: torch.Tensor) -> bool:
     """Write in place, unless torch does not let anybody write into that tensor, such as an expanded one."""
     try:
-        now.copy_(value)
+        now.data.copy_(value)  # a graph that was made in this step may hold it, and checks its version
     except RuntimeError:
         return bool(torch.equal(now, value.to(now.device)))
     return True
