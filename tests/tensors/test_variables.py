@@ -681,3 +681,23 @@ def test_random_generators_that_nobody_keeps_go_on(kind: str) -> None:
     whole = Loader(Variables([]))
     wanted = loop(whole)
     assert loop(Loader(Variables([]), whole.records[1], at=1)) == wanted[1:]
+
+
+def test_what_was_computed_keeps_its_graph_for_a_backward_that_is_to_come() -> None:
+    """Of two steps in an iteration a restarted script stands at the first, with what the second is made of."""
+
+    def loop(loader: Loader, weight: torch.Tensor) -> torch.Tensor:
+        made = weight * 3
+        for _part in loader:
+            pass
+        made.sum().backward()
+        return made.detach()
+
+    undisturbed = Loader(Variables([]))
+    loop(undisturbed, torch.ones(2, requires_grad=True))
+    state = undisturbed.records[1]
+    (function,) = state["first"]
+    state["plain"], state["assigned"] = {function: {"made": torch.full((2,), 5.0)}}, {function: ["made"]}
+    weight = torch.zeros(2, requires_grad=True)
+    assert loop(Loader(Variables([]), state, at=1), weight).tolist() == [5.0, 5.0]
+    assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]

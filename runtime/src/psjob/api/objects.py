@@ -7,6 +7,7 @@ items of lists, and variables that a function has taken along from where it was 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import itertools
@@ -19,7 +20,17 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import length_hint
-from types import BuiltinFunctionType, CellType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Final
 
 import torch
@@ -129,6 +140,13 @@ def set_part(holder: Any, name: str, value: Any) -> None:
             inner[name] = value
         else:
             object.__setattr__(holder, name, value)
+
+
+def assign(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:
+    """Assign local variables of a function that is under way (PEP 667; before Python 3.13 by the call that debuggers use)."""
+    names.update(assigned)
+    if names is not frame.f_globals and sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 def at(names: Mapping[str, Any], path: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from psjob.api import advice
+from psjob.api import advice, values
 from psjob.process.errors import Refused
 
 
@@ -56,3 +56,15 @@ def check_made(made: Mapping[str, Mapping[str, Collection[Any]]], now: Mapping[t
                     "weights, or of random numbers without a seed. Give it to attach or to ps.state, such as "
                     f"ps.state({path.rpartition('.')[2]}=…)"
                 )
+
+
+def check_state(path: str, thing: Any, given: Mapping[str, Any]) -> None:
+    """Raises Refused if an object gives other counts than those that it was given by `load_state_dict`: it works them out anew."""
+    now, again = values.state_of(thing) or {}, values.state_of(thing) or {}
+    for key, wanted in given.items() if now else ():
+        found = now.get(key)
+        if type(wanted) in (bool, int, str) and not values.same(found, wanted) and values.same(found, again.get(key)):
+            raise Refused(
+                f"{path} ({type(thing).__name__}) was given {key} = {wanted!r} by its load_state_dict, and its state_dict says "
+                f"{found!r} after that. Keep what it counts in ps.state, such as ps.state({key}=…), and begin a new run"
+            )

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from psjob.api.state import State
+from psjob.api.state import State, renewed
 from psjob.checkpoint.safetensors import CODES
 from psjob.layout import members, memory
 from psjob.resume import tagged
@@ -131,6 +131,14 @@ def copied(value: Any) -> Any:
             made[key] = copied(item)
         return made
     return copy.deepcopy(value)
+
+
+def like(now: Any, value: Any) -> Any:
+    """A copy of a value, on the device of what is there now. What was computed keeps its graph, for a backward that is to come."""
+    if isinstance(now, torch.Tensor) and now.grad_fn is not None:
+        return renewed(now, value)
+    made = copied(value)
+    return made.to(now.device) if isinstance(made, torch.Tensor) and isinstance(now, torch.Tensor) else made
 
 
 def held(value: Any) -> Any:

@@ -9,9 +9,7 @@ started again is refused where they would be others than they were. What the scr
 from __future__ import annotations
 
 import copy
-import ctypes
 import enum
-import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, asking, foreign, liveness, objects, unlike, values
+from psjob.api import advice, asking, foreign, libraries, liveness, objects, unlike, values
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
 from psjob.process import ownfiles
@@ -55,16 +53,28 @@ _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 _Parts = tuple[bool, "list[tuple[str, weakref.ref[torch.nn.Module]]]"]
 
 
-class _Seen(NamedTuple):
+class _Part(NamedTuple):
     """A variable or a part of one."""
 
-    function: str
     path: str
     thing: Any
     entered: bool
     """Its parts are seen by themselves."""
     copied: bool
     """A record can hold a copy, as of a number or a list of some."""
+    of_library: bool = False
+    """It lies in an object of a library."""
+
+
+class _Seen(NamedTuple):
+    """The same, with its function."""
+
+    function: str
+    path: str
+    thing: Any
+    entered: bool
+    copied: bool
+    of_library: bool
 
 
 _Place = tuple[str, str]
@@ -130,8 +140,14 @@ class Variables:
         self.by_epochs = False
         """A loop over `ps.epochs` has begun, which gives what is left of it."""
         self._left = ENTERED
+        self._met: set[int] = set()
+        """Objects of libraries that were met as variables were looked through."""
         self._asks = False
         """The script asks for data now."""
+        self._by_steps = False
+        """Only its steps say where the script is, so that what it has played and drawn by its weights is not made again."""
+        self._of_library: set[_Place] = set()
+        """Parts of objects of libraries: a method of theirs may be under way, so that they are read whatever the script's lines say."""
 
     def begin_pass(self, frame: FrameType | None) -> None:
         """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
@@ -150,14 +166,14 @@ class Variables:
         self._first = {function: {name: values.copied(value) for name, value in held.items()} for function, held in self._held.items()}
         self._things = {
             (function, path): (thing, self._versions(thing))
-            for function, path, thing, _, copied in walked
-            if not copied and self._is_other(thing) and not values.is_stateful(thing)
+            for function, path, thing, _, copied, of_library in walked
+            if not (copied or of_library) and self._is_other(thing) and not values.is_stateful(thing)
         }
         for place, (thing, _) in self._things.items():
             self._is_sample(place, thing, few=True), self._is_sample(place, thing, few=False)
         for function, held in self._held.items():
             for path, value in held.items():
-                if not values.is_small(value):
+                if not values.is_small(value) and (function, path) not in self._of_library:
                     self._large[function, path] = type(value).__name__
                     self._samples[function, path, False] = values.sample_of(value)
         self._objects = self._states(walked)
@@ -176,6 +192,7 @@ class Variables:
 
     def at_step(self, frame: FrameType) -> None:
         """The script makes a step in this frame, and only its steps say where it is."""
+        self._by_steps = True
         if self._first is None:
             self.begin_pass(frame)
         self.at(frame)
@@ -227,7 +244,7 @@ class Variables:
                 if path in now.get(function, {})
                 and path not in changed.get(function, {})
                 and self._is_read(function, path)
-                and values.is_small(value)
+                and (values.is_small(value) or (function, path) in self._of_library)
                 and values.may_be_of_weights(value)
             }
             for function, those in (self._first or {}).items()
@@ -287,7 +304,7 @@ class Variables:
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
         unlike.refuse(lost)
-        self._load(state.get("objects", {}))
+        self._load(state.get("objects", {}), plain, state)
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
 
@@ -342,7 +359,7 @@ class Variables:
     def _is_read(self, function: str, path: str, further: bool = False) -> bool:
         """Does the function read it again before it assigns it anew? `further`: in a further iteration of its loop."""
         read = self._reads.get(function)
-        if read is None:
+        if read is None or (function, path) in self._of_library:
             return True
         return path.partition(".")[0] in (read.goes_on if further else read.later)
 
@@ -356,14 +373,15 @@ class Variables:
         found: dict[str, dict[str, list[Any]]] = {}
         given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
         marks, summed = self._marked(walked), set[_Place]()
-        for function, path, thing, _, copied in walked:
+        for function, path, thing, _, copied, of_library in walked:
             place = function, path
             was, _ = self._things.get(place, (None, None))
             as_at_first = was is thing or (place in marks and marks[place] == self._marks.get(place))
             kept = path in self._lost.get(function, {}) or path in states.get(function, {})
             if copied or as_at_first or kept or path.partition(".")[0] in given[function] or objects.gives_data(thing):
                 continue
-            carried = was is not None or path in self._held.get(function, {}) or place in self._marks or values.is_stateful(thing)
+            carried = of_library or was is not None or path in self._held.get(function, {}) or place in self._marks
+            carried = carried or values.is_stateful(thing)
             within = function, path.rpartition(".")[0]
             if within not in summed and self._is_read(function, path, further=not carried):
                 checksum = marks[place] if place in marks else self._summed(function, path, thing) if self._is_other(thing) else None
@@ -377,9 +395,9 @@ class Variables:
         known = self._kept | {id(each.thing) for each in walked if each.entered}
         return {
             (function, path): objects.mark(thing, known)
-            for function, path, thing, _, copied in walked
-            if not (copied or self._is_kept(thing) or isinstance(thing, (ModuleType, torch.nn.Module)) or values.is_plain(thing, True))
-            and not (type(thing) in values.SEVERAL and len(thing) > values.MOST)
+            for function, path, thing, _, copied, of_library in walked
+            if not (copied or of_library or self._is_kept(thing) or isinstance(thing, (ModuleType, torch.nn.Module)))
+            and not (values.is_plain(thing, True) or (type(thing) in values.SEVERAL and len(thing) > values.MOST))
             and not (values.is_stateful(thing) or self._tensors(thing))
         }
 
@@ -387,7 +405,7 @@ class Variables:
         """Paths that are read again, and the first of them that leads to the same object."""
         found: dict[_Place, _Place] = {}
         first: dict[int, _Place] = {}
-        for function, path, thing, _, copied in walked:
+        for function, path, thing, _, copied, _ in walked:
             if isinstance(thing, torch.Tensor) or not self._is_read(function, path):
                 continue
             for inner, part in ((path, thing), *((f"{path}.{inner}", part) for inner, part in (objects.within(thing) if copied else ()))):
@@ -407,7 +425,8 @@ class Variables:
         """Its checksum."""
         tensors = values.tensors_of(thing)
         before = self._sums.get((function, path))
-        if before is not None and before.versions.are(tensors):
+        told = all(isinstance(tensor, torch.Tensor) for tensor in tensors)  # arrays do not tell of each write
+        if told and before is not None and before.versions.are(tensors):
             self._sums[function, path] = _Summed(before.versions, before.checksum, 0)
             return before.checksum
         checksum = values.checksum(thing)
@@ -471,7 +490,7 @@ class Variables:
             own = {path: value for path, value in plain.get(function, {}).items() if not f"{path}.".startswith(others)}
             there = {path: objects.at(names, path) for path in own}
             made = {
-                path: _like(there[path], value) if path in anew else renewed(there[path], values.copied(value))
+                path: values.like(there[path], value) if path in anew else renewed(there[path], values.copied(value))
                 for path, value in own.items()
             }
             lost += [f"{path} ({type(own[path]).__name__})" for path in self._assign(function, made) if self._is_read(function, path)]
@@ -491,12 +510,16 @@ class Variables:
                 lost.append(path)
         local = {path: value for path, value in made.items() if "." not in path}
         if local:
-            _assign(frame, names, local)
+            objects.assign(frame, names, local)
         return lost
 
-    def _load(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give objects of libraries the states of a record, and those that have changed since but not in the record their first ones."""
+    def _load(self, states: Mapping[str, Mapping[str, Any]], plain: Mapping[str, Mapping[str, Any]], record: Kept) -> None:
+        """Give objects of libraries the states of a record, and those that have changed since but not in the record their first ones.
+
+        Their attributes get what is `plain` after that. Raises Refused if one gives another state than it was given.
+        """
         changed = _changed(self._states(self._walked()), self._objects)
+        loaded: list[tuple[str, str, Any, dict[str, Any]]] = []
         for function, frame in self._functions.items():
             first = self._objects.get(function, {})
             back = {name: first[name] for name in changed.get(function, {}) if name in first} | dict(states.get(function, {}))
@@ -504,6 +527,12 @@ class Variables:
                 thing = objects.at(frame.f_locals, path)
                 if thing is not None and values.is_stateful(thing):
                     values.load_state(thing, copy.deepcopy(whole))
+                    loaded.append((function, path, thing, whole))
+        for function, those in plain.items():  # each part has one path, and an object may have been loaded by several
+            ways = tuple(f"{path}." for at, path, *_ in loaded if at == function)
+            self._put({function: {path: value for path, value in those.items() if path.startswith(ways)}}, record)
+        for _, path, thing, whole in loaded:
+            unlike.check_state(path, thing, whole)
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -525,11 +554,13 @@ class Variables:
 
     def _walked(self) -> list[_Seen]:
         """All that the functions under way have."""
-        self._left = ENTERED
-        return [_Seen(function, *seen) for function, frame in self._functions.items() for seen in self._walk(frame.f_locals)]
+        self._left, self._met = ENTERED, set()
+        found = [_Seen(function, *part) for function, frame in self._functions.items() for part in self._walk(frame.f_locals)]
+        self._of_library = {(each.function, each.path) for each in found if each.of_library}
+        return found
 
-    def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[tuple[str, Any, bool, bool]]:
-        """All of `_Seen` but the function, of variables and of what objects of the script's own classes and mixed lists hold."""
+    def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[_Part]:
+        """Variables, and what objects of the script's own classes and mixed lists hold."""
         for name, value in list(names.items()):
             if not isinstance(name, str) or name.startswith("__") or objects.is_dead(value):
                 continue
@@ -539,22 +570,32 @@ class Variables:
                 told = f"{way}{name} ({type(value).__name__}) cannot be looked at: {type(error).__name__}: {str(error)[:100]}"
                 advice.tell("odd", f"{told}. If it changes as the script trains, declare it in ps.state")
 
-    def _walk_value(self, value: Any, path: str, deep: int) -> Iterator[tuple[str, Any, bool, bool]]:
+    def _walk_value(self, value: Any, path: str, deep: int) -> Iterator[_Part]:
         copied = objects.is_copied(value)
         if issubclass(type(value), torch.nn.Module):
-            yield path, value, False, False
-            yield from ((inner, part, False, objects.is_copied(part)) for inner, part in self._walk_model(value, f"{path}."))
+            yield _Part(path, value, False, False)
+            yield from (_Part(inner, part, False, objects.is_copied(part)) for inner, part in self._walk_model(value, f"{path}."))
         elif (
             not copied and deep < DEEP and self._left > 0 and not self._is_kept(value) and (self._is_own(value) or objects.is_mixed(value))
         ):
             self._left -= 1
             parts = objects.parts(value)
-            yield path, value, True, False
+            yield _Part(path, value, True, False)
             if type(value) is FunctionType:  # what it has taken along from functions that are under way is theirs
                 parts = {each: part for each, part in parts.items() if not any(each in at.f_locals for at in self._functions.values())}
             yield from self._walk(parts, f"{path}.", deep + 1)
         else:
-            yield path, value, False, copied
+            yield _Part(path, value, False, copied)
+            if not copied and libraries.is_entered(value) and (self._by_steps or values.is_stateful(value)):
+                yield from self._walk_library(value, path)
+
+    def _walk_library(self, value: Any, way: str) -> Iterator[_Part]:
+        """What an object of a library holds; beside its state only what a record can hold a copy of."""
+        deep = libraries.DEEP if self._by_steps else libraries.BESIDE
+        for path, part in libraries.parts(value, way, deep, self._met, self._kept):
+            copied = objects.is_copied(part)
+            if copied or self._by_steps:
+                yield _Part(path, part, False, copied, True)
 
     def _walk_model(self, model: torch.nn.Module, way: str) -> Iterator[tuple[str, Any]]:
         """Of itself and its modules that are of the script's own classes, what a record can hold a copy of; all, where it has no
@@ -573,7 +614,7 @@ class Variables:
     def _plain(self, walked: Collection[_Seen]) -> Found:
         """Of these, what can be copied. A tensor of several numbers can, if it was there at first or is read again."""
         found: Found = {}
-        for function, path, value, _, copied in walked:
+        for function, path, value, _, copied, _ in walked:
             carried = self._first is None or path in self._held.get(function, {}) or path in self._reads[function].later
             if copied or values.is_plain(value, carried):
                 found.setdefault(function, {})[path] = value
@@ -630,12 +671,6 @@ class Variables:
         return objects.is_of_script(kind) or objects.is_record(value)
 
 
-def _like(now: Any, value: Any) -> Any:
-    """A copy of a value, on the device of what is there now."""
-    made = values.copied(value)
-    return made.to(now.device) if isinstance(made, torch.Tensor) and isinstance(now, torch.Tensor) else made
-
-
 def _place(words: Collection[str]) -> _Place:
     function, path = words
     return function, path
@@ -659,10 +694,3 @@ def _held(found: Found) -> Found:
 
 def _only(those: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in those.items() if name in names}
-
-
-def _assign(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:
-    """Assign local variables of a function that is under way (PEP 667; before Python 3.13 by the call that debuggers use)."""
-    names.update(assigned)
-    if names is not frame.f_globals and sys.version_info < (3, 13):
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
