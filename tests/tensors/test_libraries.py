@@ -11,7 +11,7 @@ import packaging
 import pytest
 import torch
 
-from psjob.api import asking, libraries
+from psjob.api import advice, asking, libraries
 from psjob.api.variables import Variables
 from psjob.process import installed
 from psjob.process.errors import Refused
@@ -34,6 +34,10 @@ def of_library(kind: type) -> type:
     """The class as an installed package would have it."""
     kind.__module__ = packaging.__name__
     return kind
+
+
+SAID: list[str] = []
+"""No variable of a function under way, which would be put back."""
 
 
 @of_library
@@ -224,4 +228,28 @@ def test_what_is_not_looked_into(thing: Any) -> None:
 def test_parts_of_what_refers_to_itself_end() -> None:
     one = Wrapper(None)
     one.game = {"back": one, "numbers": [1, 2], "name": "text"}
-    assert list(libraries.parts(one, "one", 9, set(), ())) == [("one.game.numbers", [1, 2])]
+    assert list(libraries.parts(one, "one", 9, libraries.Met(), ())) == [("one.game.numbers", [1, 2])]
+
+
+def test_a_game_whose_state_is_not_seen_is_told_of_where_it_was_played_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: SAID.append(sentence))
+
+    @of_library
+    class Simulator:
+        __slots__ = ()
+
+    def loop(step: Steps) -> None:
+        agent: Any = Wrapper(Wrapper(Simulator()))
+        agent.game.moves = 0
+        for _ in range(3):
+            agent.game.moves += int(step.weight)
+            step()
+        assert agent
+
+    undisturbed = Steps()
+    loop(undisturbed)
+    loop(Steps(undisturbed.records[1], at=2))
+    assert not SAID
+    loop(Steps(undisturbed.records[1], at=2, weight=5.0))
+    (sentence,) = SAID
+    assert "another agent.game.moves than the lost one" in sentence and "agent.game.game (Simulator)" in sentence

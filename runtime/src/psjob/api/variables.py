@@ -140,8 +140,7 @@ class Variables:
         self.by_epochs = False
         """A loop over `ps.epochs` has begun, which gives what is left of it."""
         self._left = ENTERED
-        self._met: set[int] = set()
-        """Objects of libraries that were met as variables were looked through."""
+        self._met = libraries.Met()
         self._asks = False
         """The script asks for data now."""
         self._by_steps = False
@@ -299,7 +298,9 @@ class Variables:
         plain, first = state.get("plain", {}), self._first or {}
         others = {} if self._resumed else _changed(dict(state.get("first", {})), first)
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
-        changed = _changed(self._plain(walked), first)
+        now = self._plain(walked)
+        libraries.tell_hidden(self._met.hidden, now, plain)
+        changed = _changed(now, first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
@@ -554,7 +555,7 @@ class Variables:
 
     def _walked(self) -> list[_Seen]:
         """All that the functions under way have."""
-        self._left, self._met = ENTERED, set()
+        self._left, self._met = ENTERED, libraries.Met()
         found = [_Seen(function, *part) for function, frame in self._functions.items() for part in self._walk(frame.f_locals)]
         self._of_library = {(each.function, each.path) for each in found if each.of_library}
         return found
