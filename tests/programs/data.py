@@ -57,9 +57,9 @@ def names(folder: Path) -> None:
 
 
 def model(folder: Path) -> None:
-    """`tiny`, a GPT-2 with a tokenizer of words, and `text/train.jsonl`, sentences of these words."""
+    """`tiny`, a GPT-2 with a tokenizer of words, `tiny-bert`, and `text/train.jsonl`, sentences of these words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<pad>"}
     words = ["<pad>", "<eos>", "the", "a", "cat", "dog", "sees", "hears", "big", "small", "old", "new", "house", "tree", "and", "or", "not"]
@@ -72,6 +72,9 @@ def model(folder: Path) -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=len(words), n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1)
     GPT2LMHeadModel(config).save_pretrained(folder / "tiny")
+    fast.save_pretrained(folder / "tiny-bert")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder / "tiny-bert")
     draws = np.random.default_rng(0)
     (folder / "text").mkdir()
     lines = [json.dumps({"text": " ".join(draws.choice(words[2:], draws.integers(4, 12)))}) for _ in range(64)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,6 +17,8 @@ RESULTS = HERE / "results.json"
 COUNTED = HERE / "counted.json"
 """What was found in the archives of packages, by hand."""
 MODES = ("sync", "shard", "worker", "async")
+FEW = 3
+"""Lines of an edit that most programs take at most."""
 
 
 class Result(TypedDict):
@@ -33,6 +36,11 @@ class Result(TypedDict):
     """The same between two runs of the reference."""
     times: float
     """How long the job takes, where the reference takes 1."""
+
+
+def is_right(one: Result, modes: Iterable[str]) -> bool:
+    """Whether it was tried in all of these modes, and is right in each."""
+    return all(one["modes"].get(mode, "not tried") == "" for mode in modes)
 
 
 def kept() -> dict[str, Result]:
@@ -59,8 +67,9 @@ def page() -> str:
     own = {name: one for name, one in results.items() if one["source"].startswith("own:")}
     wrong = {name: one for name, one in results.items() if any(one["modes"].values())}
     packages = len({one["package"] for one in results.values()})
+    kills = [one for one in results.values() if is_right(one, MODES[:3])]
     parts = [
-        HEAD.format(programs=len(results), packages=packages),
+        HEAD.format(programs=len(results), packages=packages, right=len(kills), few=sum(one["lines"] <= FEW for one in kills)),
         SHIPPED,
         _table(shipped),
         OWN,
@@ -82,10 +91,13 @@ HEAD = """
 [Scripts](scripts.md) and the pages of the libraries say. It is compared with torch's DistributedDataParallel over gloo: two
 processes on the same batches. Then it runs with a killed shard, with a killed worker, and in mode async.
 
+{right} of them end with the reference's weights and loss in sync and after both kills. {few} of these take three lines or fewer.
+
 - **Lines** are those that the edit adds or changes.
 - **Sync** compares final weights and the loss with the reference. `0` is the same bits. Another number is the largest difference of a
   weight, and its reason is rounding. After a kill the same is compared.
 - **Async** trains, or is refused in a sentence. A dash was not tried yet.
+- **Told**: the job ends with its weights and with a warning as its reason, such as that its workers came apart.
 - **Time** is that of the job in sync, start and end included, where DDP takes 1. These programs make a few dozen steps, so it is mostly the
   start. [Performance](performance.md) has the time of a step.
 
@@ -104,7 +116,7 @@ Their packages ship no program that runs without a download. These are short, an
 `tests/programs/own`.
 """
 WRONG = """
-## What is refused or not right
+## What is refused, told or not right
 
 A test expects each of these, and fails when it becomes right.
 """
@@ -122,27 +134,18 @@ def _table(results: dict[str, Result]) -> str:
     ]
     for name, one in results.items():
         equal = f"{one['differs']:.1g}" if one["differs"] else "0"
-        cells = [_cell(one, "sync", equal), _cell(one, "shard", "equal"), _cell(one, "worker", "equal")]
-        said = one["modes"].get("async", "")
-        trains = (
-            "–"
-            if "async" not in one["modes"]
-            else "trains"
-            if not said
-            else "[refused](#what-is-refused-or-not-right)"
-            if said.startswith("refused")
-            else "wrong"
-        )
-        rows.append(
-            f"| {name} | {one['package']} {one['version']} | {one['lines']} | {' | '.join(cells)} | {trains} | {one['times'] or '–'} |"
-        )
+        right = {"sync": equal, "shard": "equal", "worker": "equal", "async": "trains"}
+        cells = " | ".join(_cell(one, mode, right[mode]) for mode in MODES)
+        rows.append(f"| {name} | {one['package']} {one['version']} | {one['lines']} | {cells} | {one['times'] or '–'} |")
     return "\n".join(rows)
 
 
 def _cell(one: Result, mode: str, right: str) -> str:
     if mode not in one["modes"]:
         return "–"
-    return "wrong" if one["modes"][mode] else right
+    said = one["modes"][mode]
+    word = next((word for word in ("refused", "told") if said.startswith(f"{word}: ")), "wrong")
+    return f"[{word}](#what-is-refused-told-or-not-right)" if said else right
 
 
 def _wrong(results: dict[str, Result]) -> str:
@@ -150,7 +153,7 @@ def _wrong(results: dict[str, Result]) -> str:
     for name, one in results.items():
         for said in dict.fromkeys(said for said in one["modes"].values() if said):
             modes = ", ".join(mode for mode, each in one["modes"].items() if each == said)
-            rows.append(f"| {name} | {modes} | {said.replace('|', '/')} |")
+            rows.append(f"| {name} | {modes} | `{said.replace('|', '/').replace('`', '')}` |")
     return "\n".join(rows)
 
 

@@ -25,6 +25,8 @@ from tests.programs.edits import changed, edited, seeded
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WORKERS, SHARDS = 2, 2
+DIFFER = 4
+"""How `psjob run` ends if workers came apart."""
 SECONDS = 280.0
 """For a program that takes a few, on a busy machine."""
 
@@ -191,7 +193,7 @@ def farthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
     """The largest difference of a value from the reference's, and in which tensor. Raises KeyError for one that the reference lacks."""
     worst, where = 0.0, ""
     for key, value in found.items():
-        there = wanted[key if key in wanted else f"0.{key}"]
+        there = _there(wanted, key)
         if value.shape != there.shape:
             return float("inf"), key
         differs = 0.0 if value.equal(there) else float((value.double() - there.double()).abs().max())
@@ -200,20 +202,33 @@ def farthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
     return worst, where
 
 
+def _as_finite(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
+    """Whether all values are finite that are so in the reference; a bound may be infinite."""
+    return all(bool((value.isfinite() | ~_there(wanted, key).isfinite()).all()) for key, value in found.items())
+
+
+def _there(wanted: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+    """The reference's, whose models have a name where those of a job need none. Raises KeyError."""
+    return wanted[key if key in wanted else f"0.{key}"]
+
+
 def told(output: str) -> str:
     """The last sentence of psjob's in an output, or its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("psjob: ")]
+    ours = [line for line in lines if line.startswith("psjob: ") and not line.startswith("psjob: waiting")]
     return (ours or lines or ["it printed nothing"])[-1]
 
 
 def verdict(program: Program, mode: str, ran: Ran, reference: Ran) -> str:
     """Empty where the run is right; else what is wrong with it, in a line."""
+    if ran.code == DIFFER:
+        line = next(line for line in reversed(ran.output.splitlines()) if line.startswith("Workers differ: "))
+        return f"told: {re.split(r'; [0-9]+ steps in', line)[0]}"
     if ran.code:
         refused = told(ran.output).startswith("psjob: ") and "Traceback" not in ran.output
         return f"{'refused' if refused else f'exit code {ran.code}'}: {told(ran.output).removeprefix('psjob: ')}"
     if mode == "async":
-        return "" if ran.weights and all(value.isfinite().all() for value in ran.weights.values()) else "its weights are not finite"
+        return "" if ran.weights and _as_finite(ran.weights, reference.weights) else "its weights are not finite"
     if mode in ("shard", "worker") and not ran.restarted:
         return "nothing was killed: it makes fewer steps"
     if not ran.weights:

@@ -34,3 +34,18 @@ def test_results_have_the_lines_that_change() -> None:
 @pytest.mark.soak
 def test_results_have_the_lines_that_change_in_fetched_programs() -> None:
     _lines(own=False)
+
+
+def test_most_programs_are_right_in_sync_and_after_kills() -> None:
+    """Of the versions that are pinned: a page of other versions would be of other programs."""
+    right = [
+        one for one in page.kept().values() if page.is_right(one, ("sync", "shard", "worker")) and one["version"] == version(one["package"])
+    ]
+    assert len(right) >= 25
+    assert len({one["package"] for one in right}) >= 10
+    assert sum(one["lines"] <= page.FEW for one in right) >= 20
+
+
+def test_in_async_a_program_trains_or_says_why_not() -> None:
+    said = {name: one["modes"]["async"] for name, one in page.kept().items()}
+    assert {name: each for name, each in said.items() if each and not each.startswith("refused: ")} == {}

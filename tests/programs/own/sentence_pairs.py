@@ -3,16 +3,10 @@
 import torch
 from sentence_transformers import SentenceTransformer, losses, models
 from torch.utils.data import DataLoader
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import psjob as ps  # new
 
 torch.manual_seed(0)
-tokenizer = PreTrainedTokenizerFast.from_pretrained("tiny")
-BertModel(
-    BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-).save_pretrained("tiny-bert")
-tokenizer.save_pretrained("tiny-bert")
 words = models.Transformer("tiny-bert", max_seq_length=16)
 model = SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension())], device="cpu")
 nouns, verbs = ["cat", "dog", "tree", "house"], ["sees", "hears"]

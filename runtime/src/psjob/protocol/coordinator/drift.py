@@ -193,5 +193,8 @@ def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str
     if odd.alone and odd.machine != usual.machine:
         return f"their processors may round otherwise ({usual.machine or 'unknown'}, {odd.machine or 'unknown'}); take updateAt: server"
     if odd.alone:
-        return "the script of one of them has written weights or optimizer state by hand, or draws other random numbers in its optimizer"
+        return (
+            "the script of one of them has written weights or optimizer state by hand, or its optimizer uses random numbers or a curvature "
+            "of its own batches"
+        )
     return "the script of one of them has written weights by hand"
