@@ -110,6 +110,26 @@ def test_what_a_state_dict_leaves_out_is_put_back_after_it() -> None:
     assert loop(again, 6) == (6, [*best[:4], 14.0, 15.0], "of start 9.0", 6), "a text may be of this process"
 
 
+def test_an_engine_that_attach_was_given_is_counted_on_too() -> None:
+    """Its own state is put back by its name in the record, before variables are."""
+
+    def loop(step: Steps, state: dict[str, Any] | None = None) -> int:
+        engine = Engine()
+        step.variables._kept.add(id(engine))
+
+        def handler() -> None:
+            if state is not None and step.made + 1 == step.at:
+                engine.load_state_dict(state)
+            step()
+
+        engine.run(handler, 5)
+        return step.made
+
+    undisturbed = Steps()
+    assert loop(undisturbed) == 5
+    assert loop(Steps(undisturbed.records[2], at=3), {"iteration": 9, "length": 100}) == 5
+
+
 @of_library
 class Game:
     """A state that is played on, by draws of its own."""
