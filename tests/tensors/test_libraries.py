@@ -130,6 +130,22 @@ def test_an_engine_that_attach_was_given_is_counted_on_too() -> None:
     assert loop(Steps(undisturbed.records[2], at=3), {"iteration": 9, "length": 100}) == 5
 
 
+def test_a_list_of_a_library_that_holds_objects_by_now_is_its_own_matter() -> None:
+    """As the references to loaders that Accelerate's state has."""
+
+    def loop(step: Steps) -> int:
+        engine = Engine()
+        for _ in range(2):
+            step()
+            engine.counts.best.append(object())  # type: ignore[arg-type]
+        return engine.counts.epoch
+
+    undisturbed = Steps()
+    loop(undisturbed)
+    assert undisturbed.records[1]["lost"] == {}
+    loop(Steps(undisturbed.records[1], at=2))
+
+
 @of_library
 class Game:
     """A state that is played on, by draws of its own."""

@@ -451,7 +451,7 @@ class Variables:
                     continue  # tensors have checksums
                 if len(value) > values.MOST:
                     long.setdefault(function, {})[path] = len(value)
-                elif values.count(value) > values.MOST:
+                elif values.count(value) > values.MOST and (function, path) not in self._of_library:
                     lost.setdefault(function, {})[path] = type(value).__name__
                     unlike.tell_lost(path, value, "after a restart the job would be")
         return long, {function: names for function, names in lost.items() if names}
@@ -557,7 +557,7 @@ class Variables:
         """All that the functions under way have."""
         self._left, self._met = ENTERED, libraries.Met()
         found = [_Seen(function, *part) for function, frame in self._functions.items() for part in self._walk(frame.f_locals)]
-        self._of_library = {(each.function, each.path) for each in found if each.of_library}
+        self._of_library |= {(each.function, each.path) for each in found if each.of_library}
         return found
 
     def _walk(self, names: Mapping[str, Any], way: str = "", deep: int = 0) -> Iterator[_Part]:
