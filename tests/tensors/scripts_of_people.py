@@ -473,6 +473,31 @@ for epoch in ps.epochs(3):
     for a, b in zip(batches, batches):
         step(a, b)
 """,
+    "two batches for each step, and the pass is not seen to end": """
+for epoch in ps.epochs(3):
+    batches = iter(loader)
+    for _ in range(3):
+        step(next(batches), next(batches))
+""",
+    "two batches for each step, and the loop is left": """
+for epoch in ps.epochs(3):
+    batches = iter(loader)
+    for a, b in zip(batches, batches):
+        step(a, b)
+        if epoch == 1:
+            break
+""",
+    "batches of an iterator are used in the next epoch": """
+for _ in range(2):
+    for b in loader:
+        step(b)
+batches, waiting = iter(itertools.cycle(other)), []
+for epoch in ps.epochs(3):
+    for b in loader:
+        if len(waiting) < 2:
+            waiting += [next(batches), next(batches), next(batches)]
+        step(b, waiting.pop(0))
+""",
     "a curriculum in ps.state": """
 state = ps.state(stage=0)
 for epoch in ps.epochs(4):
@@ -590,15 +615,6 @@ for epoch in ps.epochs(3):
         step(b)
 """,
         "asked before ps.epochs began",
-    ),
-    "two batches for each step, and the pass is not seen to end": (
-        """
-for epoch in ps.epochs(3):
-    batches = iter(loader)
-    for _ in range(3):
-        step(next(batches), next(batches))
-""",
-        "write `for a, b in zip(batches, batches)`",
     ),
     "two iterators in one line": (
         """

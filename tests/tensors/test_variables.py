@@ -234,6 +234,21 @@ def test_lists_of_the_models_parameters_are_not_lost() -> None:
     loader = Loader(Variables([model]))
     loop(loader, list(model.parameters()), [{"params": list(model.parameters()), "lr": 0.1}])
     assert all(record["lost"] == {} for record in loader.records)
+    assert all(record["other"] == {} for record in loader.records), "a record may be made before the weights of its step have come"
+
+
+def test_a_list_of_other_parameters_of_the_model_is_another_one() -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def loop(loader: Loader, parameters: list[torch.Tensor]) -> None:
+        for _batch in loader:
+            parameters[0] = model.bias
+        assert parameters
+
+    loader = Loader(Variables([model]))
+    loop(loader, list(model.parameters()))
+    (other,) = loader.records[1]["other"].values()
+    assert loader.records[0]["other"] == {} and set(other) == {"parameters"}
 
 
 WIDE = 100_000

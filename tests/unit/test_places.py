@@ -452,15 +452,17 @@ def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
         places.ask(number, {"round": 1}, True, SITE)
 
 
-def test_what_was_read_for_the_next_epoch_is_refused() -> None:
+def test_an_epoch_that_may_use_what_was_read_before_has_no_place_of_its_own() -> None:
     places = Places()
-    number, _ = places.begin()
-    places.ask(number, START)
-    places.give(False, {"round": 1})
+    places.begin_epoch(0)
+    number, begin = places.begin(SITE)
+    assert begin is not None
+    walk(places, number, begin, 2)
     places.lose(ahead=number)
-    places.step()
-    with pytest.raises(Refused, match=r"Begin the pass over ps.shard\(loader\) within the epoch"):
-        places.begin_epoch(0)
+    assert places.begin_epoch(1, follows=True) is None and places.state is None
+    assert places.ask(number, {"round": 2}, True, SITE) is False, "it goes on, since a restart begins at the first epoch"
+    places.end(number, False)
+    assert places.begin_epoch(2, follows=True) is not None, "the pass is over"
 
 
 @pytest.mark.parametrize(

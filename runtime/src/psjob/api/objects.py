@@ -195,14 +195,15 @@ def _is_full(cell: CellType) -> bool:
     return True
 
 
-def mark(thing: Any, known: Collection[int] = ()) -> int | None:
+def mark(thing: Any, known: Collection[int] = (), trained: Mapping[int, int] | None = None) -> int | None:
     """A checksum of the class of something and of what it holds, for what no record can copy; None if it holds too much.
 
     Of objects of libraries it is that of the class. So it is of those that are `known` by their identity, since others look at their parts.
-    Of a list or dict among these it is that of the length and of what has no path, too.
+    Of a list or dict among these it is that of the length and of what has no path, too. Of tensors that are `trained`, by their identity,
+    it is that of the number: their values change with each step.
     """
     try:
-        return _sum(_words(thing, _Marking(frozenset(known)), 0))
+        return _sum(_words(thing, _Marking(frozenset(known), trained or {}), 0))
     except Exception:  # _TooMuchError, and what odd classes raise
         return None
 
@@ -214,6 +215,7 @@ class _TooMuchError(Exception):
 @dataclass
 class _Marking:
     known: frozenset[int]
+    trained: Mapping[int, int]
     seen: dict[int, int] = field(default_factory=dict)
     """Objects, by identity, in the order in which they were met."""
     left: int = BUDGET
@@ -233,6 +235,8 @@ def _words(thing: Any, marking: _Marking, deep: int) -> Iterator[str]:
         yield hex(thing)
     elif kind in (*values.SIMPLE, str, bytes) or isinstance(thing, _WRITTEN):
         yield repr(thing)
+    elif id(thing) in marking.trained:
+        yield f"trained {marking.trained[id(thing)]}"
     elif isinstance(thing, torch.Tensor):
         yield f"{name} {values.checksum(thing)}"
     elif isinstance(thing, FunctionType | BuiltinFunctionType | MethodType | type):

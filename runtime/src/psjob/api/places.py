@@ -331,19 +331,15 @@ class Places:
     def begin_epoch(self, epoch: int, follows: bool = False) -> dict[str, Any] | None:
         """An epoch of `ps.epochs` begins, which `follows` another one of its loop, or the loop is over: `epoch` is below 0.
 
-        Returns where the script is in its data, as `load` takes it; None if a restart could not go on here, since it would run lines again
-        that make steps. Raises Refused if steps of the epoch will use what was read before.
+        Returns where the script is in its data, as `load` takes it. None: a restart could not go on here, since it would run lines again
+        that make steps. Or steps of the epoch may use what was read before.
         """
         runs_again, new = epoch >= 0 and not follows, self.begun > self._before
-        if new and self._stepped and any(one.ahead and number not in self._early for number, one in self._passes.items()):
-            raise Refused(
-                "more batches were read in this epoch than steps were made. Steps of the next one may use them, and a restart could not "
-                "find them again. Begin the pass over ps.shard(loader) within the epoch, and go over it to its end. If each step takes two "
-                "batches, write `for a, b in zip(batches, batches)`"
-            )
+        reads_on = new and self._stepped and any(one.ahead and number not in self._early for number, one in self._passes.items())
+        self._loose = self._loose or reads_on
         if runs_again and new:
             self._run_again()
-        if self._lost_outside:
+        if self._lost_outside or reads_on:
             return None
         if self.epoch < 0:
             self._early = frozenset(one.number for one in self._passes.values() if one.given)

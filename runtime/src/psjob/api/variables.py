@@ -101,8 +101,9 @@ class Variables:
         """The script may have been edited since its record was made: what it begins with is as it says now."""
         self._kept = {id(thing) for thing in kept}
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
-        self._shared = {id(tensor) for model in trained for tensor in members.tensors(model)}
-        """Tensors of the models that are trained."""
+        shared = [tensor for model in trained for tensor in members.tensors(model)]
+        self._shared = {id(tensor): number for number, tensor in enumerate(shared)}
+        """Tensors of the models that are trained, and their numbers."""
         self._parts: weakref.WeakKeyDictionary[torch.nn.Module, _Parts] = weakref.WeakKeyDictionary()
         """Of models, whether all attributes of their modules count, and those modules, each with its path."""
         self._first: Found | None = None
@@ -395,7 +396,7 @@ class Variables:
         """Marks of these, if they neither are plain nor have tensors or a state; None of what is too large for one."""
         known = self._kept | {id(each.thing) for each in walked if each.entered}
         return {
-            (function, path): objects.mark(thing, known)
+            (function, path): objects.mark(thing, known, self._shared)
             for function, path, thing, _, copied, of_library in walked
             if not (copied or of_library or self._is_kept(thing) or isinstance(thing, (ModuleType, torch.nn.Module)))
             and not (values.is_plain(thing, True) or (type(thing) in values.SEVERAL and len(thing) > values.MOST))
