@@ -479,6 +479,27 @@ for epoch in ps.epochs(3):
     for _ in range(3):
         step(next(batches), next(batches))
 """,
+    "a batch is used again after its step": """
+def twice():
+    for b in loader:
+        yield b
+        yield b
+n = 0
+for epoch in ps.epochs(2):
+    for b in twice():
+        n += 1
+        step(b, n, last=n % 3 == 0)
+""",
+    "gradients are accumulated over an evaluation": """
+n = 0
+for epoch in range(3):
+    for b in loader:
+        n += 1
+        step(b, n, last=n % 4 == 0)
+    with torch.no_grad():
+        for v in val:
+            pass
+""",
     "two batches for each step, and the loop is left": """
 for epoch in ps.epochs(3):
     batches = iter(loader)

@@ -1,12 +1,101 @@
-"""A script that stands within an iteration after a restart: gradients that a step has left, and graphs that wait for their backward."""
+"""Gradients that were left, or changed after they were clipped: a step of them is refused, and one of others is not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from psjob.api.leftgradients import LOST, LeftGradients
+from psjob.api.leftgradients import CHANGED, LOST, UNCLIPPED, LeftGradients
 from psjob.api.state import renewed
 from psjob.resume import buffers
+
+Change = Callable[[torch.nn.Linear], object]
+
+
+def every(_row: int) -> bool:
+    return True
+
+
+def backward(model: torch.nn.Linear) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+
+
+def anew(model: torch.nn.Linear) -> None:
+    model.zero_grad()
+    backward(model)
+
+
+def zeroed(model: torch.nn.Linear) -> None:
+    model.zero_grad(set_to_none=False)
+    backward(model)
+
+
+def stepped() -> tuple[torch.nn.Linear, LeftGradients]:
+    """A model whose step was made, and its gradients."""
+    model = torch.nn.Linear(3, 1)
+    backward(model)
+    return model, LeftGradients(list(model.parameters()), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("between", "problem"),
+    [
+        (lambda _: None, ""),
+        (backward, CHANGED),
+        (anew, CHANGED),
+        (lambda model: model.weight.grad.mul_(2.0), CHANGED),
+        (torch.nn.Linear.zero_grad, CHANGED),
+        (lambda model: model.weight.data.mul_(2.0), ""),
+    ],
+)
+def test_a_gradient_that_changes_after_it_was_clipped_is_refused(between: Change, problem: str) -> None:
+    model, left = stepped()
+    left.clip([0, 1])
+    between(model)
+    assert left.problem(every) == problem
+
+
+def test_a_gradient_that_is_clipped_once_more_is_as_it_was_then() -> None:
+    model, left = stepped()
+    left.clip([0, 1])
+    backward(model)
+    left.clip([0, 1])
+    assert not left.problem(every)
+    backward(model)
+    left.forget(every)
+    assert not left.problem(every), "that step was over, or was not made"
+
+
+def test_a_step_of_other_rows_may_be_made() -> None:
+    model, left = stepped()
+    left.clip([1])
+    backward(model)
+    assert not left.problem(lambda row: row == 0)
+    assert left.problem(lambda row: row == 1) == CHANGED
+
+
+@pytest.mark.parametrize(("between", "problem"), [(backward, UNCLIPPED), (lambda _: None, UNCLIPPED), (anew, ""), (zeroed, "")])
+def test_a_gradient_that_the_shards_have_clipped_is_cleared_before_it_is_used(between: Change, problem: str) -> None:
+    model, left = stepped()
+    left.clip([0, 1])
+    assert not left.problem(every)
+    left.stepped(every, True)
+    left.forget(every)
+    between(model)
+    assert left.problem(every) == problem
+
+
+@pytest.mark.parametrize(("between", "problem"), [(backward, LOST), (lambda _: None, LOST), (anew, ""), (zeroed, "")])
+def test_a_gradient_that_no_record_holds_is_cleared_before_it_is_used(between: Change, problem: str) -> None:
+    _, before = stepped()
+    before.stepped(every, False)
+    model = torch.nn.Linear(3, 1)
+    left = LeftGradients(list(model.parameters()), [0, 1])
+    left.load_state_dict(before.state_dict())
+    between(model)
+    assert left.problem(every) == problem
 
 
 def restarted() -> tuple[LeftGradients, torch.Tensor, torch.Tensor]:

@@ -279,7 +279,7 @@ class AttachedJob:
             self.carry_out(lambda: self._restore(kept, self.records.between))
         self.make_owed()
         follows, at = self.loops.under_way == loop, None
-        if not self._accumulates:
+        if not self.waiting:
             at = self.carry_out(lambda: self.places.begin_epoch(epoch, follows))
         self.loops.give(loop, epoch, self.places.begun, at if again is None else self.loops.kept_at)
         if at is not None:
@@ -297,7 +297,8 @@ class AttachedJob:
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
         whole = _kept_for(things, kept)
-        record.restore(whole, self.model, things, self.optimizer, self.buffers, self.records.built.forms)
+        with torch.inference_mode(False), torch.no_grad():  # the script may evaluate here, and train with what is made now
+            record.restore(whole, self.model, things, self.optimizer, self.buffers, self.records.built.forms)
 
     @property
     def behind(self) -> bool:
@@ -334,10 +335,15 @@ class AttachedJob:
         return not self._small or bool(self._changed_since(self._gradients))
 
     @property
-    def _accumulates(self) -> bool:
+    def waiting(self) -> bool:
         """Do gradients wait that were added after the last step? No record holds them."""
         left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self._small)
         return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
+
+    @property
+    def waits_at_its_place(self) -> bool:
+        """The script's place is known, but gradients wait, so that it could not go on from there."""
+        return self.places.known and self.pairs[0].cuts.late is None and self.waiting
 
     def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
         """Of the small parameters, those whose gradient is another one than then, or was written to."""
@@ -364,6 +370,7 @@ class AttachedJob:
             self.by_hand.refuse_without_step()
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
+        within = within or self.waits_at_its_place
         if self.replay or self.comes_back or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
@@ -435,8 +442,12 @@ class AttachedJob:
         self._make_step(pair, original)
         if by_steps:
             self.variables.at(None)
-        self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
+        self._leave_gradients()
         self.clipping.forget(pair)
+        self.left.forget(pair.has)
+
+    def _leave_gradients(self) -> None:
+        self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping or self.comes_back:
@@ -470,6 +481,8 @@ class AttachedJob:
 
     def _push_step(self, original: Callable[[], Any] | None) -> None:
         pair = self._stepping
+        if problem := self.left.problem(pair.has):
+            self.refuse(problem)
         grads = [p.grad if pair.has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
@@ -485,8 +498,6 @@ class AttachedJob:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
-        if problem := self.left.problem(pair.has):
-            self.refuse(f"a gradient that the step before has left {problem}")
         if {g.layout for g in grads if g is not None} - {torch.strided}:
             grads = self._dense(grads)
         clipped = self.clipping.asked(pair) and not self.session.reduces
@@ -550,6 +561,7 @@ class AttachedJob:
         pair = self._stepping
         own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own)
+        self._leave_gradients()
 
     def _replayed(self) -> bool:
         """Was this step made before, by the process that this one follows?"""

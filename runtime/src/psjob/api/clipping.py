@@ -153,6 +153,7 @@ def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> 
     chosen = [pair for pair in job.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
     if not chosen:
         job.refuse(f"{name} was given {_told(job, there)}")
+    job.left.clip([row for row, p in enumerate(job.parameters) if p in there])
     try:
         for pair in chosen:
             job.clipping.ask(pair, clip)

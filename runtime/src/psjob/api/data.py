@@ -305,6 +305,8 @@ class Taken:
             self._lose("another thread than the one that trains reads the batches", ahead=True)
         elif way.endless or (self._first is not None and way.advances(self._first, self._origin.looped)):
             self._lose("a loop advances that is not over the data, such as `for step in range(n)`")
+        elif job.training and job.made and not places.batches and job.waits_at_its_place:
+            self._lose("gradients are added after the step that used their batch")
         elif way.called and places.goes_on_by_calls(self._number):
             self._lose("`next` takes one batch after the other")
         elif places.goes_on_within(self._number):

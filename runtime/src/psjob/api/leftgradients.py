@@ -1,4 +1,4 @@
-"""Gradients that a step has left, and that a script goes on with in place of clearing them.
+"""Gradients that a step has left, and that a script goes on with in place of clearing them; and those that change after they were clipped.
 
 No record holds them, so a script that was started again has none where the process before had some. And where the shards clip, those of the
 worker are as they were before. A script that clears them first never sees that; one that adds to them is refused.
@@ -15,12 +15,16 @@ import torch
 NAME: Final = "gradients left"
 """Of these in a resume record."""
 LOST: Final = (
-    "was added to, or used again, after a restart, and no record holds it. Call zero_grad before the first backward of each step, and "
-    "make no step without a backward"
+    "a gradient that the step before has left was added to, or used again, after a restart, and no record holds it. Call zero_grad before "
+    "the first backward of each step, and make no step without a backward"
 )
 UNCLIPPED: Final = (
-    "was clipped by the shards at the last step, and is added to, or used again, as it was before. Call zero_grad before the first "
-    "backward of each step, or set training.updateAt: worker"
+    "a gradient that the step before has left was clipped by the shards at the last step, and is added to, or used again, as it was "
+    "before. Call zero_grad before the first backward of each step, or set training.updateAt: worker"
+)
+CHANGED: Final = (
+    "a gradient was changed after it was clipped, and the mean gradient of a step is clipped as the step is made. Clip right before each "
+    "step, when its gradients are complete"
 )
 
 
@@ -38,6 +42,8 @@ class LeftGradients:
         """By row, a gradient that is to be cleared before it is used, its version, and why."""
         self._used: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         """By row, a gradient that was added to before it was cleared, and why no step may be made of it."""
+        self._clipped: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """By row, a gradient as it was when the script clipped it for the step that comes."""
         self._hooks: dict[int, Any] = {}
         self._within: Callable[[int], bool] = _none
         """Rows of the step that is made now: a record may be made before it is over, of the moment after it."""
@@ -45,9 +51,21 @@ class LeftGradients:
     def problem(self, rows: Callable[[int], bool]) -> str:
         """Why the step that is made now, of these rows, would be wrong; empty: it is not."""
         self._within = rows
+        if any(rows(row) and not self._is_as(row, then) for row, then in self._clipped.items()):
+            return CHANGED
         again = (why for row, (_, _, why) in self._armed.items() if rows(row) and self._is_as(row, self._armed[row][:2]))
         used = (why for row, (grad, why) in self._used.items() if rows(row) and grad() is self._parameters[row].grad is not None)
         return next(used, "") or next(again, "")
+
+    def clip(self, rows: Collection[int]) -> None:
+        """The script clips the gradients of these rows, which is done in the step that comes."""
+        for row in set(self._watched).intersection(rows):
+            if (grad := self._parameters[row].grad) is not None:
+                self._clipped[row] = weakref.ref(grad), grad._version
+
+    def forget(self, rows: Callable[[int], bool]) -> None:
+        """A step of these rows is over, also one that was not made."""
+        self._clipped = {row: then for row, then in self._clipped.items() if not rows(row)}
 
     def stepped(self, rows: Callable[[int], bool], clipped: bool) -> None:
         """A step of these rows was made. `clipped`: on the shards only."""
