@@ -53,15 +53,15 @@ class Shards:
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         gradients: int = 1 << 32, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
-        line: Callable[[int], int] = lambda port: port, attempt: int = 1, **more: Any,
+        line: Callable[[int], int] = lambda port: port, attempt: int = 1, ports: Sequence[int] = (), **more: Any,
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that.
 
-        `attempt`: above 1 they go on from the newest checkpoint of `folder`.
+        `attempt`: above 1 they go on from the newest checkpoint of `folder`. `ports`: those of shards that are gone, which these follow.
         """
         self._others = set(threading.enumerate())
-        held = [free() for _ in range(2 * shards)]
-        ports = [int(sock.getsockname()[1]) for sock in held]
+        held = [] if ports else [free() for _ in range(2 * shards)]
+        self.ports = ports = [*ports] or [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
             "job",

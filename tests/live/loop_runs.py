@@ -8,32 +8,47 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from psjob import contract
 from psjob.process.config import CheckpointConfig, Config
 from tests import warm
-from tests.live.live_shards import NEVER, serving
-from tests.live.loop_faults import FAULT
+from tests.live.live_shards import NEVER, Shards
+from tests.live.loop_faults import AGAIN, EXIT_AGAIN, FAULT, GOES_ON, WAITS
 from tests.runkeys import key_file
 
 SECONDS = 60.0
 """Of one process of a script that takes a tenth of a second."""
-MOST_STARTS = 5
+MOST_STARTS = 8
 KILLED = -9
 PRELUDE = "__import__('tests.live.loop_faults').live.loop_faults.arm(); "
 """What a script begins with, in its first line."""
+STRUCK = ("worker", "shards", "both")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The worker is killed at a step. `shards`: so are all shards, which go on from their newest checkpoint."""
+    """At a step the worker is killed, or its shards are, which go on from their newest checkpoint, or both at once."""
 
     step: int
     after: bool = False
-    shards: bool = False
+    """As its push is over, and not as it begins."""
+    struck: str = "worker"
+    """One of STRUCK."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a script's job runs."""
+
+    mode: str = "sync"
+    update_at: str | None = None
+    every: int = 2
+    """Steps from one checkpoint to the next."""
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,36 +66,61 @@ class Ran:
         return self.out.splitlines()
 
 
-def plain(folder: Path, source: str) -> Ran:
-    """A script without psjob."""
+def begun(folder: Path, source: str) -> Callable[[], Ran]:
+    """Start a script without psjob; what waits for it."""
     folder.mkdir()
     (folder / "train.py").write_text(source)
-    return _started(folder, {}, 1)
+    process = _start(folder, {})
+    return lambda: _ended(process, folder, 1, lambda: None)
 
 
-def under_psjob(folder: Path, source: str, faults: Sequence[Fault] = (), update_at: str | None = None, every: int = 2) -> Ran:
-    """A script as the one worker of a job of one shard, in mode sync, with these faults one after the other."""
+def under_psjob(folder: Path, source: str, job: Job) -> Ran:
+    """A script as the one worker of a job of one shard, with its faults one after the other."""
     folder.mkdir()
     (folder / "train.py").write_text(PRELUDE + source)
-    left = list(faults)
-    start, rewinds, view, told = 1, 0, 0, ""
-    checkpoint = dataclasses.replace(NEVER, every_steps=every)
-    while True:
-        view += 1
-        with serving(folder, workers=1, shards=1, update_at=update_at, checkpoint=checkpoint, attempt=view) as shards:
-            (folder / "config.json").write_text(json.dumps(written(shards.config)))
-            while True:
-                fault = left[0] if left else None
-                ran = _started(folder, _environment(folder, start, rewinds, view, fault), start + rewinds)
-                told += ran.err
-                if ran.code == KILLED and left:
-                    left.pop(0)
-                elif ran.code != contract.EXIT_RETRY or start + rewinds >= MOST_STARTS:
-                    return dataclasses.replace(ran, err=told)
-                if fault is not None and fault.shards and ran.code == KILLED:
-                    rewinds += 1
-                    break
-                start += 1
+    checkpoint = dataclasses.replace(NEVER, every_steps=job.every)
+    left, attempt, told = list(job.faults), 1, ""
+    start, rewinds, more = 1, 0, dict[str, str]()
+
+    def made(ports: Sequence[int] = ()) -> Shards:
+        return Shards(
+            folder, workers=1, shards=1, mode=job.mode, update_at=job.update_at, checkpoint=checkpoint, attempt=attempt, ports=ports
+        )
+
+    def renew() -> None:
+        nonlocal shards, attempt
+        shards.close()
+        attempt += 1
+        shards = made(shards.ports)
+
+    def struck() -> None:
+        if (folder / WAITS).exists() and not (folder / GOES_ON).exists():
+            left.pop(0)
+            renew()
+            (folder / GOES_ON).touch()
+
+    shards = made()
+    try:
+        (folder / "config.json").write_text(json.dumps(written(shards.config)))
+        for starts in range(1, MOST_STARTS + 1):
+            fault = left[0] if left else None
+            process = _start(folder, {**more, **_environment(folder, start, rewinds, attempt, fault)})
+            ran = _ended(process, folder, starts, struck)
+            told += ran.err
+            if ran.code == KILLED and left:
+                if left.pop(0).struck == "both":
+                    renew()
+                start, rewinds, more = start + 1, 0, {}
+            elif ran.code == EXIT_AGAIN:
+                again = json.loads((folder / AGAIN).read_text())
+                rewinds, more = again["rewinds"], {**again["more"], contract.ENV_MODE: again["mode"]}
+            elif ran.code == contract.EXIT_RETRY:
+                start, rewinds, more = start + 1, 0, {}
+            else:
+                break
+        return dataclasses.replace(ran, err=told)
+    finally:
+        shards.close()
 
 
 def _environment(folder: Path, start: int, rewinds: int, view: int, fault: Fault | None) -> dict[str, str]:
@@ -91,19 +131,27 @@ def _environment(folder: Path, start: int, rewinds: int, view: int, fault: Fault
         contract.ENV_POD: f"worker-0-r{start}",
     }  # fmt: skip
     if fault is not None:
-        found[FAULT] = f"{'after' if fault.after else 'before'} {fault.step}"
+        found[FAULT] = f"{'wait' if fault.struck == 'shards' else 'kill'} {'after' if fault.after else 'before'} {fault.step}"
     return found
 
 
-def _started(folder: Path, environment: Mapping[str, str], starts: int) -> Ran:
-    out, err = folder / "output.txt", folder / "told.txt"
-    process = warm.start_python(folder, ["train.py"], environment, out, err, warm.COMPILING)
-    try:
-        code = process.wait(SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise AssertionError(f"it did not end in {SECONDS:.0f} s:\n{err.read_text()[-4000:]}") from None
-    return Ran(code, out.read_text(), err.read_text(), starts)
+def _start(folder: Path, environment: Mapping[str, str]) -> warm.Started:
+    return warm.start_python(folder, ["train.py"], environment, folder / "output.txt", folder / "told.txt", warm.COMPILING)
+
+
+def _ended(process: warm.Started, folder: Path, starts: int, meanwhile: Callable[[], None]) -> Ran:
+    """How a process has ended. `meanwhile` is called now and then."""
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            code = process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            meanwhile()
+            if time.monotonic() > until:
+                process.kill()
+                raise AssertionError(f"it did not end in {SECONDS:.0f} s:\n{(folder / 'told.txt').read_text()[-4000:]}") from None
+        else:
+            return Ran(code, (folder / "output.txt").read_text(), (folder / "told.txt").read_text(), starts)
 
 
 def written(config: Config) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 Lines = list[str]
@@ -18,7 +19,7 @@ class Setting:
     """What is trained, and by what."""
 
     model: str = "two layers"
-    """A key of MODELS, or `two models`: attached by name, with an optimizer each."""
+    """A key of MODELS, `two models`: attached by name, with an optimizer each, or `two optimizers` of one model."""
     optimizer: str = "SGD(lr=0.05)"
     """Of torch.optim, without its parameters."""
     scheduler: str = ""
@@ -28,6 +29,9 @@ class Setting:
     handed: bool = True
     """`attach` is given the scheduler."""
     double: bool = False
+    autocast: bool = False
+    averaged: bool = False
+    """An average of the first model's weights is kept, which `attach` is given."""
     hook: str = ""
     """A key of HOOKS."""
 
@@ -50,6 +54,8 @@ class Training:
     """Where some are left at the end of a pass: `` they count for the next, `step` they make one, `length` the condition sees to it."""
     alternates: bool = False
     """Of two models one is stepped at a time."""
+    leaves_out: bool = False
+    """No step is made where the loss is large."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,14 @@ class Pass:
     """A key of EVALUATIONS."""
     evaluates_within: bool = False
     """At some steps, and not after each pass."""
+    anew: bool = False
+    """The loader is made before each pass."""
+    seeds: bool = False
+    """A seed is set before each pass."""
+    otherwise: bool = False
+    """The loop over the data has an `else`."""
+    stops: bool = False
+    """The loop around ends where the score is no better, and the best weights are loaded then."""
     freezes: bool = False
     """The first parameters are frozen in odd epochs."""
     idle: str = ""
@@ -105,6 +119,7 @@ MODELS = {
     "dropout": "nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 16))",
 }
 TWO = "two models"
+PARTS = "two optimizers"
 HOOKS = {
     "halves a gradient": "next(models[0].parameters()).register_hook(lambda grad: grad * 0.5)",
     "sees what is accumulated": "next(models[0].parameters()).register_post_accumulate_grad_hook(lambda p: print('accumulated'))",
@@ -131,6 +146,11 @@ HEADS = {
     "for": ["for a, b in loader:"],
     "enumerate": ["for i, (a, b) in enumerate(loader):"],
     "zip": ["for (a, b), (c, _) in zip(loader, other):", "    a = a + 0.5 * c[: len(a)].mean(0)"],
+    "enumerate from": ["for i, (a, b) in enumerate(loader, start=n):"],
+    "zip of two passes": ["for (a, b), (c, _) in zip(loader, loader):", "    a = a + 0.5 * c.mean(0)"],
+    "cycle": ["for a, b in itertools.islice(itertools.cycle(loader), 9):"],
+    "islice and the rest": ["batches = iter(loader)", "for a, b in itertools.chain(itertools.islice(batches, 2), batches):"],
+    "numbers": ["for i, (a, b) in zip(range(5), loader):"],
     "zip of the same": ["batches = iter(loader)", "for (a, b), (c, _) in zip(batches, batches):", "    a = a + 0.5 * c.mean(0)"],
     "list": ["for a, b in list(loader):"],
     "islice": ["for a, b in itertools.islice(loader, 4):"],
@@ -164,9 +184,12 @@ CLIPS = {
 }
 RAISED = {
     "before a step": (["if n % 4 == 2:", "    raise ValueError('a bad batch')"], []),
+    "after a step": ([], []),
     "before a backward": ([], ["if n % 4 == 2:", "    raise ValueError('a bad batch')"]),
 }
 """Lines between backward and step, and before the forward."""
+RAISES = ["if n % 4 == 2:", "    raise ValueError('a bad batch')"]
+NEW_LOADER = "loader = ps.shard(DataLoader(TensorDataset(x, y), batch_size=4))"
 LOOKS = {
     "weights": ["print('weights', float(parameters[0].detach().sum()))"],
     "a copy": ["kept = copy.deepcopy(models[0].state_dict())", "print('copied', float(next(iter(kept.values())).sum()))"],
@@ -202,6 +225,13 @@ EVALUATIONS = {
 }  # fmt: skip
 
 
+STOPS = [
+    "with torch.no_grad():", "    score = sum(float((forward(a) - b).square().mean()) for a, b in val)",
+    "if score < best:", "    best, best_weights = score, copy.deepcopy(models[0].state_dict())",
+    "elif n > 9:", "    break",
+]  # fmt: skip
+
+
 def script(loop: Loop) -> str:
     """Its source, with psjob."""
     lines = [*_head(loop), ""]
@@ -210,6 +240,8 @@ def script(loop: Loop) -> str:
     if loop.tail:
         a_batch = ["for each in optimizers:", "    each.zero_grad()", "forward(probe).square().mean().backward()"]
         lines += a_batch if loop.tail == "backward" else ["for each in optimizers:", "    each.step()"]
+    if loop.setting.averaged:
+        lines += ["print('average', float(next(average.parameters()).sum()))"]
     lines += ["print('end', json.dumps([p.detach().double().flatten().tolist() for each in models for p in each.state_dict().values()]))"]
     return "\n".join(lines) + "\n"
 
@@ -222,34 +254,57 @@ def without(source: str) -> str:
 
 def _head(loop: Loop) -> Lines:
     setting = loop.setting
-    lines = ["import copy", "import itertools", "import json", "", "import torch", "from torch import nn"]
+    lines = ["import copy", "import itertools", "import json", "import math", "", "import torch", "from torch import nn"]
     lines += ["from torch.utils.data import DataLoader, TensorDataset", "", "import psjob as ps", ""]
     lines += ["torch.set_default_dtype(torch.float64)"] * setting.double + ["torch.manual_seed(1)"]
-    two = setting.model == TWO
-    names = _names(setting)
-    made = ("nn.Linear(8, 16)", "nn.Sequential(nn.Tanh(), nn.Linear(16, 16))") if two else (MODELS[setting.model],)
-    for name, text in zip(names, made, strict=True):
-        lines += [f"{name} = {text}", f"{name}_optimizer = torch.optim.{setting.optimizer.replace('(', f'({name}.parameters(), ', 1)}"]
-        handed = ""
-        if setting.scheduler and setting.scheduler != "by hand":
-            lines += [f"{name}_rates = torch.optim.lr_scheduler.{setting.scheduler.replace('(', f'({name}_optimizer, ', 1)}"]
-            handed = f", {name}_rates={name}_rates" if setting.handed else ""
-        named = f', name="{name}"' if two else ""
-        lines += [f"{name}, {name}_optimizer = ps.attach({name}, {name}_optimizer{named}{handed})"]
-    lines += [f"models, optimizers = [{', '.join(names)}], [{', '.join(f'{name}_optimizer' for name in names)}]"]
-    lines += [f"parameters = [{', '.join(f'*{name}.parameters()' for name in names)}]"]
+    for text in _attached(setting):
+        lines += [text]
+    owners, names = _models(setting), _names(setting)
+    lines += [f"models, optimizers = [{', '.join(owners)}], [{', '.join(f'{name}_optimizer' for name in names)}]"]
+    lines += [f"parameters = [{', '.join(f'*{name}.parameters()' for name in owners)}]"]
     lines += [f"x = torch.randn({loop.rows}, 8)", "y, probe = torch.tanh(x @ torch.randn(8, 16)), torch.randn(4, 8)"]
-    lines += ["loader = ps.shard(DataLoader(TensorDataset(x, y), batch_size=4))"]
+    lines += [NEW_LOADER]
     lines += ["other = ps.shard(DataLoader(TensorDataset(x.flip(0), y), batch_size=4))"]
     lines += ["val = ps.shard(DataLoader(TensorDataset(x[:10], y[:10]), batch_size=4))"]
     lines += ["plain = DataLoader(TensorDataset(x[:10], y[:10]), batch_size=4)"]
-    lines += ["n, caught, total = 0, 0, 0.0"]
+    lines += ["n, caught, total, best, best_weights = 0, 0, 0.0, math.inf, None"]
     if any(each.head == "beside" for each in loop.passes):
         lines += ["beside = iter(other)"]
     if any(each.head == "a generator" for each in loop.passes):
         lines += ["", "", "def twice(batches):", "    for batch in batches:", "        yield batch", "        yield batch", "", ""]
-    lines += ["", "", "def forward(a):", "    return second(first(a))" if two else "    return model(a)", "", ""]
+    forward = ["return second(first(a))" if setting.model == TWO else "return model(a)"]
+    if setting.autocast:
+        forward = ["with torch.autocast('cpu', dtype=torch.bfloat16):", *_indented(forward)]
+    lines += ["", "", "def forward(a):", *_indented(forward), "", ""]
     return lines + ([HOOKS[setting.hook]] if setting.hook else [])
+
+
+def _attached(setting: Setting) -> Iterator[str]:
+    """Lines that make the models and optimizers, and attach them."""
+    made = ("nn.Linear(8, 16)", "nn.Sequential(nn.Tanh(), nn.Linear(16, 16))")
+    owners, names = _models(setting), _names(setting)
+    if setting.model != TWO:
+        made = (MODELS["two layers" if setting.model == PARTS else setting.model],)
+    given = ", average=average" if setting.averaged else ""
+    for owner, text in zip(owners, made, strict=True):
+        yield f"{owner} = {text}"
+    if setting.averaged:
+        yield f"average = torch.optim.swa_utils.AveragedModel({owners[0]})"
+    trained = ("model[0]", "model[2]") if setting.model == PARTS else owners
+    for name, text in zip(names, trained, strict=True):
+        yield f"{name}_optimizer = torch.optim.{setting.optimizer.replace('(', f'({text}.parameters(), ', 1)}"
+        if setting.scheduler and setting.scheduler != "by hand":
+            yield f"{name}_rates = torch.optim.lr_scheduler.{setting.scheduler.replace('(', f'({name}_optimizer, ', 1)}"
+            given += f", {name}_rates={name}_rates" if setting.handed and setting.model != TWO else ""
+    if setting.model == PARTS:
+        yield f"model, (first_optimizer, second_optimizer) = ps.attach(model, (first_optimizer, second_optimizer){given})"
+        return
+    for name in names:
+        own = f', name="{name}"' if setting.model == TWO else ""
+        if own and setting.scheduler and setting.scheduler != "by hand" and setting.handed:
+            own += f", {name}_rates={name}_rates"
+        yield f"{name}, {name}_optimizer = ps.attach({name}, {name}_optimizer{own}{given})"
+        given = ""
 
 
 def _pass(setting: Setting, each: Pass, number: int) -> Lines:
@@ -259,13 +314,16 @@ def _pass(setting: Setting, each: Pass, number: int) -> Lines:
     if each.head == "micro":
         body = ["k = 0", "for a, b in micro:", *_indented(["k += 1", *body])]
     lines = [*head, *_indented(body)]
+    if each.otherwise and each.head not in ("micro",):
+        lines += ["else:", "    print('to its end')"]
     if training.left == "step" and training.every > 1:
         lines += ["if since:", *_indented(_step(setting, training))]
     epoch_steps = _schedule(setting, "epoch")
     if each.evaluates and not each.evaluates_within:
         lines += _evaluation(each)
+    lines = [NEW_LOADER] * each.anew + ["torch.manual_seed(epoch)"] * each.seeds + lines
     if each.function:
-        called = [f"def train_{number}(epoch):", *_indented(["global n, caught, total, since, beside", *lines]), "", ""]
+        called = [f"def train_{number}(epoch):", *_indented(["global n, caught, total, since, beside, loader", *lines]), "", ""]
         lines = [f"train_{number}(epoch)"]
     else:
         called = []
@@ -273,11 +331,17 @@ def _pass(setting: Setting, each: Pass, number: int) -> Lines:
     if each.freezes:
         lines = ["parameters[0].requires_grad_(epoch % 2 == 0)", *lines]
     before = ["since = 0"] if training.every > 1 else []
+    if setting.averaged:
+        lines += ["average.update_parameters(models[0])"]
     if not each.around:
         return [*before, *called, "epoch = 0", *lines]
+    after = []
+    if each.stops:
+        lines += STOPS
+        after = ["if best_weights is not None:", "    models[0].load_state_dict(best_weights)", "    print('best', best)"]
     if each.around.startswith("while"):
-        return [*before, *called, "epoch = 0", each.around, *_indented([*lines, "epoch += 1"])]
-    return [*before, *called, each.around, *_indented(lines)]
+        return [*before, *called, "epoch = 0", each.around, *_indented([*lines, "epoch += 1"]), *after]
+    return [*before, *called, each.around, *_indented(lines), *after]
 
 
 def _body(setting: Setting, each: Pass) -> Lines:
@@ -307,9 +371,10 @@ def _trained(setting: Setting, each: Pass) -> Lines:
     zero = _zero(training)
     forward = ["loss = (forward(a) - b).square().mean()"]
     if training.backward == "closure":
-        clips = [CLIPS[training.clip].format(name) for name in _names(setting)] if training.clip else []
+        clips = [CLIPS[training.clip].format(name) for name in _models(setting)] if training.clip else []
         made = [*before, "def closure():", *_indented([*zero, *forward, "loss.backward()", *clips, "return loss"])]
-        return [*made, *between, *_steps(setting, training, "closure"), *_schedule(setting, "step")]
+        after = RAISES if each.raised == "after a step" else []
+        return [*made, *between, *_steps(setting, training, "closure"), *_schedule(setting, "step", "total + n"), *after]
     lines = [*before]
     at_once = training.every == 1
     if training.zero in ("first", "by hand", "of the model") and at_once:
@@ -319,6 +384,10 @@ def _trained(setting: Setting, each: Pass) -> Lines:
         lines += zero
     lines += [*BACKWARD[training.backward], *between]
     step = _step(setting, training)
+    if training.leaves_out:
+        step = ["if float(loss.detach()) < 0.9:", *_indented(step)]
+    if each.raised == "after a step":
+        step += RAISES
     if at_once:
         return lines + step
     condition = f"if n % {training.every} == 0"
@@ -350,24 +419,30 @@ def _steps(setting: Setting, training: Training, closure: str = "") -> Lines:
     names = _names(setting)
     lines: Lines = []
     for number, name in enumerate(names):
-        made = [CLIPS[training.clip].format(name)] if training.clip and not closure else []
+        owner = f"model[{2 * number}]" if setting.model == PARTS else name
+        made = [CLIPS[training.clip].format(owner)] if training.clip and not closure else []
         made += [f"{name}_optimizer.step({closure if number == 0 else ''})"]
         lines += [f"if n % 2 == {number}:", *_indented(made)] if training.alternates and len(names) > 1 else made
     return lines
 
 
-def _schedule(setting: Setting, when: str) -> Lines:
+def _schedule(setting: Setting, when: str, measured: str = "") -> Lines:
     if not setting.scheduler or setting.scheduled != when:
         return []
     if setting.scheduler == "by hand":
         return ["for each in optimizers:", "    for group in each.param_groups:", "        group['lr'] = 0.05 / (1 + n)"]
-    measured = "float(loss.detach())" if when == "step" else "total + n"
+    measured = measured or ("float(loss.detach())" if when == "step" else "total + n")
     given = measured if setting.scheduler.startswith("ReduceLROnPlateau") else ""
     return [f"{name}_rates.step({given})" for name in _names(setting)]
 
 
-def _names(setting: Setting) -> tuple[str, ...]:
+def _models(setting: Setting) -> tuple[str, ...]:
     return ("first", "second") if setting.model == TWO else ("model",)
+
+
+def _names(setting: Setting) -> tuple[str, ...]:
+    """Of optimizers and their schedulers."""
+    return ("first", "second") if setting.model in (TWO, PARTS) else ("model",)
 
 
 def _evaluation(each: Pass) -> Lines:

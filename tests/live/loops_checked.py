@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psjob import contract
-from tests.live.loop_runs import Ran, plain, under_psjob
+from tests.live.loop_runs import Ran, begun, under_psjob
 from tests.live.loops import script, without
 from tests.live.loops_drawn import Case
 
@@ -20,24 +20,27 @@ FRAME = "/psjob/"
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind` is `equal`, `refused`, or one of WRONG; `words` the sentence, or what is wrong."""
+    """`kind` is `equal`, `refused`, NO_LOOP, or one of WRONG; `words` the sentence, or what is wrong."""
 
     kind: str
     words: str = ""
 
 
-WRONG = ("differs", "crashed", "hung", "no loop")
-"""`no loop`: plain torch does not run it, so the generator is wrong."""
+WRONG = ("differs", "crashed", "hung")
+NO_LOOP = "no loop"
+"""Plain torch does not run it."""
 
 
 def outcome(folder: Path, case: Case) -> Outcome:
     """Run a case in `folder`, which is empty afterwards."""
     source = script(case.loop)
     try:
-        expected = plain(folder / "plain", without(source))
-        if expected.code:
-            return Outcome("no loop", expected.err[-600:])
-        return _judged(case, under_psjob(folder / "psjob", source, case.faults, case.update_at, case.every), expected)
+        expected = begun(folder / "plain", without(source))
+        try:
+            ran = under_psjob(folder / "psjob", source, case.job)
+        finally:
+            wanted = expected()
+        return Outcome(NO_LOOP, wanted.err[-600:]) if wanted.code else _judged(case, ran, wanted)
     except AssertionError as hung:
         return Outcome("hung", str(hung))
     finally:
