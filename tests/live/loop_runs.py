@@ -87,6 +87,8 @@ def under_psjob(folder: Path, source: str, job: Job) -> Ran:
             folder, workers=1, shards=1, mode=job.mode, update_at=job.update_at, checkpoint=checkpoint, attempt=attempt, ports=ports
         )
 
+    shards = made()
+
     def renew() -> None:
         nonlocal shards, attempt
         shards.close()
@@ -99,7 +101,6 @@ def under_psjob(folder: Path, source: str, job: Job) -> Ran:
             renew()
             (folder / GOES_ON).touch()
 
-    shards = made()
     try:
         (folder / "config.json").write_text(json.dumps(written(shards.config)))
         for starts in range(1, MOST_STARTS + 1):

@@ -591,6 +591,18 @@ for epoch in range(4):
 """,
         "ended",
     ),
+    "a chain of loaders that is left": (
+        """
+n = 0
+for epoch in range(3):
+    for b in itertools.chain(ps.shard(loader.loader), ps.shard(loader.loader)):
+        n += 1
+        step(b)
+        if n % 4 == 0:
+            break
+""",
+        "ended",
+    ),
     "what decides is counted in passes": (
         """
 n = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 
+from psjob.api.attached import AttachedJob
 from psjob.api.leftgradients import CHANGED, LOST, UNCLIPPED, LeftGradients
 from psjob.api.state import renewed
 from psjob.resume import buffers
@@ -74,6 +76,12 @@ def test_a_step_of_other_rows_may_be_made() -> None:
     backward(model)
     assert not left.problem(lambda row: row == 0)
     assert left.problem(lambda row: row == 1) == CHANGED
+
+
+def test_what_a_job_makes_while_the_script_evaluates_can_be_trained_with() -> None:
+    with torch.inference_mode():
+        made = AttachedJob.carry_out(cast(Any, None), lambda: torch.zeros(1))
+    assert not made.is_inference() and not made.requires_grad
 
 
 @pytest.mark.parametrize(("between", "problem"), [(backward, UNCLIPPED), (lambda _: None, UNCLIPPED), (anew, ""), (zeroed, "")])

@@ -297,8 +297,7 @@ class AttachedJob:
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
         whole = _kept_for(things, kept)
-        with torch.inference_mode(False), torch.no_grad():  # the script may evaluate here, and train with what is made now
-            record.restore(whole, self.model, things, self.optimizer, self.buffers, self.records.built.forms)
+        record.restore(whole, self.model, things, self.optimizer, self.buffers, self.records.built.forms)
 
     @property
     def behind(self) -> bool:
@@ -643,6 +642,9 @@ class AttachedJob:
     def carry_out(self, call: Callable[[], Any]) -> Any:
         """Run a call of the session; where it raises an ending, end this process (or exec it again) as that asks."""
         try:
+            if torch.is_inference_mode_enabled():  # the script evaluates, and what is made now is used in training too
+                with torch.inference_mode(False), torch.no_grad():
+                    return call()
             return call()
         except SessionEnd as ending:
             how, message = ending.how, ending.message

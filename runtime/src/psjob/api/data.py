@@ -62,7 +62,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         (3, [[0, 1], [2, 3], [4, 5]])
     """
     __tracebackhide__ = True
-    job = attaching.current
+    job, made_at = attaching.current, _call(sys._getframe(1))
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
@@ -70,13 +70,17 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     try:
         knows = foreign.home(loader)
         if knows is None:
-            return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch)
+            return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch, made_at=made_at)
         plain = loader if place is None and isinstance(loader, torch_data.DataLoader) else knows.plain(loader)
         return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader), plain)
     except Refused as refused:
         if job is not None:
             job.refuse(str(refused))
         refuse(str(refused))
+
+
+def _call(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}+{frame.f_lasti}"
 
 
 def _described(loader: Any) -> str:
@@ -121,12 +125,13 @@ class ShardedLoader(Generic[B]):
         prefetch: Callable[[Any], Any] | None,
         hand: Callable[[Any], Any] = lambda batch: batch,
         plain: Any = None,
+        made_at: str = "",
     ) -> None:
         self.loader = loader
         self._whole = loader if plain is None else plain
         """Of all batches of all workers; `loader` may say another length."""
         self._source, self._world, self._prefetch, self._hand = source, world, prefetch, hand
-        self._over = _described(loader)
+        self._over, self._made_at = _described(loader), made_at
         self.stand_in: Any = None
         """For loops that count batches by themselves: given for each batch of the pass under way that was trained before a restart, and
         once for each pass that was finished."""
@@ -177,7 +182,7 @@ class ShardedLoader(Generic[B]):
         job.zipped = None
         way = None if self.led else asking.way(sys._getframe(1))
         began_at = "" if way is None else way.site
-        known = () if way is None else (began_at, origin.outside or way.endless, self._over)
+        known = () if way is None else (began_at, origin.outside or way.endless, self._over, self._made_at)
         number, begin = job.carry_out(lambda: places.begin(*known))
         if not self.led:
             job.advise(self.loader.dataset)

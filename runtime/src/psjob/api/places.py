@@ -125,11 +125,11 @@ class Places:
 
     # -- passes --------------------------------------------------------------------------------
 
-    def begin(self, site: str = "", goes_on: bool = False, over: str = "") -> tuple[int, Place | None]:
+    def begin(self, site: str = "", goes_on: bool = False, over: str = "", made_at: str = "") -> tuple[int, Place | None]:
         """Number of the pass that begins now, and where it begins: None where it was over.
 
-        `goes_on`: it may be one that was open at the beginning of the epoch. `over`: what tells its data from others. Raises Refused if it
-        is not known which one.
+        `goes_on`: it may be one that was open at the beginning of the epoch. `over`: what tells its data from others, and
+        `made_at` the call that has made their loader. Raises Refused if it is not known which one.
         """
         around = self._around()
         before = None
@@ -145,7 +145,7 @@ class Places:
         if around is None:
             lines, functions = self._trail
             by_function = " < ".join(_functions(site))
-            self._trail = zlib.crc32(f"{site}{over}".encode(), lines), zlib.crc32(f"{by_function}{over}".encode(), functions)
+            self._trail = zlib.crc32(f"{site}{over}{made_at}".encode(), lines), zlib.crc32(f"{by_function}{over}".encode(), functions)
         number = self.begun
         begin = self._begins(number)
         self.begun = number + 1 if begin is not None else max(number + 1, self._behind.get(number, 0))
