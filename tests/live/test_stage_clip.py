@@ -131,6 +131,6 @@ def test_a_step_that_is_passed_over_leaves_no_clipping_behind(tmp_path: Path) ->
         net = untied()
         worker = Worker(shards, 0, net, optimizer_of(net), 1, overlap=False)
         worker.job.places.skipping = True
-        worker.job.clipping.ask(worker.job.pairs[0], Clip(norm=1.0))
+        worker.job.clipping.ask(worker.job.pairs[:1], Clip(norm=1.0))
         worker.job.step(worker.job.pairs[0], None)
         assert worker.job.clipping.take(worker.job.pairs[0]) == Clip()

@@ -99,17 +99,17 @@ def attach(model: torch.nn.Module, optimizer: Any, name: str = "0", **_stateful:
                 loss = closure()
         present = torch.tensor([0.0 if _absent else 1.0])
         dist.all_reduce(present)
-        for group in self.param_groups:
-            for p in group["params"]:
-                has = torch.tensor([0.0 if p.grad is None or _absent else 1.0])
-                dist.all_reduce(has)
-                if not has or not p.requires_grad:
-                    continue
-                total = torch.zeros_like(p) if p.grad is None or _absent else p.grad.to_dense().clone()
-                dist.all_reduce(total)
-                p.grad = total / present.item()
-        own = {id(p) for group in self.param_groups for p in group["params"]}
-        for clip in [clip for clip in _clips if own & clip[0]]:
+        own = {p: None for group in self.param_groups for p in group["params"]}
+        clips = [clip for clip in _clips if own.keys() & set(clip[0])]
+        for p in {**own, **{p: None for given, _ in clips for p in given}}:
+            has = torch.tensor([0.0 if p.grad is None or _absent else 1.0])
+            dist.all_reduce(has)
+            if not has or not p.requires_grad:
+                continue
+            total = torch.zeros_like(p) if p.grad is None or _absent else p.grad.to_dense().clone()
+            dist.all_reduce(total)
+            p.grad = total / present.item()
+        for clip in clips:
             clip[1]()
             _clips.remove(clip)
         if present:
@@ -134,7 +134,7 @@ def _clip_means() -> None:
 
         def later(parameters: Any, *words: Any, plain: Any = plain, **named: Any) -> torch.Tensor:
             given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            _clips.append(({id(p) for p in given}, lambda: plain(given, *words, **named)))
+            _clips.append((given, lambda: plain(given, *words, **named)))
             return torch.zeros(())
 
         cell.cell_contents = later

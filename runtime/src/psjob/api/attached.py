@@ -19,6 +19,7 @@ from psjob.api import advice, clipping, leftgradients, stagecuts, stagefirst, st
 from psjob.api.attachable import aliases, table_of, tell_frozen
 from psjob.api.digesting import WeightDigests
 from psjob.api.inputs import FirstInputs
+from psjob.api.jointsteps import Pushed
 from psjob.api.later import AddedGroups, Trained
 from psjob.api.leftgradients import LeftGradients
 from psjob.api.loops import Loops
@@ -77,6 +78,8 @@ class AttachedJob:
         self.pairs = pairs
         self._stepping = pairs[0]
         self._aside: list[torch.Tensor] = []
+        self._pushed: Pushed | None = None
+        """Of the step under way, if its gradients went with that of another optimizer."""
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
         self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
@@ -369,7 +372,7 @@ class AttachedJob:
             self.by_hand.refuse_without_step()
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
-        within = within or self.waits_at_its_place
+        within = within or self.waits_at_its_place or self.clipping.asking.waits
         if self.replay or self.comes_back or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
@@ -406,6 +409,7 @@ class AttachedJob:
         raise SystemExit(EXIT_OF["stopped"])
 
     def leave(self) -> None:
+        self.carry_out(self.clipping.asking.check_over)
         self.make_owed()
         self._end_round()
         on_its_way = self.restored is not None or (self.replay and self._fresh)
@@ -438,12 +442,14 @@ class AttachedJob:
         by_steps = not self.places.known
         if by_steps:
             self.variables.at_step(sys._getframe(1))
+        self._pushed = self.carry_out(lambda: self.clipping.asking.begin(pair))
         self._make_step(pair, original)
         if by_steps:
             self.variables.at(None)
         self._leave_gradients()
-        self.clipping.forget(pair)
+        self.clipping.asking.end(pair)
         self.left.forget(pair.has)
+        self._pushed = None
 
     def _leave_gradients(self) -> None:
         self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
@@ -480,9 +486,13 @@ class AttachedJob:
 
     def _push_step(self, original: Callable[[], Any] | None) -> None:
         pair = self._stepping
-        if problem := self.left.problem(pair.has):
+        if self._pushed is not None:
+            self._follow(self._pushed, original)
+            return
+        has = self._rows_of(pair)
+        if problem := self.left.problem(has):
             self.refuse(problem)
-        grads = [p.grad if pair.has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
+        grads = [p.grad if has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
             self._check_piped(pair, grads)
@@ -499,9 +509,24 @@ class AttachedJob:
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         if {g.layout for g in grads if g is not None} - {torch.strided}:
             grads = self._dense(grads)
+        if self.clipping.asking.waits and getattr(pair.optimizer, "found_inf", None) is not None:
+            self.refuse(
+                "one norm clips several optimizers, and a GradScaler decides for each of them whether its step is made. Clip each by its "
+                "own parameters, or train in bfloat16"
+            )
         clipped = self.clipping.asked(pair) and not self.session.reduces
         self._exchange(grads, skip, scale, original)
-        self.left.stepped(pair.has, clipped)
+        self.left.stepped(has, clipped)
+
+    def _rows_of(self, pair: Pair) -> Callable[[int], bool]:
+        """Is a row of the table a parameter whose gradient goes with a step of `pair`?"""
+        together = self.clipping.together(pair)
+        return pair.has if len(together) == 1 else lambda row: any(each.has(row) for each in together)
+
+    def _follow(self, pushed: Pushed, original: Callable[[], Any] | None) -> None:
+        """The step of an optimizer whose gradients went with that of another one: nothing is pushed."""
+        self.carry_out(pushed.check)
+        self._exchange(None, False, 1.0, original, pushed)
 
     def _dense(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Sparse gradients as dense ones, of which the rules of the shards make the same step."""
@@ -559,7 +584,7 @@ class AttachedJob:
             return
         pair = self._stepping
         own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
-        self._exchange(None, False, 1.0, own)
+        self._exchange(None, False, 1.0, own, self._pushed)
         self._leave_gradients()
 
     def _replayed(self) -> bool:
@@ -583,25 +608,31 @@ class AttachedJob:
         """What the shards' rule works with as optimizer and clock are now, a parameter group each; none where the workers step."""
         return [] if self.session.reduces else self.lr.hyperparameters(self.choice.hyperparameters(self.optimizer), self.session.clock)
 
-    def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
+    def _exchange(
+        self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None,
+        pushed: Pushed | None = None,
+    ) -> None:  # fmt: skip
         self.by_hand.refuse_before_step()
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
+        pair = self._stepping
+        has = self._rows_of(pair)
         clip = self._taken_clip()
         self.session.exchange.clip = Clip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
-        pair = self._stepping
         self.session.exchange.may_skip = getattr(pair.optimizer, "found_inf", None) is not None
         if original is None:
             if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
                 self.session.exchange.meanwhile = self.records.prepare
-            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(pair)))
+            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(has)))
+            if pushed is None:
+                self.clipping.asking.note(False)
             self.by_hand.stepped()
             return
-        own = [pair.has(row) for row in range(len(self.parameters))]
+        own = [pushed is None and has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
         self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
         nowhere = self.session.nowhere
@@ -610,8 +641,11 @@ class AttachedJob:
                 p.grad = None if index in nowhere else mean
         self._clear_marks()
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
+        if pushed is None:
+            self.clipping.asking.note(self.session.exchange.skipped)
+        skipped = self.session.exchange.skipped if pushed is None else pushed.skipped
         self.digests.stepping()
-        if not self.session.exchange.skipped:
+        if not skipped:
             with self.lr.on(pair.optimizer, clock):
                 original()
 
@@ -622,13 +656,13 @@ class AttachedJob:
             self.refuse(problem)
         return clip
 
-    def _taking(self, pair: Pair) -> Sequence[torch.Tensor]:
-        """Where the weights go that a step of `pair` is answered with. Those of others are unchanged, and graphs that use them live on."""
+    def _taking(self, has: Callable[[int], bool]) -> Sequence[torch.Tensor]:
+        """Where the weights go that a step of these rows is answered with. Others are unchanged, and graphs that use them live on."""
         if len(self.pairs) == 1:
             return self.parameters
         if not self._aside:
             self._aside = [torch.empty_like(p) for p in self.parameters]
-        return [p if pair.has(row) else aside for row, (p, aside) in enumerate(zip(self.parameters, self._aside, strict=True))]
+        return [p if has(row) else aside for row, (p, aside) in enumerate(zip(self.parameters, self._aside, strict=True))]
 
     def _clear_marks(self) -> None:
         """The gradients are unscaled already: the optimizer's own step shall not do it again."""

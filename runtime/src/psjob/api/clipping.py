@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import utils
 
+from psjob.api.jointsteps import Asking, joint
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip
 
@@ -29,26 +30,26 @@ class Clipping:
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
-        self._asked: dict[Pair, Clip] = {}
+        self.asking = Asking()
 
-    def ask(self, pair: Pair, clip: Clip) -> None:
-        """The script clips the next step of `pair`. Raises Refused if it has clipped it in another way already."""
-        asked = self._asked.get(pair, clip)
-        if (asked.norm is None) != (clip.norm is None):
-            raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
-        self._asked[pair] = clip
+    def ask(self, pairs: Sequence[Pair], clip: Clip) -> None:
+        """The script clips the next steps of `pairs`, by one norm. Raises Refused if it has clipped one in another way already."""
+        self.asking.ask(pairs, clip)
 
     def asked(self, pair: Pair) -> bool:
         """Does the script clip the next step of `pair`?"""
-        return pair in self._asked
+        return self.asking.of(pair) is not None
 
-    def forget(self, pair: Pair) -> None:
-        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
-        self._asked.pop(pair, None)
+    def together(self, pair: Pair) -> tuple[Pair, ...]:
+        """Those whose gradients go with the step of `pair`, which is one of them."""
+        asked = self.asking.of(pair)
+        return (pair,) if asked is None else asked.pairs
 
     def take(self, pair: Pair) -> Clip:
         """That of the step of `pair` that is made now."""
-        asked = self._asked.pop(pair, None)
+        given = self.asking.of(pair)
+        self.asking.end(pair)
+        asked = None if given is None else given.clip
         if self._limit is None or (asked is not None and asked.value is not None):
             return asked or Clip(norm=self._limit)
         norm = None if asked is None else asked.norm
@@ -150,13 +151,15 @@ def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> 
     if job.tables.specs:
         job.refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
     there = {p for p in given if p.grad is not None}
-    chosen = [pair for pair in job.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
+    chosen = [[pair] for pair in job.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
+    if not chosen and (several := joint(job.pairs, there)):
+        chosen = [several] if clip.norm is not None else [[pair] for pair in several]
     if not chosen:
         job.refuse(f"{name} was given {_told(job, there)}")
     job.left.clip([row for row, p in enumerate(job.parameters) if p in there])
     try:
-        for pair in chosen:
-            job.clipping.ask(pair, clip)
+        for pairs in chosen:
+            job.clipping.ask(pairs, clip)
     except Refused as refused:
         job.refuse(str(refused))
 
@@ -179,8 +182,8 @@ def _told(job: AttachedJob, there: Collection[torch.Tensor]) -> str:
             "set spec.training.maxGradNorm"
         )
     return (
-        f"{len(there)} parameters, which are not those of one attached optimizer, and the mean gradient of a step is clipped as a whole. "
-        "Call it once for each optimizer, with all of its parameters"
+        f"{len(there)} parameters, which are a part of what an attached optimizer has, or are in two of them. The mean gradient of a step "
+        "is clipped as a whole. Call it once for each optimizer, or once for all, with all of their parameters"
     )
 
 
