@@ -83,8 +83,9 @@ def attach(model: torch.nn.Module, optimizer: Any, name: str = "0", **_stateful:
             attach(model, one, name)
         return model, optimizer
     global _epochs
+    if MODELS.get(name) is not model:
+        _epochs = 0
     MODELS[name] = model
-    _epochs = 0
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), 0)
     plain = type(optimizer)

@@ -37,6 +37,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "renormalises_weights": ("or under a parametrization", "parametrized weight_norm"),
     "sam_wrapped": ("SAM evaluates its closure at other weights", "sam"),
     "one_of_two_models_attached": ("Give attach all models that it trains as one", "one_optimizer_of_two_models"),
+    "second_phase_on_shards": ("Make both optimizers first and give attach both", "two_phases_at_once"),
     "sparse_gradients": ("SparseAdam steps the rows of a worker's own batch", "sparse_gradients_of_adagrad"),
     "steps_by_hand": ("no step of the attached optimizer was made", "mlp"),
     "steps_by_hand_without_optimizer": ("which needs one", "mlp"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from psjob.api import phases
 from psjob.api.attachable import check, table_of
 from psjob.api.later import Later, groups
 from psjob.api.pairs import Pair, check_name, check_overlap, joined, pairs_of, refuse_more
@@ -26,6 +27,11 @@ def check_alone(
         forget()
     if name is not None:
         check_name(name, _attached)
+    if phases.is_next(_attached, model, optimizers, name):
+        check(model, optimizers, stateful)
+        check_kind(optimizers[0])
+        phases.check_parameters(_attached[0].parameters, model, optimizers[0])
+        return
     if _attached and (name is None or not _attached[0].name or any(_used(pair) for pair in _attached)):
         refuse_more(_attached)
     added = groups(later, optimizers)

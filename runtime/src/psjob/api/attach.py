@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign, stagecuts, stagefirst, syncnorm
+from psjob.api import clipping, foreign, phases, stagecuts, stagefirst, syncnorm
 from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
@@ -95,6 +95,12 @@ def attach(
             return model, given
         for library in foreign.in_use():
             library.mark(place)
+        if current is not None and phases.is_next(current.pairs, model, inner, name):
+            _check_next(current, inner[0], overlap, later, stateful)
+            phases.begin(current, inner[0], stateful)
+            for library in foreign.in_use():
+                library.attached(inner[0])
+            return model, given
         with _attaching:
             pairs = _checked(place, model, inner, name, overlap, later, stateful)
             _pending.extend(pairs)
@@ -145,6 +151,13 @@ def _checked(
     for optimizer in optimizers:
         check_kind(optimizer)
     return pairs_of(name, model, optimizers, added, cuts)
+
+
+def _check_next(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later, stateful: dict[str, Any]) -> None:
+    """Raise Refused for what cannot be the next phase of an attached model."""
+    check(job.model, [optimizer], stateful)
+    check_kind(optimizer)
+    phases.check(job, optimizer, overlap, later)
 
 
 def settle() -> None:

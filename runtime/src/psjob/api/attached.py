@@ -26,6 +26,7 @@ from psjob.api.loops import Loops
 from psjob.api.lrscaling import LrScaling
 from psjob.api.owngradients import OwnGradients
 from psjob.api.pairs import Models, Pair, check_overlap, joined
+from psjob.api.phases import PhaseState
 from psjob.api.places import Places
 from psjob.api.processes import check_processes
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
@@ -124,6 +125,8 @@ class AttachedJob:
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
+        self.in_step = False
+        """An attached optimizer makes its step."""
         self.stepper = threading.get_ident()
         """The thread that trains."""
         self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
@@ -170,11 +173,20 @@ class AttachedJob:
     def _own(self) -> dict[str, Any]:
         """Objects of psjob's whose state steps change, by name."""
         own: dict[str, Any] = {}
+        made = PhaseState if len(self.pairs) == 1 and not self.pairs[0].name else PlainState
         for number, pair in enumerate(self.pairs if self.steps_alone else ()):
             word = f"optimizer{f' of {pair.name}' if pair.name else ''} (worker side)"
-            own[f"{word}, {number}" if word in own else word] = PlainState(pair.plain, pair.optimizer)
+            own[f"{word}, {number}" if word in own else word] = made(pair.plain, pair.optimizer)
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
         return own | half
+
+    def go_on_with(self, pair: Pair, stateful: Mapping[str, Any]) -> None:
+        """The optimizer of `pair` takes the place of the one before."""
+        self.carry_out(self.clipping.asking.check_over)
+        self.pairs, self._stepping, self.optimizer = (pair,), pair, pair.optimizer
+        self.records.go_on_with(pair.optimizer, stateful)
+        self.variables.keep(pair.optimizer, *stateful.values())
+        self.digests.strangers.know(pair.optimizer)
 
     def _data_path(self, overlap: bool) -> None:
         session = self.session
@@ -439,11 +451,15 @@ class AttachedJob:
 
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        if pair not in self.pairs:
+            self.refuse(f"{pair.plain.__name__} makes a step, and {self.pairs[0].plain.__name__} was attached in its place; step that one")
         by_steps = not self.places.known
         if by_steps:
             self.variables.at_step(sys._getframe(1))
         self._pushed = self.carry_out(lambda: self.clipping.asking.begin(pair))
+        self.in_step = True
         self._make_step(pair, original)
+        self.in_step = False
         if by_steps:
             self.variables.at(None)
         self._leave_gradients()
@@ -495,7 +511,7 @@ class AttachedJob:
         grads = [p.grad if has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
-            self._check_piped(pair, grads)
+            stagecuts.check_step(self, pair, grads)
         if pair.cuts.late is not None:
             pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters), self._taken_clip())
             return
@@ -540,20 +556,6 @@ class AttachedJob:
         for row in sparse:
             self.parameters[row].grad = self.parameters[row].grad.to_dense()  # type: ignore[union-attr]
         return [self.parameters[row].grad if row in sparse else g for row, g in enumerate(grads)]
-
-    def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
-        if pair.cuts.late is not None and any(g is not None for g in grads):
-            self.refuse(
-                "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone. Make them a "
-                "part of loss_fn, or take training.pipeline.schedule: flush"
-            )
-        if self.piped != self.session.clock and any(g is not None for g in grads):
-            self.refuse(
-                "a step of a job of stages without pipe.step. This worker has the weights of its stage alone, and a forward of the whole "
-                "model takes first values for all others. Take loss = pipe.step(x, y) in place of forward and backward"
-            )
-        if getattr(pair.optimizer, "found_inf", None) is not None or getattr(pair.optimizer, "grad_scale", None) is not None:
-            self.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale. Train in bfloat16")
 
     def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
         """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""

@@ -45,6 +45,14 @@ class Recording:
         rng = self._generators.states()
         return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first, built=self.built))
 
+    def go_on_with(self, optimizer: torch.optim.Optimizer, stateful: Mapping[str, Any]) -> None:
+        """Another optimizer makes the steps from now on; `stateful` came with it."""
+        self.kept, self.between = {**self.kept, **stateful}, {**self.between, **stateful}
+        self._optimizer, self._ready = optimizer, None
+        for each in self.kept.values():
+            if isinstance(each, PlainState):
+                each.go_on_with(type(optimizer), optimizer)
+
     def begin_epoch(self, again: torch.Tensor | None) -> None:
         """An epoch begins: records hold this moment from now on. `again`: what a record holds of it, where the epoch goes on.
 
@@ -91,6 +99,16 @@ class PlainState:
 
     def __init__(self, plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
         self._plain, self._optimizer = plain, optimizer
+        self.kind = plain.__name__
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self._optimizer.param_groups
+
+    def go_on_with(self, plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
+        """Another optimizer takes its place."""
+        self._plain, self._optimizer, self.kind = plain, optimizer, plain.__name__
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._plain.state_dict(self._optimizer))

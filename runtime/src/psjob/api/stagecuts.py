@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import nn
 
 from psjob.api.stagefirst import StageMemory
@@ -19,6 +20,7 @@ from psjob.worker.clip import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
+    from psjob.api.pairs import Pair
 
 
 class Late(Protocol):
@@ -144,3 +146,19 @@ def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas:
     delays = [way.delay(stage, replicas, microbatches) for stage in range(len(replicas))]
     check_shared(owners, delays, "schedule: flush or 2bw, or weights: vertical")
     return delays
+
+
+def check_step(job: AttachedJob, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
+    """Refuse a step of a job of stages whose gradients `pipe.step` did not make."""
+    if pair.cuts.late is not None and any(g is not None for g in grads):
+        job.refuse(
+            "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone. Make them a "
+            "part of loss_fn, or take training.pipeline.schedule: flush"
+        )
+    if job.piped != job.session.clock and any(g is not None for g in grads):
+        job.refuse(
+            "a step of a job of stages without pipe.step. This worker has the weights of its stage alone, and a forward of the whole "
+            "model takes first values for all others. Take loss = pipe.step(x, y) in place of forward and backward"
+        )
+    if getattr(pair.optimizer, "found_inf", None) is not None or getattr(pair.optimizer, "grad_scale", None) is not None:
+        job.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale. Train in bfloat16")

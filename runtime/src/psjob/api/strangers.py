@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from psjob.api import advice
+from psjob.api.pairs import AT_ONCE
 from psjob.layout import members
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Strangers:
         self._known = {id(pair.optimizer) for pair in self._job.pairs}
         return register_optimizer_step_post_hook(self._stepped)
 
+    def know(self, optimizer: torch.optim.Optimizer) -> None:
+        """One more is attached."""
+        self._known.add(id(optimizer))
+        self._kept.append(optimizer)
+
     def look(self) -> None:
         """Say once which layers the script has put into the model since then, and no optimizer of the job trains."""
         known = self._built.keys() | self.parameters.keys()
@@ -61,7 +67,9 @@ class Strangers:
         self._kept.append(optimizer)
         attached = {id(p) for p in self._job.parameters}
         own = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in attached]
-        if not own:  # the inner optimizer of one that is attached; weights that it changes beside are found by what they are
+        if not own:
+            if not self._job.in_step:  # else it is the inner optimizer of one that is attached
+                self._tell_of_attached(optimizer)
             return
         names = {id(p): name for name, p in members.named_parameters(self._job.model)}
         kind = type(optimizer).__name__
@@ -78,3 +86,15 @@ class Strangers:
                 "Each worker trains its own copy of them, and these come apart. Make one module of both, such as torch.nn.ModuleDict, and "
                 "one optimizer with a parameter group for each, and attach those",
             )
+
+    def _tell_of_attached(self, optimizer: torch.optim.Optimizer) -> None:
+        """It steps what another one trains, as that of a second phase that nobody attached."""
+        names = {id(p): name for name, p in self._job.model.named_parameters()}
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        first = names.get(id(given[0]), f"of shape {tuple(given[0].shape)}") if given else "none"
+        kind, attached = type(optimizer).__name__, self._job.pairs[0].plain.__name__
+        advice.tell(
+            f"stranger to {kind}",
+            f"{kind} was not given to attach, and steps parameters that the attached {attached} trains ({first} …). These steps are this "
+            f"worker's own, and not the job's. Attach it too. {AT_ONCE}",
+        )

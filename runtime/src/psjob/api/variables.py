@@ -104,6 +104,8 @@ class Variables:
         shared = [tensor for model in trained for tensor in members.tensors(model)]
         self._shared = {id(tensor): number for number, tensor in enumerate(shared)}
         """Tensors of the models that are trained, and their numbers."""
+        self._later: list[object] = []
+        """Of those that came later, so that their identities stay theirs."""
         self._parts: weakref.WeakKeyDictionary[torch.nn.Module, _Parts] = weakref.WeakKeyDictionary()
         """Of models, whether all attributes of their modules count, and those modules, each with its path."""
         self._first: Found | None = None
@@ -148,6 +150,11 @@ class Variables:
         """Only its steps say where the script is, so that what it has played and drawn by its weights is not made again."""
         self._of_library: set[_Place] = set()
         """Parts of objects of libraries: a method of theirs may be under way, so that they are read whatever the script's lines say."""
+
+    def keep(self, *things: object) -> None:
+        """These are in records by themselves from now on."""
+        self._later += things
+        self._kept |= {id(thing) for thing in things}
 
     def begin_pass(self, frame: FrameType | None) -> None:
         """A pass over data begins in this frame; None: in a loop of a library, which keeps its own."""
