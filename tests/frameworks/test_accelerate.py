@@ -90,3 +90,12 @@ def test_rates_and_counts_go_on_after_a_kill(tmp_path: Path) -> None:
     assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert killed.summary["steps"] == whole.summary["steps"] == 18
     assert told(tmp_path / "killed")[0] == told(tmp_path / "whole")[0]
+
+
+@pytest.mark.rotating
+def test_what_is_split_between_processes_is_whole_on_every_worker(tmp_path: Path) -> None:
+    run = Run(tmp_path / "job", ["split_between.py"])
+    assert run.code == 0, run.output[-4000:]
+    assert run.output.count("split_between_processes gives every worker all inputs") == 1, run.output[-4000:]
+    workers = [path.read_text() for path in sorted((tmp_path / "job").glob(".psjob/*/logs/*worker*"))]
+    assert [text.count("part abc") for text in workers] == [2] * WORKERS

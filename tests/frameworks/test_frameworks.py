@@ -221,14 +221,20 @@ REFUSED = {
     "fabric_late": "attach after fabric.setup",
     "lit_averages": "StochasticWeightAveraging in a job",
     "accelerate_loads": "load_state_dict after attach",
+    "accelerate_skips": "skip_first_batches(3) in a job: ps.shard goes on at its batch",
+    "accelerate_splits": "Accelerator(split_batches=True) with a batch size of 3 and 2 workers",
+    "accelerate_gathers": "in a pass over ps.shard that trains nothing: workers have different numbers of its batches",
+    "accelerate_triggers": "Accelerator.check_trigger in mode async: workers do not stand at the same step",
 }
+IN_ASYNC = {"accelerate_triggers"}
+"""Those of a job of that mode."""
 QUICK_REFUSED = {"trainer_resumes", "lit_two_optimizers", "accelerate_loads"}
 """As `QUICK`."""
 
 
 @pytest.mark.parametrize("name", rest_rotates(REFUSED, QUICK_REFUSED))
 def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: str) -> None:
-    run = Run(tmp_path / "job", [f"refused/{name}.py"])
+    run = Run(tmp_path / "job", [f"refused/{name}.py"], spec={"training": {"mode": "async" if name in IN_ASYNC else "sync", "seed": 0}})
     assert run.code != 0
     assert REFUSED[name] in run.output, run.output[-4000:]
     assert "Traceback" not in run.output, run.output[-4000:]

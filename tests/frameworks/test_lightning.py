@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
@@ -66,3 +67,34 @@ def test_an_unfrozen_backbone_goes_on_after_a_kill(tmp_path: Path, fault: str) -
     assert killed.summary["restarts"], killed.output[-4000:]
     assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert told(killed.output)[-1]["groups"] == told(whole.output)[-1]["groups"]
+
+
+@pytest.mark.parametrize("fault", ["kill:worker-1@step=9", "kill:ps-0@step=15"])
+def test_fabric_goes_on_after_a_kill(tmp_path: Path, fault: str) -> None:
+    whole = Run(tmp_path / "whole", ["fabricated.py"])
+    killed = Run(tmp_path / "killed", ["fabricated.py"], [fault], {"checkpoint": {"interval": "1h", "everySteps": 4}})
+    assert whole.code == 0 and killed.code == 0, killed.output[-4000:]
+    assert killed.summary["restarts"], killed.output[-4000:]
+    assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert told(killed.output)[-1]["sums"] == told(whole.output)[-1]["sums"]
+
+
+def test_the_mean_of_kept_epochs_is_that_of_one_process(tmp_path: Path) -> None:
+    """What the refusal of StochasticWeightAveraging names."""
+    run = Run(tmp_path / "job", ["kept_epochs.py"])
+    assert run.code == 0, run.output[-4000:]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    words = [str(HERE / "kept_epochs.py"), "strategy=auto", "size=4"]
+    code, output = warm.call(alone, "tests.frameworks.alone", words, OFFLINE, SECONDS, IMPORTS)
+    assert code == 0, output[-4000:]
+    found, wanted = (mean_of_the_last(folder) for folder in (run.folder, alone))
+    assert all(torch.allclose(found[name], wanted[name], atol=2e-5) for name in wanted)
+
+
+def mean_of_the_last(folder: Path) -> dict[str, torch.Tensor]:
+    """Of two of four epochs."""
+    files = sorted(folder.rglob("kept/*.ckpt"))
+    assert [path.name for path in files] == [f"epoch={epoch}.ckpt" for epoch in range(4)]
+    held = [torch.load(path, weights_only=True)["state_dict"] for path in files[-2:]]
+    return {name: (held[0][name] + held[1][name]) / 2 for name in held[0]}
