@@ -138,6 +138,7 @@ class Way:
 
 WAYS = {
     "own rate": Way("learning rate is 0.01 on worker 1 and 0.1 on worker 0", odd(rate)),
+    "own rate, the shards step": Way("different steps after step 16: learning rate is 0.01 on worker 1 and 0.1", odd(rate), update_at=None),
     "plateau on its own loss": Way("learning rate is ", plateau),
     "own weight decay": Way("parameter body.weight and 1 more of worker 1 is not that of worker 0", decay),
     "dropout of weights": Way("parameter body.weight", drop),

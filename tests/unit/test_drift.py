@@ -43,7 +43,21 @@ TABLE: dict[str, tuple[list[Digest], str | None, str | None]] = {
         "learning rate of parameter group 1 is 3 on worker 1 and 2 on worker 0",
         None,
     ),
-    "rates where the shards update": ([digest(numbers=({"lr": 1.0},)), digest(numbers=({"lr": 2.0},))], None, None),
+    "rates where the shards update": (
+        [digest(numbers=({"lr": 1.0},)), digest(numbers=({"lr": 2.0},))],
+        "workers ask the shards for different steps after step 16: learning rate is 2 on worker 1 and 1 on worker 0. Let all decide",
+        None,
+    ),
+    "weights where the shards update, and rates": (
+        [digest(numbers=({"lr": 1.0},)), digest("x234", numbers=({"lr": 2.0},))],
+        "parameter body.weight of worker 1 is not that of worker 0; the script of one of them has written",
+        None,
+    ),
+    "a loop without a batch": (
+        [digest(**RATES), digest(**{**RATES, "numbers": ({"lr": 0.2},)}, left_out=3)],
+        "The loop of worker 1 did not run for 3 steps, since it had no batch, and its scheduler was not stepped",
+        None,
+    ),
     "other processors": (
         [digest(alone=True, machine="A"), digest("x234", alone=True, machine="B")],
         "their processors may round otherwise (A, B); take updateAt: server",
@@ -132,5 +146,6 @@ BODY = {
      {"names": ["a"]}, {"clock": -1}, {"clock": "1"},      {"numbers": [3]}, {"numbers": {}}],
 )  # fmt: skip
 def test_a_digest_out_of_shape_decides_nothing(change: dict[str, Any]) -> None:
+    assert border.digest({**BODY, "leftOut": 3}) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True, (), 3)
     assert border.digest(BODY) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True)
     assert border.digest({**BODY, **change}) is None

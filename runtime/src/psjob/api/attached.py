@@ -125,6 +125,8 @@ class AttachedJob:
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
+        self.left_out = 0
+        """Steps for which this worker had no batch, so that its loop's body did not run."""
         self.in_step = False
         """An attached optimizer makes its step."""
         self.stepper = threading.get_ident()
@@ -505,7 +507,7 @@ class AttachedJob:
         if self._pushed is not None:
             self._follow(self._pushed, original)
             return
-        has = self._rows_of(pair)
+        has = self.clipping.rows(pair)
         if problem := self.left.problem(has):
             self.refuse(problem)
         grads = [p.grad if has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
@@ -533,11 +535,6 @@ class AttachedJob:
         clipped = self.clipping.asked(pair) and not self.session.reduces
         self._exchange(grads, skip, scale, original)
         self.left.stepped(has, clipped)
-
-    def _rows_of(self, pair: Pair) -> Callable[[int], bool]:
-        """Is a row of the table a parameter whose gradient goes with a step of `pair`?"""
-        together = self.clipping.together(pair)
-        return pair.has if len(together) == 1 else lambda row: any(each.has(row) for each in together)
 
     def _follow(self, pushed: Pushed, original: Callable[[], Any] | None) -> None:
         """The step of an optimizer whose gradients went with that of another one: nothing is pushed."""
@@ -585,6 +582,9 @@ class AttachedJob:
             self._inner_step(self.rounds, None)
             return
         pair = self._stepping
+        if not self.in_step:
+            self.left_out += 1
+            self.clipping.again(pair)
         own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own, self._pushed)
         self._leave_gradients()
@@ -619,7 +619,7 @@ class AttachedJob:
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
         pair = self._stepping
-        has = self._rows_of(pair)
+        has = self.clipping.rows(pair)
         clip = self._taken_clip()
         self.session.exchange.clip = Clip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
@@ -632,6 +632,8 @@ class AttachedJob:
             self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(has)))
             if pushed is None:
                 self.clipping.asking.note(False)
+            if grads is not None:
+                self.digests.stepping(hyperparameters, clip)
             self.by_hand.stepped()
             return
         own = [pushed is None and has(row) for row in range(len(self.parameters))]
@@ -646,7 +648,7 @@ class AttachedJob:
         if pushed is None:
             self.clipping.asking.note(self.session.exchange.skipped)
         skipped = self.session.exchange.skipped if pushed is None else pushed.skipped
-        self.digests.stepping()
+        self.digests.stepping(self.optimizer.param_groups, clip)
         if not skipped:
             with self.lr.on(pair.optimizer, clock):
                 original()

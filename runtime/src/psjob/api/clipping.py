@@ -31,6 +31,8 @@ class Clipping:
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
         self.asking = Asking()
+        self._last: dict[Pair, Clip] = {}
+        """Of the last step of each that was made of a batch."""
 
     def ask(self, pairs: Sequence[Pair], clip: Clip) -> None:
         """The script clips the next steps of `pairs`, by one norm. Raises Refused if it has clipped one in another way already."""
@@ -40,16 +42,24 @@ class Clipping:
         """Does the script clip the next step of `pair`?"""
         return self.asking.of(pair) is not None
 
-    def together(self, pair: Pair) -> tuple[Pair, ...]:
-        """Those whose gradients go with the step of `pair`, which is one of them."""
+    def rows(self, pair: Pair) -> Callable[[int], bool]:
+        """Is a row of the table a parameter whose gradient goes with the step of `pair`?"""
         asked = self.asking.of(pair)
-        return (pair,) if asked is None else asked.pairs
+        together = (pair,) if asked is None else asked.pairs
+        return pair.has if len(together) == 1 else lambda row: any(each.has(row) for each in together)
+
+    def again(self, pair: Pair) -> None:
+        """The script's loop has no batch for the next step, which is clipped as the one before."""
+        clip = self._last.get(pair, Clip())
+        if clip != Clip():
+            self.ask([pair], clip)
 
     def take(self, pair: Pair) -> Clip:
         """That of the step of `pair` that is made now."""
         given = self.asking.of(pair)
         self.asking.end(pair)
         asked = None if given is None else given.clip
+        self._last[pair] = asked or Clip()
         if self._limit is None or (asked is not None and asked.value is not None):
             return asked or Clip(norm=self._limit)
         norm = None if asked is None else asked.norm

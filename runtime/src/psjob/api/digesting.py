@@ -17,6 +17,7 @@ from psjob.embeddings.statetable import Table
 from psjob.layout import members
 from psjob.protocol.coordinator.drift import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker import digests
+from psjob.worker.clip import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
@@ -31,6 +32,8 @@ MOST: Final = 512
 """Sums of one kind of tensor in a digest."""
 GROUPS, NUMBERS = 32, 32
 """Parameter groups, and numbers of each, that are compared."""
+CLIPPED: Final = "max_norm of clip_grad_norm_"
+"""The name of that number; 0: nothing is clipped."""
 STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of normalisation layers, which are each worker's own."""
 Row = tuple[str, str, torch.Tensor]
@@ -56,12 +59,13 @@ class WeightDigests:
         """The hyperparameters of the last step that is looked at, and the clock to which it led."""
         self._last: tuple[str, int] | None = None
 
-    def stepping(self) -> None:
-        """The optimizer steps next, here. Between steps a scheduler may be further on one worker than on another."""
+    def stepping(self, asked: Sequence[Mapping[str, Any]], clip: Clip) -> None:
+        """The optimizer steps next with these hyperparameters, here or on the shards. Between steps a scheduler may be further on."""
         session = self._job.session
         clock = session.clock
         if self._together and (clock < SHORT or clock % EVERY == 0 or session.machine.cut_clock == clock):
-            self._numbers = clock, [_numbers(group) for group in self._job.optimizer.param_groups[:GROUPS]]
+            groups = [_numbers(group) for group in asked[:GROUPS]]
+            self._numbers = clock, [{**groups[0], CLIPPED: clip.norm or 0.0}, *groups[1:]] if groups else []
 
     def begin(self) -> None:
         """The script is in its job, and has made no step."""
@@ -132,11 +136,13 @@ class WeightDigests:
         }  # fmt: skip
         if names:
             body["names"] = [name for _, name in rows]
+        body["numbers"] = self._numbers[1] if self._numbers[0] == clock else []
         if self._job.session.reduces:
-            body["numbers"] = self._numbers[1] if self._numbers[0] == clock else []
             body["machine"] = digests.machine(self._job.parameters)
         if self.strangers.kinds:
             body["strangers"] = self.strangers.kinds
+        if self._job.left_out:
+            body["leftOut"] = self._job.left_out
         self._job.session.digest(body)
 
     def _parameters(self) -> list[Row]:

@@ -72,6 +72,7 @@ class Yielded:
                 self.first = told
             turn, rank = divmod(number - 1, self._world)
             if rank != self._rank:
+                last = batch if last is None else last  # of another worker, where this one has none of its own
                 continue
             last = batch
             if turn + 1 == begin and told != read:

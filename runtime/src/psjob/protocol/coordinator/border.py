@@ -142,7 +142,7 @@ def digest(body: Mapping[str, Any]) -> Digest | None:
     return Digest(
         clock, look, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
         _printable(body.get("machine", "")), body.get("alone") is True,
-        tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (),
+        tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (), _sum(body.get("leftOut")) or 0,
     )  # fmt: skip
 
 

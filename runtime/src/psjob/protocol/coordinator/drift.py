@@ -29,7 +29,8 @@ class Digest:
     """What a worker holds after step `clock`, by one of LOOKS.
 
     `kinds` has a letter for each of `sums`. `names` are of all of them, or empty. `numbers` are the hyperparameters of each parameter group
-    where the optimizer steps on the workers (`alone`). `machine` names the processor. `strangers`: optimizers that were not attached.
+    with which the step was made, here (`alone`) or on the shards. `machine` names the processor. `strangers`: optimizers that were not
+    attached. `left_out`: steps for which the worker had no batch, so that the body of its loop did not run.
     """
 
     clock: int
@@ -41,6 +42,7 @@ class Digest:
     machine: str = ""
     alone: bool = False
     strangers: tuple[str, ...] = ()
+    left_out: int = 0
 
     @property
     def moment(self) -> tuple[str, int]:
@@ -124,16 +126,17 @@ class Drift:
 
     def _weights(self, odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
         rows = _differing(odd, usual, TRAINED + FROZEN + OTHER)
-        numbers = _numbers(odd, usual, ranks) if odd.alone and usual.alone else None
+        numbers = _numbers(odd, usual, ranks)
         when = "at the beginning" if odd.look == BEGIN else f"after step {odd.clock}"
         mine, theirs = odd.kinds.count(FROZEN), usual.kinds.count(FROZEN)
         if mine != theirs and not (odd.strangers or usual.strangers):
             return f"worker {ranks[0]} has {mine} frozen parameters {when} and worker {ranks[1]} has {theirs}; all must build one model"
         if not rows:
-            return None if numbers is None else f"workers come apart {when}: {numbers}"
+            how = "workers come apart" if odd.alone else "workers ask the shards for different steps"
+            return None if numbers is None else f"{how} {when}: {numbers}"
         name = self._named(odd, usual, rows[0])
         more = f" and {len(rows) - 1} more" if rows[1:] else ""
-        cause = numbers or _cause(odd, usual, odd.kinds[rows[0]], ranks)
+        cause = (numbers if odd.alone else None) or _cause(odd, usual, odd.kinds[rows[0]], ranks)
         return f"weights differ {when}: {name}{more} of worker {ranks[0]} is not that of worker {ranks[1]}; {cause}"
 
     def _buffers(self, odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
@@ -174,11 +177,20 @@ def _numbers(odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str | None:
             if mine[name] != theirs[name]:
                 where = f" of parameter group {group}" if several else ""
                 what = f"{'learning rate' if name == 'lr' else name}{where}"
-                return (
-                    f"{what} is {mine[name]:.9g} on worker {ranks[0]} and {theirs[name]:.9g} on "
-                    f"worker {ranks[1]}. Let all decide it by the same number, such as the loss on validation data that each reads whole"
-                )
+                values = f"{mine[name]:.9g} on worker {ranks[0]} and {theirs[name]:.9g} on worker {ranks[1]}"
+                return f"{what} is {values}. {_help(odd, usual, ranks)}"
     return None
+
+
+def _help(odd: Digest, usual: Digest, ranks: tuple[int, int]) -> str:
+    """What is likely to help where hyperparameters differ."""
+    if odd.left_out != usual.left_out:
+        rank, steps = (ranks[0], odd.left_out) if odd.left_out > usual.left_out else (ranks[1], usual.left_out)
+        return (
+            f"The loop of worker {rank} did not run for {steps} steps, since it had no batch, and its scheduler was not stepped. Give the "
+            "loader drop_last=True and all workers as many batches, or step the scheduler once an epoch"
+        )
+    return "Let all decide it by the same number, such as the loss on validation data that each reads whole"
 
 
 def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str:
