@@ -69,7 +69,7 @@ def test_elements_are_clamped_before_the_manifests_norm(tmp_path: Path) -> None:
     with serving(tmp_path, max_grad_norm=1e5) as shards:
         workers = pair_of_workers(shards)
         for worker in workers:
-            worker.job.clipping.ask(worker.job.pairs[0], Clip(value=0.01))
+            worker.job.clipping.ask(worker.job.pairs, Clip(value=0.01))
         all_well(workers, steps(lambda rank: 1e6, made=1))
     for p, q in zip(workers[1].model.parameters(), model().parameters(), strict=True):
         torch.testing.assert_close(p, q - LR * 0.01)

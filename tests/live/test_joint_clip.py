@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from psjob import contract
+from psjob.api import clipping
 from psjob.api.attached import AttachedJob
 from psjob.api.jointsteps import joint
 from psjob.api.pairs import Pair
@@ -117,3 +118,37 @@ def test_steps_that_do_not_follow_are_refused(tmp_path: Path, spoil: str, said: 
         assert ended.value.code == contract.EXIT_REFUSED
         worker.die()
         assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("update_at", ["server", "worker"])
+@pytest.mark.parametrize("limits", [(LIMIT, 1.0), (1.0, LIMIT)])
+def test_gradients_that_are_clipped_twice_have_the_smaller_norm(tmp_path: Path, update_at: str, limits: tuple[float, float]) -> None:
+    with serving(tmp_path, workers=1, update_at=update_at) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=1.0))
+        plain = build()
+        optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
+
+        def clipped(which: nn.Module, norm: float) -> None:
+            nn.utils.clip_grad_norm_(which.parameters(), norm)
+
+        def act(worker: Worker) -> None:
+            for number in range(3):
+                worker.edge(number)
+                plain.zero_grad()
+                worker.optimizer.zero_grad()
+                loss(plain, number, 0).backward()
+                loss(model, number, 0).backward()
+                if number == 1:  # gradients that no step is made of are no matter of the next one
+                    clipping._ask(worker.job, list(model.parameters()), "clip", Clip(norm=LIMIT / 10))
+                    worker.optimizer.zero_grad()
+                    loss(model, number, 0).backward()
+                for limit in limits:
+                    clipped(plain, limit)
+                    clipping._ask(worker.job, list(model.parameters()), "clip", Clip(norm=limit))
+                worker.optimizer.step()
+                optimizer.step()
+
+        all_well([worker], act)
+        for p, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(p, wanted, rtol=1e-5, atol=1e-6)

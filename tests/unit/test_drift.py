@@ -63,7 +63,11 @@ TABLE: dict[str, tuple[list[Digest], str | None, str | None]] = {
         "their processors may round otherwise (A, B); take updateAt: server",
         None,
     ),
-    "by hand, the workers update": ([digest(alone=True), digest("x234", alone=True)], "weights or optimizer state by hand, or draws", None),
+    "by hand, the workers update": (
+        [digest(alone=True), digest("x234", alone=True)],
+        "weights or optimizer state by hand, or its optimizer uses random numbers",
+        None,
+    ),
     "frozen, at the beginning": (
         [digest("3", 0, "f", look=BEGIN, names=("stem.weight",)), digest("x", 0, "f", look=BEGIN, names=())],
         "weights differ at the beginning: frozen parameter stem.weight of worker 1 is not that of worker 0; it was built otherwise: seed",

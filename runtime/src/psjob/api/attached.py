@@ -24,7 +24,7 @@ from psjob.api.later import AddedGroups, Trained
 from psjob.api.leftgradients import LeftGradients
 from psjob.api.loops import Loops
 from psjob.api.lrscaling import LrScaling
-from psjob.api.owngradients import OwnGradients
+from psjob.api.owngradients import OwnGradients, dense
 from psjob.api.pairs import Models, Pair, check_overlap, joined
 from psjob.api.phases import PhaseState
 from psjob.api.places import Places
@@ -526,7 +526,7 @@ class AttachedJob:
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         if {g.layout for g in grads if g is not None} - {torch.strided}:
-            grads = self._dense(grads)
+            grads = dense(self.parameters, [spec.name for spec in self.session.layout.table], grads)
         if self.clipping.asking.waits and getattr(pair.optimizer, "found_inf", None) is not None:
             self.refuse(
                 "one norm clips several optimizers, and a GradScaler decides for each of them whether its step is made. Clip each by its "
@@ -541,26 +541,13 @@ class AttachedJob:
         self.carry_out(pushed.check)
         self._exchange(None, False, 1.0, original, pushed)
 
-    def _dense(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Sparse gradients as dense ones, of which the rules of the shards make the same step."""
-        sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]
-        size = sum(self.parameters[row].nbytes for row in sparse)
-        advice.tell(
-            "sparse",
-            f"sparse gradients, such as that of {self.session.layout.table[sparse[0]].name}, are sent as dense ones: {size / 1e6:.1f} MB a "
-            "step. ps.Embedding sends the rows of a batch only",
-        )
-        for row in sparse:
-            self.parameters[row].grad = self.parameters[row].grad.to_dense()  # type: ignore[union-attr]
-        return [self.parameters[row].grad if row in sparse else g for row, g in enumerate(grads)]
-
     def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
         """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""
         scale, skip = optimizers.amp(self._stepping.optimizer)
         for p in self.parameters:
             if p.grad is not None and scale != 1.0:
                 p.grad.mul_(scale)
-        self._clear_marks()
+        optimizers.clear_marks(self._stepping.optimizer)
         self.by_hand.forget()
         self.carry_out(lambda: rounds.step(original, skip))
 
@@ -643,7 +630,7 @@ class AttachedJob:
         for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
             if mine:
                 p.grad = None if index in nowhere else mean
-        self._clear_marks()
+        optimizers.clear_marks(self._stepping.optimizer)
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
         if pushed is None:
             self.clipping.asking.note(self.session.exchange.skipped)
@@ -667,13 +654,6 @@ class AttachedJob:
         if not self._aside:
             self._aside = [torch.empty_like(p) for p in self.parameters]
         return [p if has(row) else aside for row, (p, aside) in enumerate(zip(self.parameters, self._aside, strict=True))]
-
-    def _clear_marks(self) -> None:
-        """The gradients are unscaled already: the optimizer's own step shall not do it again."""
-        optimizer = self._stepping.optimizer
-        for mark in ("grad_scale", "found_inf"):
-            if hasattr(optimizer, mark):
-                setattr(optimizer, mark, None)
 
     # -- endings -------------------------------------------------------------------------------
 

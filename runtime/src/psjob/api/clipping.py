@@ -34,9 +34,12 @@ class Clipping:
         self._last: dict[Pair, Clip] = {}
         """Of the last step of each that was made of a batch."""
 
-    def ask(self, pairs: Sequence[Pair], clip: Clip) -> None:
-        """The script clips the next steps of `pairs`, by one norm. Raises Refused if it has clipped one in another way already."""
-        self.asking.ask(pairs, clip)
+    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
+        """The script clips the next steps of `pairs`, by one norm. `again`: the same gradients, once more.
+
+        Raises Refused if it has clipped one in another way already.
+        """
+        self.asking.ask(pairs, clip, again)
 
     def asked(self, pair: Pair) -> bool:
         """Does the script clip the next step of `pair`?"""
@@ -60,10 +63,7 @@ class Clipping:
         self.asking.end(pair)
         asked = None if given is None else given.clip
         self._last[pair] = asked or Clip()
-        if self._limit is None or (asked is not None and asked.value is not None):
-            return asked or Clip(norm=self._limit)
-        norm = None if asked is None else asked.norm
-        return Clip(norm=self._limit if norm is None else min(norm, self._limit))
+        return (asked or Clip()).within(Clip(norm=self._limit))
 
 
 def clip_grad_norm_(
@@ -100,10 +100,11 @@ def clip_grad_norm_(
 def clip_alone(parameters: Iterable[torch.Tensor], clip: Clip) -> None:
     """Clip gradients that lie in this process, where the workers step by themselves."""
     with torch.no_grad():
+        given = list(parameters)
+        if clip.value is not None:
+            _plain(utils.clip_grad_value_)(given, clip.value, None)
         if clip.norm is not None:
-            _plain(utils.clip_grad_norm_)(list(parameters), clip.norm, 2.0, False, None)
-        elif clip.value is not None:
-            _plain(utils.clip_grad_value_)(list(parameters), clip.value, None)
+            _plain(utils.clip_grad_norm_)(given, clip.norm, 2.0, False, None)
 
 
 def install(job: AttachedJob) -> None:
@@ -166,10 +167,10 @@ def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> 
         chosen = [several] if clip.norm is not None else [[pair] for pair in several]
     if not chosen:
         job.refuse(f"{name} was given {_told(job, there)}")
-    job.left.clip([row for row, p in enumerate(job.parameters) if p in there])
+    again = job.left.clip([row for row, p in enumerate(job.parameters) if p in there])
     try:
         for pairs in chosen:
-            job.clipping.ask(pairs, clip)
+            job.clipping.ask(pairs, clip, again)
     except Refused as refused:
         job.refuse(str(refused))
 

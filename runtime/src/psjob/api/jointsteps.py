@@ -73,10 +73,13 @@ class Asking:
                 "the steps of all that are clipped together, one after the other, or clip each by its own parameters"
             )
 
-    def ask(self, pairs: Sequence[Pair], clip: Clip) -> None:
-        """One norm over the parameters of all of `pairs`. Raises Refused if one of them is clipped in another way already."""
+    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
+        """One norm over the parameters of all of `pairs`; `again`: the gradients were clipped before, and are the same.
+
+        Raises Refused if one of them is clipped in another way already.
+        """
         self.check_over()
-        asked = Asked(clip, tuple(pairs))
+        tightest = clip
         for pair in pairs:
             before = self._asked.get(pair)
             if before is not None and (before.clip.norm is None) != (clip.norm is None):
@@ -86,7 +89,9 @@ class Asking:
                     f"{named(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards clip once. "
                     "Clip in one way"
                 )
-        self._asked.update(dict.fromkeys(pairs, asked))
+            if before is not None and again:
+                tightest = tightest.within(before.clip)
+        self._asked.update(dict.fromkeys(pairs, Asked(tightest, tuple(pairs))))
 
     def of(self, pair: Pair) -> Asked | None:
         """What is asked for the step of `pair`."""

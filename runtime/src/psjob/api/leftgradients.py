@@ -57,11 +57,13 @@ class LeftGradients:
         used = (why for row, (grad, why) in self._used.items() if rows(row) and grad() is self._parameters[row].grad is not None)
         return next(used, "") or next(again, "")
 
-    def clip(self, rows: Collection[int]) -> None:
-        """The script clips the gradients of these rows, which is done in the step that comes."""
+    def clip(self, rows: Collection[int]) -> bool:
+        """The script clips the gradients of these rows, which is done in the step that comes. Were the same ones clipped before?"""
+        again = any(row in self._clipped and self._is_as(row, self._clipped[row]) for row in rows)
         for row in set(self._watched).intersection(rows):
             if (grad := self._parameters[row].grad) is not None:
                 self._clipped[row] = weakref.ref(grad), grad._version
+        return again
 
     def forget(self, rows: Callable[[int], bool]) -> None:
         """A step of these rows is over, also one that was not made."""

@@ -1,4 +1,4 @@
-"""A look at whether a script changes its gradients between backward and step, where DDP would give it the mean of all workers."""
+"""Gradients as a script leaves them: whether it changes them between backward and step, where DDP has the mean; and sparse ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+
+from psjob.api import advice
 
 STEPS = 3
 """Looked at from the first on."""
@@ -53,3 +55,17 @@ class OwnGradients:
     def _changed(self, row: int) -> bool:
         now, left = self._parameters[row].grad, self._left.get(row)
         return now is not None and left is not None and (left[0]() is not now or left[1] != now._version)
+
+
+def dense(parameters: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Sparse gradients as dense ones, of which the rules of the shards make the same step. That they are sent so is told."""
+    sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]
+    size = sum(parameters[row].nbytes for row in sparse)
+    advice.tell(
+        "sparse",
+        f"sparse gradients, such as that of {names[sparse[0]]}, are sent as dense ones: {size / 1e6:.1f} MB a step. ps.Embedding sends the "
+        "rows of a batch only",
+    )
+    for row in sparse:
+        parameters[row].grad = parameters[row].grad.to_dense()  # type: ignore[union-attr]
+    return [parameters[row].grad if row in sparse else g for row, g in enumerate(grads)]

@@ -9,7 +9,7 @@ import sys
 import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -139,6 +139,17 @@ def like(now: Any, value: Any) -> Any:
         return renewed(now, value)
     made = copied(value)
     return made.to(now.device) if isinstance(made, torch.Tensor) and isinstance(now, torch.Tensor) else made
+
+
+def changed(now: Mapping[str, Mapping[str, Any]], first: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By function and path, values of `now` that are others than at first, or were not there."""
+    found: dict[str, dict[str, Any]] = {}
+    for function, those in now.items():
+        was = first.get(function, {})
+        others = {name: value for name, value in those.items() if name not in was or not same(value, was[name])}
+        if others:
+            found[function] = others
+    return found
 
 
 def held(value: Any) -> Any:

@@ -217,7 +217,7 @@ class Variables:
             return {}
         walked = self._walked()
         now = self._plain(walked)
-        changed = _changed(now, self._known())
+        changed = values.changed(now, self._known())
         wide = [(function, path) for function, found in changed.items() for path, value in found.items() if values.is_wide(value)]
         for function, path in wide:  # lines that run again after a pass may read numbers that the script no longer reads here
             if not self._is_read(function, path):
@@ -235,11 +235,11 @@ class Variables:
                 function: [name for name in found if self._is_assigned(function, name, now)] for function, found in changed.items()
             },
             "alike": self._changed_alike(walked),
-            "objects": _changed(states, self._objects),
+            "objects": values.changed(states, self._objects),
             "lost": lost,
             "long": long,
             "other": other,
-            "ended": {site: _held(_changed(ended, changed)) for site, ended in self._ended.items()},
+            "ended": {site: _held(values.changed(ended, changed)) for site, ended in self._ended.items()},
         }
 
     def _unchanged(self, now: Found, changed: Found) -> Found:
@@ -304,11 +304,11 @@ class Variables:
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
             advice.tell("long", told)
         plain, first = state.get("plain", {}), self._first or {}
-        others = {} if self._resumed else _changed(dict(state.get("first", {})), first)
+        others = {} if self._resumed else values.changed(dict(state.get("first", {})), first)
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         now = self._plain(walked)
         libraries.tell_hidden(self._met.hidden, now, plain)
-        changed = _changed(now, first)
+        changed = values.changed(now, first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
@@ -322,7 +322,7 @@ class Variables:
         if self._first is None:
             return
         self._look(frame)
-        changed = _changed(self._plain(self._walked()), self._known())
+        changed = values.changed(self._plain(self._walked()), self._known())
         self._ended[site] = {function: {name: values.copied(value) for name, value in found.items()} for function, found in changed.items()}
         self.at(None)
 
@@ -527,7 +527,7 @@ class Variables:
 
         Their attributes get what is `plain` after that. Raises Refused if one gives another state than it was given.
         """
-        changed = _changed(self._states(self._walked()), self._objects)
+        changed = values.changed(self._states(self._walked()), self._objects)
         loaded: list[tuple[str, str, Any, dict[str, Any]]] = []
         for function, frame in self._functions.items():
             first = self._objects.get(function, {})
@@ -683,17 +683,6 @@ class Variables:
 def _place(words: Collection[str]) -> _Place:
     function, path = words
     return function, path
-
-
-def _changed(now: Found, first: Found) -> Found:
-    """Values of `now` that are others than at first, or were not there."""
-    found: Found = {}
-    for function, those in now.items():
-        was = first.get(function, {})
-        changed = {name: value for name, value in those.items() if name not in was or not values.same(value, was[name])}
-        if changed:
-            found[function] = changed
-    return found
 
 
 def _held(found: Found) -> Found:

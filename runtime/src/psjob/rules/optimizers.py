@@ -156,3 +156,10 @@ def amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
     scale = getattr(optimizer, "grad_scale", None)
     found = getattr(optimizer, "found_inf", None)
     return (1.0 if scale is None else 1.0 / float(scale)), bool(found is not None and float(found) > 0)
+
+
+def clear_marks(optimizer: torch.optim.Optimizer) -> None:
+    """Take those marks away: the gradients are unscaled already, and the optimizer's own step shall not do it again."""
+    for mark in ("grad_scale", "found_inf"):
+        if hasattr(optimizer, mark):
+            setattr(optimizer, mark, None)

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Clip:
-    """Its norm over all parameters is at most `norm`, each element at most `value` from 0; None: any."""
+    """Each element is at most `value` from 0, then its norm over all parameters at most `norm`; None: any."""
 
     norm: float | None = None
     value: float | None = None
+
+    def within(self, other: Clip) -> Clip:
+        """Both, one after the other: the smaller limits."""
+        return Clip(_least(self.norm, other.norm), _least(self.value, other.value))
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)
