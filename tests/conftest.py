@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator
+from functools import wraps
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from psjob.process import installed
 from tests.hardware import left_out
 from tests.quick import begin_imports
 
@@ -20,6 +22,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("psjob", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("PSJOB_HYPOTHESIS", "psjob"))
+
+INSTALLED = installed.places
+
+
+@wraps(INSTALLED.__wrapped__)
+def _places() -> tuple[str, ...]:
+    """What has started a test is no part of the script that the test is for psjob, so that its variables are not looked through."""
+    return *INSTALLED(), f"{Path(__file__).parents[1]}/hack/"
+
+
+installed.places = _places  # type: ignore[assignment]
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

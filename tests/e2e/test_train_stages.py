@@ -297,9 +297,9 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
             "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.maxGradNorm: 0.2",
         ),
         (
-            "nn.utils.clip_grad_value_(model.parameters(), 0.2)",
-            {"maxGradNorm": 0.2},
-            "clip_grad_value_ in a job of stages with training.maxGradNorm",
+            "nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
+            {"maxGradNorm": 0.3},
+            "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.maxGradNorm: 0.2",
         ),
     ],
     ids=["pipedream", "one stage", "two ways"],

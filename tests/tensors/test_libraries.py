@@ -289,3 +289,8 @@ def test_a_game_whose_state_is_not_seen_is_told_of_where_it_was_played_otherwise
     loop(Steps(undisturbed.records[1], at=2, weight=5.0))
     (sentence,) = SAID
     assert "another agent.game.moves than the lost one" in sentence and "agent.game.game (Simulator)" in sentence
+
+
+def test_what_runs_tests_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fixture is to undo after a test was put back to what a record held, and never undone."""
+    assert not libraries.is_entered(monkeypatch)

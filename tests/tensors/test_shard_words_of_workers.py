@@ -24,7 +24,7 @@ def test_reported_numbers_have_printable_names() -> None:
 
 def test_the_operator_keeps_no_escapes_in_names() -> None:
     told = parse(b'{"coordinator": {"metrics": {"\\u001b[2Jloss\\n": 1.0}}}')
-    assert told is not None and told["coordinator"]["metrics"] == {"[2Jloss": 1.0}
+    assert told is not None and told["coordinator"]["metrics"] == {r"\x1b[2Jloss\n": 1.0}
 
 
 @pytest.mark.parametrize("clock", [1 << 62, (1 << 63) - 1, MOST_AHEAD + 1])

@@ -62,7 +62,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         (3, [[0, 1], [2, 3], [4, 5]])
     """
     __tracebackhide__ = True
-    job, made_at = attaching.current, _call(sys._getframe(1))
+    job, made_at = attaching.current, asking.call(sys._getframe(1))
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
@@ -77,10 +77,6 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         if job is not None:
             job.refuse(str(refused))
         refuse(str(refused))
-
-
-def _call(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}+{frame.f_lasti}"
 
 
 def _described(loader: Any) -> str:

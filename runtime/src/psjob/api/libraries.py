@@ -30,8 +30,8 @@ Found = Mapping[str, Mapping[str, Any]]
 _TEXTS: Final = (str, bytes, *tagged.WRITTEN)
 """They may name a file or an address of this process."""
 _NO_STATE: Final = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-_OTHERS: Final = frozenset((*sys.stdlib_module_names, "numpy", "psjob", "torch"))
-"""Packages whose objects are not looked into: threads, files and locks are of this process."""
+_OTHERS: Final = frozenset((*sys.stdlib_module_names, "numpy", "psjob", "torch", "_pytest", "pluggy", "hypothesis"))
+"""Packages whose objects are not looked into: threads, files and locks are of this process, and what runs tests keeps what it undoes."""
 
 
 def is_entered(value: Any) -> bool:
