@@ -11,23 +11,10 @@ import packaging
 import pytest
 import torch
 
-from psjob.api import advice, asking, libraries
+from psjob.api import advice, libraries
 from psjob.api.variables import Variables
-from psjob.process import installed
 from psjob.process.errors import Refused
-from psjob.resume import record
-
-
-@pytest.fixture(autouse=True)
-def _what_runs_tests_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign = (*installed.places(), f"{Path(__file__).parents[2] / 'hack'}/")
-    monkeypatch.setattr(installed, "places", lambda: foreign)
-    asking.is_script.cache_clear()
-
-
-def packed(state: Any) -> Any:
-    """As a record gives it back."""
-    return record.unpack(record.pack(record.ResumeRecord(None, 0, {}, {"variables": state}, []))).stateful["variables"]
+from tests.tensors.test_variables import packed
 
 
 def of_library(kind: type) -> type:

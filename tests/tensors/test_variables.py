@@ -11,7 +11,6 @@ import random
 import sys
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,19 +18,10 @@ import numpy
 import pytest
 import torch
 
-from psjob.api import asking
 from psjob.api.values import MOST
 from psjob.api.variables import Variables
-from psjob.process import installed
 from psjob.process.errors import Refused
 from psjob.resume import record
-
-
-@pytest.fixture(autouse=True)
-def _what_runs_tests_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign = (*installed.places(), f"{Path(__file__).parents[2] / 'hack'}/")
-    monkeypatch.setattr(installed, "places", lambda: foreign)
-    asking.is_script.cache_clear()
 
 
 def packed(state: Any) -> Any:

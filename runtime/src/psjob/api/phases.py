@@ -15,6 +15,7 @@ from psjob.api.later import Later
 from psjob.api.pairs import AT_ONCE, Pair
 from psjob.api.recording import PlainState
 from psjob.api.takeover import take_over
+from psjob.layout import members
 from psjob.process.errors import Refused
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def is_next(pairs: Sequence[Pair], model: torch.nn.Module, optimizers: Sequence[
 
 def check_parameters(known: Sequence[torch.Tensor], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise Refused for a parameter that the first optimizer did not have."""
-    had, names = {id(p) for p in known}, {id(p): name for name, p in model.named_parameters()}
+    had, names = {id(p) for p in known}, {id(p): name for name, p in members.named_parameters(model)}
     new = next((p for group in optimizer.param_groups for p in group["params"] if id(p) not in had), None)
     if new is not None:
         told = names.get(id(new), f"of shape {tuple(new.shape)}")

@@ -89,7 +89,7 @@ class Strangers:
 
     def _tell_of_attached(self, optimizer: torch.optim.Optimizer) -> None:
         """It steps what another one trains, as that of a second phase that nobody attached."""
-        names = {id(p): name for name, p in self._job.model.named_parameters()}
+        names = {id(p): name for name, p in members.named_parameters(self._job.model)}
         given = [p for group in optimizer.param_groups for p in group["params"]]
         first = names.get(id(given[0]), f"of shape {tuple(given[0].shape)}") if given else "none"
         kind, attached = type(optimizer).__name__, self._job.pairs[0].plain.__name__
