@@ -6,7 +6,6 @@ A reader gives a value or raises what it promises. It takes at most SECONDS of p
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import time
 import tracemalloc
@@ -17,6 +16,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
+from tests.heaps import small_heap
 
 SECONDS = 1.0
 """Of this thread's processor time, for one case: a busy machine makes no difference."""
@@ -61,14 +62,10 @@ def fuzz(cases: int, make: Callable[[Random], T], read: Callable[[T], int | None
                 error.add_note(f"after {done} cases, of {value!r:.3000}")
                 raise
 
-    gc.collect()
-    gc.freeze()  # what earlier tests have left is not gone through at the cost of a case
-    try:
+    with small_heap():
         while done < cases:
             chunk()
             turn += 1
-    finally:
-        gc.unfreeze()
 
 
 def _measured(value: T, read: Callable[[T], int | None], most: int) -> int:

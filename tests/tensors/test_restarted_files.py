@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,8 @@ def each(names: Iterable[str], *always: str) -> list[Any]:
     return [pytest.param(name, id=name, marks=() if name in always else pytest.mark.rotating) for name in names]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """What goes over an iterator is looked for in the whole heap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("small_heap_each")
+"""What goes over an iterator is looked for in the whole heap."""
 
 
 @pytest.mark.parametrize("name", each(SCRIPTS, "snapshot", "gan", "unfreezes", "replay", "curriculum", "by_step"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.tensors.restarted_scripts import restarts, run
 from tests.tensors.scripts_of_people import LOOPS, LOST, PUT_BACK, REFUSED, scripts
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What goes over an iterator is looked for in the whole heap."""
-    run(tmp_path_factory.mktemp("first"), LOOPS["a loop"])
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("small_heap_each")
+"""What goes over an iterator is looked for in the whole heap."""
 
 
 @pytest.mark.parametrize("name", LOOPS)
