@@ -37,6 +37,62 @@ for epoch in range(3):
         for v in val:
             break
 """,
+    "rounds of a `while`": """
+for turn in range(2):
+    n = 0
+    while n < 12:
+        for i, b in enumerate(loader):
+            step(b, i, n)
+            n += 1
+        with torch.no_grad():
+            for v in val:
+                pass
+note((turn, n))
+""",
+    "one `while` after another": """
+n = 0
+while n < 12:
+    for b in loader:
+        step(b, n)
+        n += 1
+    with torch.no_grad():
+        for v in val:
+            pass
+n = 0
+while n < 12:
+    for b in loader:
+        step(b, n)
+        n += 1
+    shown = next(iter(val))
+note(n)
+""",
+    "a `while` counts in passes, and a `for` goes on": """
+n = 0
+while n < 12:
+    for i, b in enumerate(loader):
+        step(b, i, n)
+        n += 1
+for epoch in range(3):
+    for i, b in enumerate(loader):
+        step(b, i, n)
+        n += 1
+note(n)
+""",
+    "a number decides what follows": """
+n = 0
+while True:
+    for b in loader:
+        step(b, n)
+        n += 1
+    with torch.no_grad():
+        for v in val:
+            pass
+    if n >= 18:
+        break
+for b in other:
+    step(b, n)
+note(n)
+""",
     "gradients are accumulated": """
 for epoch in range(3):
     for i, b in enumerate(loader):
@@ -600,21 +656,6 @@ for epoch in range(3):
         step(b)
         if n % 4 == 0:
             break
-""",
-        "ended",
-    ),
-    "what decides is counted in passes": (
-        """
-n = 0
-while n < 12:
-    for i, b in enumerate(loader):
-        step(b, i, n)
-        n += 1
-for epoch in range(3):
-    for i, b in enumerate(loader):
-        step(b, i, n)
-        n += 1
-note(n)
 """,
         "ended",
     ),

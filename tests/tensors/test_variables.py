@@ -55,7 +55,7 @@ class Loader:
         self.variables.begin_pass(frame)
         if self.finished:
             self.finished -= 1
-            self.variables.lend(frame, self.kept, "here")
+            self.variables.lend(frame, self.kept, "here", 0)
             return
         for number in range(self.at, 3):
             self.variables.at(sys._getframe(1))
@@ -65,7 +65,7 @@ class Loader:
             self.records.append(packed(self.variables.state_dict()))
             self.variables.at(None)
             yield number
-        self.variables.ended(sys._getframe(1), "here")
+        self.variables.ended(sys._getframe(1), "here", 0)
         self.at = 0
 
 

@@ -279,11 +279,11 @@ class AttachedJob:
         if self._files is not None and ownfiles.other(self._files) and not self.variables.by_epochs:
             self.refuse("")
 
-    def passed_again(self, frame: FrameType, site: str) -> None:
+    def passed_again(self, frame: FrameType, site: str, number: int) -> None:
         """A pass that was finished before a restart begins again in this frame, at that place of the script, and is given nothing."""
         self._passes_again += 1
         if self.restored is not None:
-            self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}), site)
+            self.variables.lend(frame, self.restored.stateful.get(variables.NAME, {}), site, number)
 
     def begin_epoch(self, loop: int, epoch: int, frame: FrameType) -> None:
         """The script is given an epoch of a loop of `ps.epochs` in this frame, or AFTER: the loop is over."""

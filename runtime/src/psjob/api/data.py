@@ -186,7 +186,7 @@ class ShardedLoader(Generic[B]):
             places.skip()
             yield self.stand_in
         if begin is None:
-            job.passed_again(sys._getframe(1), began_at)
+            job.passed_again(sys._getframe(1), began_at, number)
             if places.begun > number + 1:  # others had begun within it
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
@@ -225,7 +225,7 @@ class ShardedLoader(Generic[B]):
                 found = next(feed, None)
                 if found is None:
                     if steps and began_at:
-                        job.variables.ended(sys._getframe(1), began_at)
+                        job.variables.ended(sys._getframe(1), began_at, number)
                     if places.has_beside:
                         job.zipped = self._zip(origin, sys._getframe(1))
                     return

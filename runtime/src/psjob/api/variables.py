@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from psjob.api import advice, asking, foreign, libraries, liveness, objects, unlike, values
+from psjob.api.passends import PassEnds
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
 from psjob.process import ownfiles
@@ -114,8 +115,7 @@ class Variables:
         """By function and name, the objects that held them."""
         self._back: dict[str, set[str]] = {}
         """By function, names of what was put back: they have changed, whatever they were when this process began."""
-        self._ended: dict[str, Found] = {}
-        """By place in the script, the plain values as its last pass over data was over."""
+        self._ends = PassEnds()
         self._things: dict[_Place, tuple[Any, Any]] = {}
         """By function and name: what is not plain, and its versions at first."""
         self._samples: dict[tuple[str, str, bool], int] = {}
@@ -239,7 +239,7 @@ class Variables:
             "lost": lost,
             "long": long,
             "other": other,
-            "ended": {site: _held(values.changed(ended, changed)) for site, ended in self._ended.items()},
+            **self._ends.state(changed, _held),
         }
 
     def _unchanged(self, now: Found, changed: Found) -> Found:
@@ -317,25 +317,23 @@ class Variables:
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
 
-    def ended(self, frame: FrameType, site: str) -> None:
+    def ended(self, frame: FrameType, site: str, number: int) -> None:
         """A pass over data that began at this place in the script is over. In that frame the lines follow that are made of it."""
         if self._first is None:
             return
         self._look(frame)
         changed = values.changed(self._plain(self._walked()), self._known())
-        self._ended[site] = {function: {name: values.copied(value) for name, value in found.items()} for function, found in changed.items()}
+        self._ends.note(site, number, changed, runs_again=not self.by_epochs)
         self.at(None)
 
-    def lend(self, frame: FrameType, state: Kept, site: str) -> None:
+    def lend(self, frame: FrameType, state: Kept, site: str, number: int) -> None:
         """A pass that was finished before a restart is given nothing. What follows reads values as the last pass at this place left them,
-        or else as they are at the script's place.
+        or else as they are at the script's place. Numbers are as this pass left them: a `while` may read them.
 
         So a mean over the pass has numbers, and the last loss has a value. The variable of a `for` loop keeps its own.
         """
         self._look(frame)
-        plain, ended = state.get("plain", {}), state.get("ended", {}).get(site, {})
-        there = {function: {**plain.get(function, {}), **ended.get(function, {})} for function in {*plain, *ended}}
-        self._ended.setdefault(site, there)
+        there = self._ends.take(site, number, state, state.get("plain", {}))
         lent = {}
         for function, at in self._functions.items():
             own = asking.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
