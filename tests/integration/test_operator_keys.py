@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from psjob_operator import keys
+from psjob_operator.render import names
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 
@@ -82,6 +83,10 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
 
     stranger(1)
     stranger(2)
+    labels = {names.LABEL_JOB: "job", names.LABEL_ROLE: "worker", names.LABEL_INDEX: "1", names.LABEL_NUMBER: "7"}
+    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    guest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "guest", "labels": labels}, "spec": spec}
+    place.cluster.api.create(place.path("pods"), guest)
     place.edit("job", suspend=None)
     name = f"job-key-{uid[:8]}-3"
     assert mounted(place, "job-ps-0-a1") == mounted(place, "job-worker-1-r1") == [name]

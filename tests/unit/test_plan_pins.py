@@ -244,3 +244,15 @@ def test_a_phase_of_a_newer_operator_stands_until_more_is_known() -> None:
     assert lost.status.phase == "Recovering" and names(lost) == ["job-ps-0-a2"]
     over = replace(waiting, status=JobStatus.read({**status.to_manifest(), "completionTime": "2026-01-01T00:00:00Z"}))
     assert plan(over, NOW).status.phase == "Draining" and not names(plan(over, NOW)), "an end is an end, whatever its word"
+
+
+def test_keys_are_the_operators_if_a_pod_of_the_run_mounts_them() -> None:
+    snapshot = begun()
+    secret = naming.key(snapshot.name, snapshot.uid, 2)
+    before, ours = (replace(pod("worker", 0), keys=naming.key(snapshot.name, snapshot.uid, number)) for number in (1, 2))
+    assert not replace(snapshot, processes=()).mounts(secret)
+    assert not replace(snapshot, processes=(before, pod("worker", 1))).mounts(secret), (
+        "labels, and the keys of the run before it was resumed"
+    )
+    assert not replace(snapshot, processes=(replace(ours, run="another"),)).mounts(secret)
+    assert replace(snapshot, processes=(before, ours)).mounts(secret)

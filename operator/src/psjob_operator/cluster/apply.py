@@ -215,8 +215,8 @@ class Apply:
             outcome.unguarded = part.held.message
 
     async def _ensure_key(self, action: EnsureKey, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
-        """Make the Secret of the run's keys; it is never read. One that is there before any pod may be a stranger's, who knows its keys."""
-        taken = False
+        """Make the Secret of the run's keys; it is never read. One that no pod of the run mounts may be a stranger's."""
+        taken, secret = False, naming.key(snapshot.name, snapshot.uid, action.number)
 
         async def make() -> None:
             nonlocal taken
@@ -231,11 +231,11 @@ class Apply:
             except ApiError as error:
                 if not error.taken:
                     raise
-                taken = not snapshot.processes
+                taken = not snapshot.mounts(secret)
             if not taken:
                 memory.key_made = action.number
 
-        await self._try(SECRETS, naming.key(snapshot.name, snapshot.uid, action.number), make, snapshot, memory, now, outcome)
+        await self._try(SECRETS, secret, make, snapshot, memory, now, outcome)
         if taken:
             memory.key_taken, outcome.refused, outcome.again_at = action.number, True, now
             outcome.held = ApiError(409, "KeyTaken", f"keys {action.number} exist already; the run takes the next ones")

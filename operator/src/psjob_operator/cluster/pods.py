@@ -14,6 +14,7 @@ from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
 from psjob_operator.render.inject import CONTAINER
+from psjob_operator.render.keyfile import SECRET_VOLUME
 from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
 GONE_SECONDS = 5.0
@@ -91,6 +92,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         runtime_image=sys.intern(_injected(spec)),
+        keys=sys.intern(_secret(spec)),
         waiting_reason=reason,
         waiting_message=scrub.sentence(message),
     )
@@ -129,6 +131,12 @@ def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
 def _injected(spec: Mapping[str, Any]) -> str:
     """Image that the library was copied from; empty where it was not."""
     return next((str(item.get("image") or "") for item in spec.get("initContainers") or [] if item.get("name") == CONTAINER), "")
+
+
+def _secret(spec: Mapping[str, Any]) -> str:
+    """The Secret of run keys; empty where it mounts none."""
+    mounted = next((item.get("secret") for item in spec.get("volumes") or [] if item.get("name") == SECRET_VOLUME), None)
+    return str(mounted.get("secretName") or "") if isinstance(mounted, Mapping) else ""
 
 
 def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mapping[str, Any]:

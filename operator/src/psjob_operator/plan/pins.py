@@ -6,6 +6,7 @@ from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT, CONFIG_FORMATS, WIRE, WIRES
+from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts
 
 UNPINNED_FORMAT, UNPINNED_WIRE = 1, 1
@@ -23,7 +24,7 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
     begun = not facts.first_seen and not resumed and bool(facts.known)
     wire = kept.wire or (UNPINNED_WIRE if begun else WIRE)
     key = (stored.key or 0) + 1 if resumed else kept.key or 1
-    if key == facts.snapshot.key_taken and not facts.snapshot.processes:
+    if key == facts.snapshot.key_taken and not facts.snapshot.mounts(naming.key(facts.snapshot.name, facts.snapshot.uid, key)):
         key += 1
     return Pinned(
         runtime_image=kept.runtime_image or (_image(facts, begun) if facts.snapshot.spec.injection == "auto" else None),

@@ -80,6 +80,8 @@ class Process:
     """Of CreateProcess: the seconds that this start was held back, or that its volume group is given."""
     runtime_image: str = ""
     """Image that the library was copied from; empty without injection, and locally."""
+    keys: str = ""
+    """Name of the Secret of run keys that its pod mounts; empty locally."""
     unresponsive: bool = False
     """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 
@@ -186,3 +188,7 @@ class Snapshot:
     written_at: float | None = None
     """Unix time at which this process of the operator last stored the job's status; None: never, or not known. Counters and words of
     `status` are written at most every 10 s and every 60 s after it; None writes them at once (right for a laptop)."""
+
+    def mounts(self, secret: str) -> bool:
+        """Does a pod of this run mount this Secret of run keys? Then the operator had made it. Labels tell nothing: anyone writes them."""
+        return any(process.run == self.uid and process.keys == secret for process in self.processes)
