@@ -155,6 +155,10 @@ def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers
         ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7"}, None),
         ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes a worker"),
         ({contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is '', expected a whole number"),
+        (
+            {contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7", contract.ENV_ENCRYPTION: "tls"},
+            "the config says encryption none, and this process was started with tls (PSJOB_ENCRYPTION)",
+        ),
         ({contract.ENV_LOCAL: "0"}, "PSJOB_SOCKETS is '', expected numbers; start the script by python -m psjob.agent"),
     ],
 )
@@ -251,6 +255,23 @@ def test_a_config_does_not_turn_encryption_off_for_a_run_that_has_an_authority(t
     made = reading._encryption(word, Path(key_file(tmp_path, role, 0)), role, 0, problems)
     assert bool(problems) == refused and made.word == ("none" if refused else word)
     assert not refused or "the config says that no stream is encrypted, but this run has an authority" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "told", "refused"),
+    [
+        ("auto", "tls", True),
+        ("none", "tls", True),
+        ("none", "auto", True),
+        ("tls", "auto", True),
+        ("tls", "tls", False),
+        ("none", "none", False),
+    ],
+)
+def test_a_config_says_the_encryption_that_a_pod_was_made_with(word: str, told: str, refused: bool) -> None:
+    problems: list[str] = []
+    reading._check_encryption(word, told, problems)
+    assert bool(problems) == refused and (not refused or (f"encryption {word}" in problems[0] and f"with {told}" in problems[0]))
 
 
 @pytest.mark.parametrize(("role", "linked"), [("worker", False), ("worker", True), ("shard", False), ("shard", True)])

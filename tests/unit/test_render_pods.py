@@ -252,6 +252,8 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "PSJOB_CHECKPOINTS": "/psjob-checkpoints",
     }
     assert env(shard(rich(), known=True)["spec"]["containers"][0])["PSJOB_MIN_STEP"] == "1"
+    encrypted = render.pod(rich(), CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", pinned=PINNED.model_copy(update={"encryption": "tls"})))
+    assert env(encrypted["spec"]["containers"][0])["PSJOB_ENCRYPTION"] == "tls"
     assert (spec["hostname"], spec["subdomain"]) == ("job-ps-1", "job-ps")
     labels = made["metadata"]["labels"]
     assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")

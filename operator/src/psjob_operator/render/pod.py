@@ -127,6 +127,8 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
         contract.ENV_POD: process.name,
         contract.ENV_KEYS: KEY_FILE,
     }
+    if process.pinned.encryption:
+        values[contract.ENV_ENCRYPTION] = process.pinned.encryption
     if process.role == "worker":
         if job.spec.processes() > 1:
             values[contract.ENV_PROCESSES] = str(job.spec.processes())

@@ -60,6 +60,8 @@ ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 ENV_KEYS: Final = "PSJOB_KEYS"
 """Path of the file that holds this process's keys, see `KEYS`."""
+ENV_ENCRYPTION: Final = "PSJOB_ENCRYPTION"
+"""One of ENCRYPTION: what the config must say. Who may change the config only cannot change this. Absent: what the config says holds."""
 
 # -- keys ----------------------------------------------------------------------------------------
 KEYS: Final = """A run has three keys of 32 random bytes: `workers`, `shards` and `questions`. No process but the planner makes them.

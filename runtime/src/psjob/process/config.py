@@ -212,6 +212,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     config = _read(path, problems)
     if config is not None:
         config = _in_mode(config, environ.get(contract.ENV_MODE, ""), problems)
+        _check_encryption(config.encryption, environ.get(contract.ENV_ENCRYPTION, config.encryption), problems)
         if run and config.run != run:
             problems.append(f"{contract.ENV_RUN} is {run}, but the config is of run {config.run}")
         if config.stages and config.stages.workers != config.workers:
@@ -264,6 +265,15 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
     except (OSError, ValueError) as error:
         problems.append(f"{contract.ENV_KEYS}: {path} is not this process's key file: {error}")
         return NO_KEYS
+
+
+def _check_encryption(word: str, told: str, problems: list[str]) -> None:
+    """Whoever may change the config only may not have streams sent in the clear: this word comes by another road."""
+    if word != told:
+        problems.append(
+            f"the config says encryption {word}, and this process was started with {told} ({contract.ENV_ENCRYPTION}); see who changed the "
+            "config, then suspend and resume the job"
+        )
 
 
 def _encryption(word: str, key_file: Path, role: str, index: int, problems: list[str], linked: bool = False) -> Encryption:
