@@ -233,6 +233,43 @@ TEMPLATES_REFUSED: list[Case] = [
         "spec.workers.template.metadata.labels",
         "must not have keys that begin with psjob.dev/; ",
     ),
+    *(
+        Case(
+            f"annotation-{at}",
+            {f"{at}.metadata": {"annotations": {"psjob.dev/waited-seconds": "300"}}},
+            f"{at}.metadata.annotations",
+            "must not have keys that begin with psjob.dev/; those are psjob's own",
+        )
+        for at in ("spec.workers.template", SHARD_POD)
+    ),
+    *(
+        Case(
+            f"metadata-{name}",
+            {f"{at}.metadata": {name: "mine"}},
+            f"{at}.metadata.{name}",
+            "must be left out; psjob names its pods so that they find each other",
+        )
+        for at, name in (("spec.workers.template", "name"), (SHARD_POD, "generateName"), ("spec.workers.template", "namespace"))
+    ),
+    *(
+        Case(
+            f"metadata-{name}",
+            {"spec.workers.template.metadata": {name: value}},
+            "spec.workers.template.metadata",
+            "must not have ownerReferences, managedFields, uid, ",
+            server=False,
+        )
+        for name, value in (("ownerReferences", [{"uid": "a"}]), ("creationTimestamp", "2026-01-01T00:00:00Z"), ("uid", "a"))
+    ),
+    *(
+        Case(
+            f"ephemeral-{at}",
+            {f"{at}.ephemeralContainers": [{"name": "debug", "image": "busybox"}]},
+            f"{at}.ephemeralContainers",
+            "must be left out; Kubernetes takes them only for a pod that exists; use kubectl debug",
+        )
+        for at in (POD, f"{SHARD_POD}.spec")
+    ),
     Case(
         "shard-label",
         {f"{SHARD_POD}.metadata": {"labels": {"psjob.dev/job": "other"}}},
@@ -364,7 +401,13 @@ TEMPLATES_PASSED: list[Case] = [
             f"{POD}.newFieldOfTomorrow": {"a": [1, None, "x"]},
             f"{POD}.volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}],
             f"{WORKER}.volumeMounts": [{"name": "data", "mountPath": "/psjobs"}],
-            "spec.workers.template.metadata": {"labels": {"team": "a"}, "annotations": {"x": "y"}, "creationTimestamp": None},
+            f"{POD}.ephemeralContainers": [],
+            "spec.workers.template.metadata": {
+                "labels": {"team": "a", "app.kubernetes.io/name": "digits"},
+                "annotations": {"x": "y"},
+                "finalizers": ["example.com/keep"],
+                "creationTimestamp": None,
+            },
         },
     ),
     Case(

@@ -25,6 +25,20 @@ FOLDER = "/psjob"
 """Where the library lies in a worker."""
 FOLDERS = (FOLDER, "/psjob-keys", "/psjob-secret")
 """Where psjob mounts its library, the keys of a process and those of its run."""
+NAMES = ("name", "generateName", "namespace")
+"""Of a template's metadata: what psjob gives the pods itself."""
+SYSTEMS = (
+    "ownerReferences",
+    "managedFields",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "selfLink",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
+"""Of a template's metadata: what only a pod that exists can have, or psjob's own word."""
 KEY_VOLUMES = ("psjob-keys", "psjob-secret")
 KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
 """Name of the Secret of a run's keys, see plan/naming.py."""
@@ -71,14 +85,21 @@ def _named(properties: Schema) -> Schema:
 
 
 _METADATA = _open(
-    "Labels and annotations of the pods.",
+    "Labels, annotations and finalizers of the pods.",
     {
         "labels": {
             "description": "Labels of the pods; psjob.dev/ is reserved.",
             "type": "object",
             "maxProperties": 64,
             "additionalProperties": {"type": "string"},
-        }
+        },
+        "annotations": {
+            "description": "Annotations of the pods; psjob.dev/ is reserved.",
+            "type": "object",
+            "maxProperties": 256,
+            "additionalProperties": {"type": "string"},
+        },
+        **{name: _text("Reserved.", 253) for name in NAMES},
     },
 )
 
@@ -119,6 +140,7 @@ _POD: Schema = {
     "volumes": _list(
         "Volumes; psjob- is reserved.", 200, _named({"name": _text("Name of the volume; psjob- is reserved.", 63)}), key="name"
     ),
+    "ephemeralContainers": _list("Reserved.", 16, {"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     "restartPolicy": _text("Never, or absent: psjob restarts what fails.", 32),
     "hostname": _text("Reserved.", 63),
     "subdomain": _text("Reserved.", 63),
@@ -139,6 +161,27 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             "must not have keys that begin with psjob.dev/",
             "those are psjob's own; take another prefix",
             cel="self.all(key, !key.startsWith('psjob.dev/'))",
+        ),
+        FieldRule(
+            f"{template}.metadata.annotations",
+            lambda annotations: not any(key.startswith("psjob.dev/") for key in annotations),
+            "must not have keys that begin with psjob.dev/",
+            "those are psjob's own; take another prefix",
+            cel="self.all(key, !key.startsWith('psjob.dev/'))",
+        ),
+        *(_reserved(f"{template}.metadata.{name}") for name in NAMES),
+        FieldRule(
+            f"{template}.metadata",
+            lambda metadata: not any(metadata.get(word) for word in SYSTEMS),
+            f"must not have {', '.join(SYSTEMS)}",
+            "psjob and the API server give them to each pod; leave them out",
+        ),
+        FieldRule(
+            f"{pod}.ephemeralContainers",
+            lambda containers: not containers,
+            "must be left out",
+            "Kubernetes takes them only for a pod that exists; use kubectl debug, or write containers",
+            cel="self.size() == 0",
         ),
         FieldRule(
             f"{pod}.restartPolicy",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from psjob_operator import contract
 from psjob_operator.api.containers import TRAINED
 from psjob_operator.api.status import Pinned
+from psjob_operator.contract import GROUP
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
@@ -14,7 +15,7 @@ from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.keyfile import KEY_FILE, deriver, hand_keys, who
-from psjob_operator.render.merge import merge
+from psjob_operator.render.merge import AFFINITY, merge
 from psjob_operator.render.names import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
@@ -71,7 +72,7 @@ class Pods:
         host = naming.host(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
         if process.beside is not None:
-            spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {})
+            spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {}, AFFINITY)
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -152,8 +153,9 @@ def _stage(job: ConfigSource, process: CreateProcess) -> str:
 
 def _metadata(job: ConfigSource, process: CreateProcess, template: Document, trained: str) -> Document:
     given = template.get("metadata") or {}
+    shared = labels(job, process.role)
     own = {
-        **labels(job, process.role),
+        **{key: value for key, value in shared.items() if key.startswith(f"{GROUP}/")},
         LABEL_ROLE: process.role,
         LABEL_INDEX: str(process.index),
         LABEL_NUMBER: str(process.number),
@@ -164,7 +166,11 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         own[LABEL_STAGE] = stage
     if process.volume_group:
         own[LABEL_VOLUME_GROUP] = str(process.volume_group)
-    made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
+    # The names by which people group pods are the template's to give; psjob finds its own by those of its group.
+    made = metadata(job, process.name, {**shared, **(given.get("labels") or {}), **own})
+    if given.get("finalizers"):
+        made["finalizers"] = list(given["finalizers"])
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
-    made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained, **waited}
+    said = {key: value for key, value in (given.get("annotations") or {}).items() if not key.startswith(f"{GROUP}/")}
+    made["annotations"] = {ANNOTATION_DEFAULT: trained, **said, ANNOTATION_CONTAINER: trained, **waited}
     return made

@@ -10,7 +10,7 @@ from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
-from psjob_operator.render.merge import merge
+from psjob_operator.render.merge import merge, tolerations
 from psjob_operator.render.names import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
 from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
@@ -55,7 +55,7 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
     if job.spec.ps.placement == "colocated":  # it has no other node to go to
-        spec["tolerations"] += copy.deepcopy(worker.get("tolerations") or [])
+        spec["tolerations"] = tolerations(spec["tolerations"], copy.deepcopy(worker.get("tolerations") or []))
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
     elif job.spec.ps.placement == "packed":
