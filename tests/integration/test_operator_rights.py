@@ -74,6 +74,14 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         for kind, name in whole:
             labels = lambda kind=kind, name=name: place.cluster.api.get(place.path(kind, name))["metadata"].get("labels") or {}  # noqa: E731
             place.until(f"the label of {name}", lambda labels=labels: LABEL in labels())
+        # A LimitRange keeps a pod from being made, and is looked up.
+        small = {"limits": [{"type": "Container", "default": {"cpu": "250m"}}]}
+        place.cluster.api.create(
+            place.path("limitranges"), {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": small}
+        )
+        place.create(manifest("c", workers=1))
+        place.until("the pods of c", lambda: len(place.pods("c")) == 2)
+        place.cluster.api.delete(place.path("limitranges", "small"))
         # The first job ends, its pods are cleaned up, and it is deleted in its time.
         place.run("a-ps-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node)
         place.until_phase("Running", "a")

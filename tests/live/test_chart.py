@@ -407,6 +407,7 @@ JOB_RIGHTS = {
     ("", "secrets"): {"create"},
     ("", "persistentvolumeclaims"): {"create", "get", "list", "watch"},
     ("", "events"): {"list"},
+    ("", "limitranges"): {"list"},
     ("networking.k8s.io", "networkpolicies"): {"create", "get", "list", "watch", "patch"},
     ("events.k8s.io", "events"): {"create"},
 }

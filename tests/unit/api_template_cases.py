@@ -270,6 +270,23 @@ TEMPLATES_REFUSED: list[Case] = [
         )
         for at in (POD, f"{SHARD_POD}.spec")
     ),
+    *(
+        Case(
+            f"above-its-limit-{number}",
+            {f"{at}.resources": {"requests": {name: request}, "limits": {name: limit}}},
+            f"{at.replace('.0', '[0]')}.resources",
+            "must not have requests above their limits; raise the limit, or lower the request",
+            server=False,
+        )
+        for number, (at, name, request, limit) in enumerate(
+            (
+                (WORKER, "cpu", "500m", 0.25),
+                (WORKER, "memory", "2Gi", "2G"),
+                (WORKER, "nvidia.com/gpu", 1, 2),
+                (POD, "memory", "2Gi", "1Gi"),
+            )
+        )
+    ),
     Case(
         "shard-label",
         {f"{SHARD_POD}.metadata": {"labels": {"psjob.dev/job": "other"}}},
@@ -396,7 +413,10 @@ TEMPLATES_PASSED: list[Case] = [
     Case(
         "everything-of-a-pod",
         {
-            f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 0.5, "memory": "1Gi", "x.io/y": "2"}},
+            f"{WORKER}.resources": {
+                "requests": {"cpu": "500m", "memory": "1024Mi", "x.io/y": 2},
+                "limits": {"nvidia.com/gpu": 1, "cpu": 0.5, "memory": "1Gi", "x.io/y": "2"},
+            },
             f"{POD}.tolerations": [{"operator": "Exists"}],
             f"{POD}.newFieldOfTomorrow": {"a": [1, None, "x"]},
             f"{POD}.volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}],

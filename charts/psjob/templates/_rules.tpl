@@ -22,7 +22,7 @@
   resources: [persistentvolumeclaims] # made once, never changed or deleted
   verbs: [create, get, list, watch]
 - apiGroups: [""]
-  resources: [events] # why a pod or a claim is stuck
+  resources: [events, limitranges] # why a pod or a claim is stuck or refused
   verbs: [list]
 {{- if .Values.networkPolicy.enabled }}
 - apiGroups: [networking.k8s.io] # who may reach the pods of each run

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob_operator.api.containers import SERVING, TRAINED, chosen
+from psjob_operator.api.quantity import quantity
 from psjob_operator.api.rules import FieldRule, Json
 from psjob_operator.api.structure import WHOLE_GPUS
 from psjob_operator.contract import ENV_PREFIX
@@ -200,6 +201,15 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             cel="!has(self.hostNetwork) || !self.hostNetwork || (has(self.dnsPolicy) && self.dnsPolicy == 'ClusterFirstWithHostNet')",
             about="dnsPolicy",
         ),
+        *(
+            FieldRule(
+                f"{pod}.{what}resources",
+                _within_limits,
+                "must not have requests above their limits",
+                "raise the limit, or lower the request; of devices and huge pages the two must be equal",
+            )
+            for what in ("", "containers[].", "initContainers[].")
+        ),
         _not_ours(f"{pod}.containers[].name"),
         _not_ours(f"{pod}.initContainers[].name"),
         _not_ours(f"{pod}.volumes[].name"),
@@ -257,6 +267,17 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             for volume in ("volumeMounts[].name", "env[].valueFrom.fileKeyRef.volumeName")
         ),
         no_key_secret(template),
+    )
+
+
+def _within_limits(resources: Json) -> bool:
+    asked, limits = (resources.get(part) if isinstance(resources, Mapping) else None for part in ("requests", "limits"))
+    if not isinstance(asked, Mapping) or not isinstance(limits, Mapping):
+        return True  # the API server says so when the pod is made
+    both = [(str(name), quantity(amount), quantity(limits[name])) for name, amount in asked.items() if limits.get(name) is not None]
+    return all(
+        request is None or limit is None or request == limit or (request < limit and "/" not in name and not name.startswith("hugepages-"))
+        for name, request, limit in both
     )
 
 

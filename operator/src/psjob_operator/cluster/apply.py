@@ -11,10 +11,11 @@ from typing import Any
 from psjob_operator import authority, keys, render
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SECRETS, SERVICES, ResourceKind
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, LIMITS, PODS, POLICIES, SECRETS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
 from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.refusals import QUOTA, limit_words, limited, of_the_pod, ranges
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import (
@@ -133,7 +134,7 @@ class Apply:
     async def _create_all(
         self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
     ) -> None:
-        pods_of = render.Pods(snapshot, self._user)
+        pods_of = render.Pods(snapshot, self._user, memory.asks_nothing)
         due = [action for action in creates if action.name in memory.granted and memory.due(action.name) <= now]
         made = 0
         while due and outcome.failure is None:
@@ -168,10 +169,26 @@ class Apply:
             if not _answers(error):
                 outcome.failure = outcome.failure or error
                 return None
-            memory.refuse(action.name, _code(error), error.message, now, error.invalid)
-            return error
+            message = await self._told(error, body, snapshot, memory)
+            memory.refuse(action.name, _code(error), message, now, error.invalid and (error.code != 422 or of_the_pod(error.causes, body)))
+            return ApiError(error.code, error.reason, message)
         memory.refusals.pop(action.name, None)
         return None
+
+    async def _told(self, error: ApiError, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory) -> str:
+        """The refusal in words. What psjob asks for by itself gives way to a LimitRange, and stands where a quota wants to be told."""
+        resources = limited(error.causes, error.message, body)
+        if not resources:
+            memory.asks_nothing = memory.asks_nothing and QUOTA not in error.message
+            return error.message
+        memory.asks_nothing = True
+        try:
+            found = await self._client.list(LIMITS, snapshot.namespace)
+        except ApiError as unread:
+            if not unread.definite:
+                raise
+            found = []
+        return limit_words(error.causes, error.message, resources, ranges(found, resources), snapshot.namespace)
 
     async def _taken(
         self, kind: ResourceKind, name: str, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome

@@ -22,6 +22,7 @@ from yarl import URL
 
 from psjob_operator.cluster.bucket import TokenBucket
 from psjob_operator.cluster.kinds import CORE_EVENTS, WATCHED, Listing, ResourceKind
+from psjob_operator.cluster.refusals import Cause, causes
 
 MANAGER = "psjob-operator"
 PAGE = 500
@@ -42,16 +43,16 @@ class ApiError(Exception):
 
     `code` is the HTTP status, or 0 where no answer came that can be read (the call may or may not have been carried out).
     `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection, Unreadable).
-    `message` is its sentence; `retry_after` seconds, where it named them; `fields`: it names fields that are wrong.
+    `message` is its sentence; `retry_after` seconds, where it named them; `causes`: the fields that it names as wrong.
     """
 
-    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0, fields: bool = False) -> None:
+    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0, causes: tuple[Cause, ...] = ()) -> None:
         super().__init__(f"{code} {reason}: {message}" if code else f"{reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
-        self._fields = fields
+        self.causes = causes
 
     @property
     def definite(self) -> bool:
@@ -70,10 +71,10 @@ class ApiError(Exception):
 
     @property
     def invalid(self) -> bool:
-        """The API server's own validation refused the object: the same one can never be made."""
+        """The API server's own validation refused the object as it was after admission: see `refusals` for whose fault that is."""
         if self.denied:
             return False
-        return (self.code == 422 and self._fields) or (self.code == 400 and any(word in self.message for word in UNREADABLE))
+        return (self.code == 422 and bool(self.causes)) or (self.code == 400 and any(word in self.message for word in UNREADABLE))
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,4 @@ def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
         return told
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = str(told.get("message") or raw[:200].decode("utf-8", "replace"))
-    details = told.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    fields = any(isinstance(cause, dict) and cause.get("field") for cause in causes or ())
-    raise ApiError(status, str(told.get("reason") or "Unknown"), message, seconds, fields)
+    raise ApiError(status, str(told.get("reason") or "Unknown"), message, seconds, causes(told.get("details")))

@@ -39,6 +39,8 @@ class Memory:
     granted: set[str] = field(default_factory=set)
     """Names of pods whose number this process raised, and that were not created yet."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    asks_nothing: bool = False
+    """A LimitRange refused what psjob's own parts ask for by default: they are left to what it gives."""
     key_made: int | None = None
     """Number of the run's keys whose Secret is known to be made."""
     key_taken: int | None = None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import pairs
 from psjob_operator.plan.facts import PATIENCE_SECONDS, Facts, Seat
-from psjob_operator.plan.progress import progress, text, whole
+from psjob_operator.plan.progress import checkpoint_known, progress, text, whole
 from psjob_operator.plan.restarts import counted
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.text import unix
@@ -65,10 +65,12 @@ def _told(facts: Facts, key: str, reason: str) -> str:
 @_once_begun
 def fatal(facts: Facts) -> Ending | None:
     """A template of which the API server has never taken a pod and never will, or a process that says going on is no use."""
+    # A checkpoint proves that it took pods of these templates, though a suspension has left none of them.
+    ran = facts.has_run or checkpoint_known(facts)
     taken = {seat.role for seat in facts.seats if seat.process is not None or seat.fate.kind == "done"}
     for seat in facts.shards if facts.success_met else facts.seats:
         refused = seat.may_create and seat.refusal is not None and seat.refusal.invalid
-        if refused and seat.refusal is not None and not facts.has_run and seat.role not in taken:
+        if refused and seat.refusal is not None and not ran and seat.role not in taken:
             return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.fate.kind == "fatal":
             return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'its exit code says not to try again'}")

@@ -20,11 +20,11 @@ OWN: Document = {"cpu": "100m", "memory": "64Mi"}
 """What it asks for beside a container that asks for nothing."""
 
 
-def inject(pod: Document, container: Document, runtime_image: str) -> None:
+def inject(pod: Document, container: Document, runtime_image: str, asks_nothing: bool = False) -> None:
     """Adds the init container that copies the library and derives the keys, and starts `container`'s command with the library on the path;
-    args stay as they are."""
+    args stay as they are. `asks_nothing`: of Pods."""
     pod["initContainers"] = [
-        _copier(pod.get("securityContext") or {}, runtime_image, container),
+        _copier(pod.get("securityContext") or {}, runtime_image, container, {} if asks_nothing else OWN),
         *(pod.get("initContainers") or []),
     ]
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": VOLUME, "emptyDir": {}}]
@@ -32,7 +32,7 @@ def inject(pod: Document, container: Document, runtime_image: str) -> None:
     container["command"] = [f"{FOLDER}/bin/sh", "-c", SHELL, "psjob", *container["command"]]
 
 
-def _copier(pod_security: Document, runtime_image: str, container: Document) -> Document:
+def _copier(pod_security: Document, runtime_image: str, container: Document, own: Document) -> Document:
     security: Document = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -49,7 +49,7 @@ def _copier(pod_security: Document, runtime_image: str, container: Document) -> 
         "imagePullPolicy": "IfNotPresent",
         "command": [f"{SOURCE}/bin/busybox", "sh", "-c", COPY + DERIVE],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": resources_of(container) or {"requests": dict(OWN), "limits": dict(OWN)},
+        "resources": resources_of(container) or {part: dict(own) for part in ("requests", "limits") if own},
         "securityContext": security,
         "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],
     }

@@ -50,8 +50,10 @@ def pod(job: ConfigSource, process: CreateProcess, shard_user: int | None = NOBO
 class Pods:
     """The pods of a job: what those of a role and stage have in common is built once, in documents that are not to be changed."""
 
-    def __init__(self, job: ConfigSource, shard_user: int | None = NOBODY) -> None:
+    def __init__(self, job: ConfigSource, shard_user: int | None = NOBODY, asks_nothing: bool = False) -> None:
+        """`shard_user`: of `pod`; `asks_nothing`: a LimitRange says what a container has that no template speaks of, and not psjob."""
         self._job = job
+        self._asks_nothing = asks_nothing
         self._user = shard_user
         self._common: dict[tuple[Role, str, int | None, Pinned], _Common] = {}
 
@@ -60,7 +62,7 @@ class Pods:
         place = (process.role, _stage(self._job, process), process.volume_group, process.pinned)
         common = self._common.get(place)
         if common is None:
-            common = self._common[place] = _common(self._job, process, self._user)
+            common = self._common[place] = _common(self._job, process, self._user, self._asks_nothing)
         containers = list(common.template["spec"]["containers"])
         trained = containers[common.position]
         # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
@@ -90,10 +92,10 @@ class _Common:
     """Of the container that is trained in, or serves, among the containers."""
 
 
-def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -> _Common:
+def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, asks_nothing: bool) -> _Common:
     name = process.pinned.container or TRAINED
     if process.role == "shard":
-        template, container = shard_template(job, process.volume_group, name, shard_user)
+        template, container = shard_template(job, process.volume_group, name, shard_user, asks_nothing)
     else:
         template, container = worker_template(job, process.index, name)
     spec = template["spec"]
@@ -111,7 +113,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
-        inject(spec, container, process.pinned.runtime_image or "")
+        inject(spec, container, process.pinned.runtime_image or "", asks_nothing)
     else:
         spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]
     hand_keys(spec, container, spec["initContainers"][0], naming.key(job.name, job.uid, process.pinned.key or 0))

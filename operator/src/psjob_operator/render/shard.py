@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from psjob_operator.api.containers import SERVING, container_of
+from psjob_operator.api.quantity import quantity
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
@@ -23,11 +25,15 @@ START_ATTEMPTS = 3600
 """Seconds until a shard has heard the coordinator; one that finds none gives up before, with an exit code of its own. A restore comes
 after, and is watched by the liveness probe, which follows its progress: it may take as long as it needs."""
 LOST_NODE_SECONDS = 30
+REQUESTS: Document = {"cpu": "500m", "memory": "1Gi"}
+"""What a shard asks for where nobody says."""
 
 
-def shard_template(job: ConfigSource, volume_group: int | None, trained_name: str, user: int | None = NOBODY) -> tuple[Document, Document]:
+def shard_template(
+    job: ConfigSource, volume_group: int | None, trained_name: str, user: int | None = NOBODY, asks_nothing: bool = False
+) -> tuple[Document, Document]:
     """The template, and the container in it that serves. `volume_group`: of CreateProcess; `trained_name`: of the workers' container;
-    `user`: of pod_security."""
+    `user`: of pod_security; `asks_nothing`: of Pods."""
     worker = job.spec.workers.template
     trained = container_of(worker, trained_name) or {}
     base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, volume_group, user)}
@@ -35,6 +41,9 @@ def shard_template(job: ConfigSource, volume_group: int | None, trained_name: st
     laid = container_of(over, SERVING)
     name = laid["name"] if laid and laid.get("name") else SERVING
     base["spec"]["containers"][0]["name"] = name
+    # A template that speaks of the whole pod, and a LimitRange, say what a container may have.
+    if not asks_nothing and not (over.get("spec") or {}).get("resources"):
+        base["spec"]["containers"][0]["resources"] = {"requests": _asked(laid)}
     template: Document = merge(base, over)
     keep_restricted(template["spec"], interpreter(trained.get("command") or []).of_the_images_user)
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
@@ -65,6 +74,17 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     return spec
 
 
+def _asked(laid: Document | None) -> Document:
+    """What a shard asks for where its template does not say: no more than the limit that the template sets."""
+    limits = ((laid or {}).get("resources") or {}).get("limits") or {}
+    return {name: limits[name] if _less(limits.get(name), amount) else amount for name, amount in REQUESTS.items()}
+
+
+def _less(limit: Any, amount: str) -> bool:
+    there, own = quantity(limit), quantity(amount)
+    return there is not None and own is not None and there < own
+
+
 def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Document:
     container: Document = {
         "name": SERVING,
@@ -72,7 +92,6 @@ def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Doc
         "command": [*python.words, "-m", "psjob.shard"],
         "env": variables(trained),
         "ports": [{"name": "data", "containerPort": DATA_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
-        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": container_security(trained, python, python.of_the_images_user),
         "volumeMounts": [{"name": VOLUME, "mountPath": CHECKPOINTS}, {"name": SCRATCH_VOLUME, "mountPath": SCRATCH}],
         "startupProbe": {
