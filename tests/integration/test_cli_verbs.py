@@ -44,6 +44,21 @@ def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, 
         assert job_api.get(namespace, "digits")["spec"]["suspend"] is value
 
 
+def test_suspend_asks_before_it_costs_the_checkpoints(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+    job_api.create(namespace, GOOD)
+    words = "claim digits-checkpoints is being deleted: it goes with all checkpoints when no pod uses it"
+    said = {"type": "CheckpointReady", "status": "False", "reason": "ClaimTerminating", "message": words}
+    said |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    code, answer = job_api.merge(namespace, "digits", {"status": {"phase": "Running", "conditions": [said]}}, status=True)
+    assert code == 200, answer
+    done = psjob(control_plane, "suspend", "digits", "-n", namespace)
+    assert done.returncode != 0 and words in done.stderr and "add --yes" in done.stderr
+    assert "suspend" not in job_api.get(namespace, "digits")["spec"]
+    done = psjob(control_plane, "suspend", "digits", "-n", namespace, "--yes")
+    assert done.returncode == 0 and words in done.stderr
+    assert job_api.get(namespace, "digits")["spec"]["suspend"] is True
+
+
 @pytest.mark.serial
 def test_a_job_is_submitted_listed_shown_and_deleted(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"

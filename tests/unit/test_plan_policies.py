@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -180,6 +181,12 @@ def refused(code: int, message: str, tries: int = 1) -> Snapshot:
     return replace(snapshot, status=decided.status, granted=frozenset({name}), refusals=(refusal,))
 
 
+def test_a_namespace_that_goes_is_named_as_the_reason() -> None:
+    words = 'pods "job-worker-1-r2" is forbidden: unable to create new content in namespace ns because it is being terminated'
+    ready = said(plan(refused(403, words), NOW + 1).status)["Ready"]
+    assert ready.reason == "NamespaceTerminating" and words in ready.message
+
+
 @pytest.mark.parametrize(("tries", "wait"), [(1, 3), (2, 6), (3, 10), (99, 10)])
 def test_what_is_refused_is_asked_again(tries: int, wait: int) -> None:
     snapshot = refused(403, "exceeded quota: gpus, requested: nvidia.com/gpu=1", tries)
@@ -278,6 +285,45 @@ def test_a_claim_that_cannot_bind_tells_why() -> None:
     status = said(decided.status)
     assert status["CheckpointReady"].reason == "ClaimPending" and "fast" in status["CheckpointReady"].message
     assert status["Ready"].reason == "ClaimPending"
+
+
+GOING = Claim("job-checkpoints", ours=True, bound=True, deleting=True)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "objects", "reason", "name"),
+    [
+        ({}, {"claim": GOING}, "ClaimTerminating", "job-checkpoints"),
+        ({}, {"claim": replace(GOING, bound=False)}, "ClaimTerminating", "job-checkpoints"),
+        ({"volume": {"claim": "mine"}}, {"claim": None, "named": "going"}, "ClaimTerminating", "mine"),
+        ({"volume": {"claim": "mine"}}, {"claim": None, "named": "missing"}, "ClaimMissing", "mine"),
+        ({"volume": {"claim": "mine"}}, {"claim": GOING}, "Committed", ""),
+    ],
+)
+def test_a_claim_that_goes_is_no_place_for_checkpoints(checkpoint: dict[str, Any], objects: dict[str, Any], reason: str, name: str) -> None:
+    up = running(job(checkpoint=checkpoint))
+    assert up.status is not None
+    kept = CheckpointStatus(step=7, time="2026-01-01T00:00:00Z")
+    up = replace(up, status=up.status.model_copy(update={"checkpoint": kept}), objects=replace(up.objects, **objects))
+    told = said(plan(up, NOW).status)["CheckpointReady"]
+    assert (told.status, told.reason) == ("True" if reason == "Committed" else "False", reason) and name in told.message
+
+
+def test_a_suspension_says_that_the_checkpoints_go_with_it() -> None:
+    up = running()
+    assert up.status is not None
+    kept = up.status.model_copy(update={"checkpoint": CheckpointStatus(step=7, time="2026-01-01T00:00:00Z")})
+    asked = replace(up, spec=job(suspend=True).spec, status=kept, objects=replace(up.objects, claim=GOING))
+    ending = plan(asked, NOW)
+    assert "claim job-checkpoints is being deleted" in said(ending.status)["Ready"].message
+    assert (ending.events[0].type, ending.events[0].reason) == ("Warning", "Suspending")
+    for claim, words in (
+        (GOING, "nothing is left to go on from"),
+        (None, "has gone with its checkpoints"),
+        (up.objects.claim, "its last checkpoint"),
+    ):
+        over = plan(replace(asked, processes=(), status=ending.status, objects=replace(up.objects, claim=claim)), NOW)
+        assert words in said(over.status)["Suspended"].message
 
 
 # ---- without checkpoints -----------------------------------------------------------------------------------------------------------

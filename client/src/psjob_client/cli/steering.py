@@ -27,6 +27,7 @@ from psjob_client.local.words import span
 from psjob_client.sdk.building import IMAGE, build
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.machine import Machine
+from psjob_client.sdk.namespace import Namespace as OfCluster
 from psjob_client.sdk.shipping import imported_beside
 from psjob_operator.api import duration
 from psjob_operator.contract import GROUP, KIND
@@ -180,6 +181,7 @@ def wait_for(
 
 def suspend(
     name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if the checkpoints are lost by it.")] = False,
     wait: Wait = None,
     timeout: Timeout = "2m",
     local: Local = False,
@@ -194,6 +196,9 @@ def suspend(
     async def suspending() -> str:
         place = await client.place()
         here = isinstance(place, Machine)
+        if isinstance(place, OfCluster) and (risk := await place.at_risk(plain(name))):
+            say(risk)
+            _must_agree(f"the checkpoints of {plain(name)}", yes)
         waits = here if wait is None else wait
         await place.suspend(plain(name), most if waits else None)
         if waits:

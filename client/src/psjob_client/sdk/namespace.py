@@ -53,6 +53,13 @@ class Namespace(ClusterSource):
         if seconds is not None:
             await self._wait(name, lambda now: now.phase == "Suspended" or now.over, seconds, "is not suspended yet")
 
+    async def at_risk(self, name: str) -> str:
+        """Why a suspension costs the job its checkpoints, as the operator says it; empty where it does not."""
+        raw = await self.raw(name)
+        conditions = (raw.get("status") or {}).get("conditions") or []
+        told: Mapping[str, Any] = next((it for it in conditions if it.get("type") == "CheckpointReady" and it.get("status") == "False"), {})
+        return str(told.get("message")) if told.get("reason") == "ClaimTerminating" else ""
+
     async def resume(self, name: str) -> str:
         """spec.suspend: false."""
         job = await self._active(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
@@ -20,6 +20,8 @@ QUESTIONS = 8
 NEXT_SECONDS = 0.5
 NODE_SECONDS = 2.0
 """Until a node is asked for again, at first."""
+CLAIM_SECONDS = 60.0
+"""Until a claim is asked for again."""
 PORT_SECONDS = 1.0
 _WORDS = 3
 _MOST_WAIT = 900.0
@@ -79,14 +81,24 @@ class Lookups:
         writer.close()
         return True
 
-    async def modes(self, claim: str) -> tuple[str, ...] | None:
-        """Access modes of this claim, which never change; None where it cannot be read, after which it is asked for again."""
-        known = self._memory.answers.get("claim/" + claim)
-        if known is None or not (known.words or known.fresh(self.now)):
-            wait = NODE_SECONDS if known is None else min(known.wait * 2, 60.0)
-            known = Answer(self.now, words=await self._read_modes(claim), wait=wait)
-            self._memory.answers["claim/" + claim] = known
-        return known.words or None
+    async def claim(self, name: str) -> tuple[tuple[str, ...] | None, Literal["", "going", "missing"]]:
+        """Access modes of this claim, None where it cannot be read, and whether it is being deleted or not there. It is asked for again if
+        the answer is old when a turn comes, and where it goes or lacks at its time."""
+        known = self._memory.answers.get("claim/" + name)
+        if known is None or not known.fresh(self.now):
+            wait = (
+                CLAIM_SECONDS
+                if known is not None and known.words
+                else NODE_SECONDS
+                if known is None
+                else min(known.wait * 2, CLAIM_SECONDS)
+            )
+            modes, state = await self._read_claim(name)
+            known = Answer(self.now, words=modes or (() if known is None else known.words), state=state, wait=wait)
+            self._memory.answers["claim/" + name] = known
+        if known.state:
+            self.at(known.at + known.wait)
+        return known.words or None, known.state
 
     async def _node(self, node: str, fallback: bool) -> Answer:
         known = self._memory.answers.get("node/" + node)
@@ -141,14 +153,16 @@ class Lookups:
             return (f"its Events cannot be read: {error.message}",)
         return _newest(found, self._tails)
 
-    async def _read_modes(self, claim: str) -> tuple[str, ...]:
+    async def _read_claim(self, name: str) -> tuple[tuple[str, ...], Literal["", "going", "missing"]]:
         try:
-            raw = await self._client.get(CLAIMS, self._namespace, claim)
+            raw = await self._client.get(CLAIMS, self._namespace, name)
         except ApiError as error:
+            if error.code == 404:
+                return (), "missing"
             if error.definite:
-                return ()
+                return (), ""
             raise
-        return tuple((raw.get("spec") or {}).get("accessModes") or ())
+        return tuple((raw.get("spec") or {}).get("accessModes") or ()), "going" if raw["metadata"].get("deletionTimestamp") else ""
 
     async def _read_node(self, node: str, fallback: bool) -> tuple[bool, bool]:
         """(lost, silent)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from psjob_operator.plan.snapshot import Refusal
 
@@ -21,6 +21,8 @@ class Answer:
     at: float
     words: tuple[str, ...] = ()
     lost: bool = False
+    state: Literal["", "going", "missing"] = ""
+    """Of a claim: it is being deleted, or not there."""
     silent: bool = False
     """Of a node: it is gone, or its kubelet was not heard of for the control plane's grace period."""
     wait: float = 60.0

@@ -128,11 +128,13 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
             if not child.bound and lookups.at(child.created + CLAIM_SECONDS):
                 words = await lookups.events(child.uid)
             claim = Claim(name=child.name, ours=True, bound=child.bound, deleting=child.deleting, message="; ".join(words))
+    modes, named = await lookups.claim(own) if own else (None, "")
     return Objects(
         service=False,
         config_digest=config.digest if config is not None else "",
         claim=claim,
-        modes=await lookups.modes(own) if own else None,
+        modes=modes,
+        named=named,
         strangers=await lookups.strangers(job.uid),
     )
 

@@ -93,6 +93,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         runtime_image=sys.intern(_injected(spec)),
         keys=sys.intern(_secret(spec)),
+        finalizers=tuple(scrub.sentence(str(it)) for it in metadata.get("finalizers") or ()),
         waiting_reason=reason,
         waiting_message=scrub.sentence(message),
     )

@@ -84,6 +84,11 @@ class Facts:
         return tuple(process for process in self.snapshot.processes if process.run == self.snapshot.uid)
 
     @cached_property
+    def left(self) -> tuple[Process, ...]:
+        """Of these, what may still run, or was not told to go. An ended pod that only a finalizer keeps is nobody's process."""
+        return tuple(pod for pod in self.pods if pod.deleting is None or not pod.ended)
+
+    @cached_property
     def known(self) -> tuple[Process, ...]:
         """Processes of this run, and those before whose pods were seen to be removed."""
         names = {process.name for process in self.snapshot.processes}
@@ -245,7 +250,7 @@ class Facts:
     @property
     def resuming(self) -> bool:
         """The job was suspended, or nearly so, and is to run: everything gets new numbers."""
-        stopped = self.stored.phase == "Suspended" or (self.suspending and not self.pods)
+        stopped = self.stored.phase == "Suspended" or (self.suspending and not self.left)
         return stopped and not self.snapshot.spec.suspend
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psjob_operator.api.status import JobStatus, ShardStatus
-from psjob_operator.plan import endings, finish, objects, pins, processes
+from psjob_operator.plan import endings, finish, naming, objects, pins, processes
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, starting, suspended
 from psjob_operator.plan.endings import Ending
@@ -15,11 +15,16 @@ from psjob_operator.plan.progress import checkpoint, progress, pull_due
 from psjob_operator.plan.recovery import with_recovery
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle, wake_at
+from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.status import describe, report
-from psjob_operator.plan.text import short
+from psjob_operator.plan.text import short, stamp
 from psjob_operator.plan.troubles import troubles
 
 OURS = "psjob.dev/operator"
+LATE_SECONDS = 10.0
+"""A pod that is still there so long after it was to end is named."""
+MOST_KEPT = 3
+"""Pods that one sentence names."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def finished(facts: Facts) -> Hold | None:
 
 def suspension(facts: Facts) -> Hold | None:
     """To be suspended, or was being suspended and has processes left: that is finished first, whatever the spec says by now."""
-    wanted = bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.pods))
+    wanted = bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.left))
     return Hold(_suspend(facts)) if wanted else None
 
 
@@ -77,9 +82,10 @@ def name_taken(facts: Facts) -> Hold | None:
 
 def _suspend(facts: Facts) -> Plan:
     """Tells every process to end, which makes the last checkpoint; Suspended once no process is left."""
-    if not facts.pods and not facts.snapshot.live and not facts.first_seen and facts.stored.phase != "Suspended":
+    if not facts.left and not facts.snapshot.live and not facts.first_seen and facts.stored.phase != "Suspended":
         return Plan(status=facts.snapshot.status or JobStatus(), intent=False, needs_live=True)
-    status, wake = settle(facts, _status(facts))
+    status, due = settle(facts, _status(facts))
+    wake = min((at for at in (due, *(_late_at(pod) for pod in facts.left)) if at is not None and at > facts.now), default=None)
     deletes = tuple(
         # A kubelet out of reach never confirms; only then is a pod taken off by force.
         DeleteProcess(pod.name, pod.uid, FORCE if pod.node_lost else None, why="the job is suspended")
@@ -88,8 +94,9 @@ def _suspend(facts: Facts) -> Plan:
     )
     events: tuple[Event, ...] = ()
     if _reason(facts.stored) != _reason(status):
-        words = "all processes end; shards make a last checkpoint" if facts.pods else "no process is left"
-        events = (Event("Normal", _reason(status), words),)
+        words = "all processes end; shards make a last checkpoint" if facts.left else "no process is left"
+        leaving = objects.leaving(facts.snapshot)
+        events = (Event("Warning" if leaving else "Normal", _reason(status), short(f"{words}; {leaving[1]}" if leaving else words)),)
     return Plan(status=status, intent=bool(deletes) and status != facts.snapshot.status, actions=deletes, events=events, wake_at=wake)
 
 
@@ -110,11 +117,13 @@ def _stall(facts: Facts, reason: str, message: str) -> Plan:
 
 
 def _status(facts: Facts) -> JobStatus:
-    if facts.pods:
-        ending = starting(SUSPENDING, "spec.suspend is true; processes make a last checkpoint and end")
+    leaving = objects.leaving(facts.snapshot)
+    if facts.left:
+        ends = f"processes end, and {leaving[1]}" if leaving else "processes make a last checkpoint and end"
+        ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(facts)}")
         status = describe(facts, unchanged(facts), facts.stored.phase or "Pending", ending)
         return status.model_copy(update={"workers": status.workers.model_copy(update={"pending_starts": ""})})
-    status = describe(facts, unchanged(facts), "Suspended", suspended("spec.suspend is true; it goes on from its last checkpoint"))
+    status = describe(facts, unchanged(facts), "Suspended", suspended(f"spec.suspend is true; {_goes_on(facts)}{_kept(facts)}"))
     # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
@@ -122,6 +131,39 @@ def _status(facts: Facts) -> JobStatus:
     )
     workers = status.workers.model_copy(update={"pending_starts": ""})
     return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": facts.stored.pinned})
+
+
+def _late_at(pod: Process) -> float | None:
+    """When a pod that was told to end is late, so that people are told who keeps it; None of one that was not told."""
+    return None if pod.deleting is None else pod.deleting + LATE_SECONDS
+
+
+def _kept(facts: Facts) -> str:
+    """Which pods are told to go and still there, and who keeps them; empty where none is late."""
+    late = [pod for pod in facts.pods if pod.deleting is not None and (pod.ended or pod.deleting + LATE_SECONDS <= facts.now)]
+    words = [text for pod in late if (text := _keeper(pod))]
+    more = f" and {len(words) - MOST_KEPT} more" if len(words) > MOST_KEPT else ""
+    return "".join(f"; {text}" for text in words[:MOST_KEPT]) + more
+
+
+def _keeper(pod: Process) -> str:
+    """Who keeps this pod; empty where an ended one is just going."""
+    by = f"kept by its finalizer {', '.join(pod.finalizers)}" if pod.finalizers else ""
+    if pod.ended:
+        return f"pod {pod.name} has ended and is {by}" if by else ""
+    silent = f"node {pod.node} has not said that it ended" if pod.node else "it has no node"
+    return f"pod {pod.name} was to end by {stamp(pod.deleting or 0.0)}: {by or silent}"
+
+
+def _goes_on(facts: Facts) -> str:
+    """What a suspended job goes on from; a claim that was never made has not gone."""
+    snapshot = facts.snapshot
+    if leaving := objects.leaving(snapshot):
+        return f"nothing is left to go on from: {leaving[1]}"
+    if objects.makes_claim(snapshot.spec) and snapshot.objects.claim is None and facts.stored.checkpoint is not None:
+        name = naming.claim(snapshot.name)
+        return f"claim {name} has gone with its checkpoints, or has lost its label; put it back before spec.suspend is false"
+    return "it starts anew" if snapshot.spec.checkpoint.disabled else "it goes on from its last checkpoint"
 
 
 def _reason(status: JobStatus) -> str:

@@ -82,8 +82,18 @@ def refused(snapshot: Snapshot, pinned: Pinned) -> str:
 def unbound(snapshot: Snapshot) -> str:
     """The claim's own words while it cannot bind; empty when it is bound, or just waits for its first pod."""
     claim = snapshot.objects.claim
-    if not makes_claim(snapshot.spec) or claim is None or claim.bound:
+    if not makes_claim(snapshot.spec) or claim is None or claim.bound or claim.deleting:
         return ""
-    if claim.deleting:
-        return f"claim {naming.claim(snapshot.name)} is being deleted"
     return f"claim {claim.name}: {claim.message}" if claim.message else ""
+
+
+def leaving(snapshot: Snapshot) -> tuple[str, str] | None:
+    """(reason, sentence) where the claim with the checkpoints is being deleted, or is not there; None where it stays."""
+    claim, own = snapshot.objects.claim, makes_claim(snapshot.spec)
+    name = naming.claim(snapshot.name) if own else named_claim(snapshot.spec)
+    if snapshot.objects.named == "missing":
+        return "ClaimMissing", f"claim {name} is not there; make it, or make the job anew with another in spec.checkpoint.volume.claim"
+    if (own and claim is not None and claim.deleting) or snapshot.objects.named == "going":
+        words = "it goes with all checkpoints when no pod uses it; copy them before the job is suspended or ends"
+        return "ClaimTerminating", f"claim {name} is being deleted: {words}"
+    return None

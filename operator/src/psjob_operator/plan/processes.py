@@ -77,7 +77,7 @@ def left_over(facts: Facts) -> tuple[DeleteProcess, ...]:
     return tuple(
         DeleteProcess(pod.name, pod.uid, FORCE if pod.node_lost else None, why="the job has ended")
         for pod in facts.pods
-        if (pod.deleting is None or pod.node_lost) and (policy == "All" or not _ended(pod))
+        if (pod.deleting is None or pod.node_lost) and (policy == "All" or not pod.ended)
     )
 
 
@@ -87,12 +87,12 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
     newest: dict[tuple[str, int], int] = {}
     old = [pod for pod in facts.pods if (pod.deleting is None or pod.node_lost) and pod.number < numbers.get((pod.role, pod.index), 0)]
     for pod in old:
-        if _ended(pod):
+        if pod.ended:
             newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
     return tuple(
         DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
         for pod in sorted((*old, *_out_of_sight(facts, numbers)), key=lambda pod: (pod.role, pod.index, pod.number))
-        if not _ended(pod) or pod.node_lost or pod.number < newest[pod.role, pod.index]
+        if not pod.ended or pod.node_lost or pod.number < newest[pod.role, pod.index]
     )
 
 
@@ -104,7 +104,7 @@ def _out_of_sight(facts: Facts, numbers: Mapping[tuple[Role, int], int]) -> tupl
         for pod in facts.known
         if pod.gone
         and pod.deleting is None
-        and not _ended(pod)
+        and not pod.ended
         and pod.name not in names
         and pod.number < numbers.get((pod.role, pod.index), 0)
     )
@@ -116,7 +116,3 @@ def _grace(facts: Facts, pod: Process) -> int | None:
     if pod.role == "worker" and facts.hung.get(pod.index, (0, 0.0))[0] == pod.number:
         return HUNG_GRACE
     return UNRESPONSIVE_GRACE if pod.unresponsive else None
-
-
-def _ended(pod: Process) -> bool:
-    return pod.phase in ("Succeeded", "Failed") and not pod.lingering

@@ -16,6 +16,8 @@ WORDS_SECONDS = 60.0
 PROGRESS_SECONDS = 60.0
 TOLD = ("CheckpointReady",)
 """Conditions that come from progress."""
+LEAVING = ("ClaimTerminating", "ClaimMissing")
+"""Reasons of theirs that come from the API server: people have little time to answer them."""
 WAITING = "WaitingForMember"
 
 
@@ -72,6 +74,7 @@ def _core(status: JobStatus) -> Any:
         (status.workers.desired, status.workers.start, status.workers.failed_indexes),
         tuple((problem.index, problem.reason) for problem in status.workers.problems),
         tuple((it.type, it.status, it.reason, it.observed_generation) for it in _plain(status)),
+        [it.reason for it in status.conditions if it.type in TOLD and it.reason in LEAVING],
         status.checkpoint is None,
         status.progress is None,
     )

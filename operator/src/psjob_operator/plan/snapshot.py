@@ -82,8 +82,15 @@ class Process:
     """Image that the library was copied from; empty without injection, and locally."""
     keys: str = ""
     """Name of the Secret of run keys that its pod mounts; empty locally."""
+    finalizers: tuple[str, ...] = ()
+    """Who must agree before the pod goes."""
     unresponsive: bool = False
     """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs any more, whether or not the pod is still there."""
+        return self.phase in ("Succeeded", "Failed") and not self.lingering
 
     @property
     def slow_at(self) -> float | None:
@@ -116,6 +123,8 @@ class Objects:
     claim: Claim | None = None
     modes: tuple[str, ...] | None = None
     """Access modes of the claim that the job names as its own; None where it names none, or the claim cannot be read (yet)."""
+    named: Literal["", "going", "missing"] = ""
+    """Of the claim that the job names as its own: it is being deleted, or not there. Empty where neither is known."""
     unguarded: tuple[Role, ...] = ()
     """Roles whose NetworkPolicy is to be made, or made whole again; none where this operator makes no policies."""
     strangers: tuple[str, ...] = ()

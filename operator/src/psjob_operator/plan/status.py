@@ -133,6 +133,8 @@ def _checkpoint_said(facts: Facts) -> dict[str, Say]:
     """CheckpointReady: whether training could go on from disk."""
     if facts.snapshot.spec.checkpoint.disabled:
         return {"CheckpointReady": Say("False", "Disabled", "spec.checkpoint.disabled is true: a lost shard fails the job")}
+    if leaving := objects.leaving(facts.snapshot):
+        return {"CheckpointReady": Say("False", *leaving)}
     waits = objects.unbound(facts.snapshot)
     if waits:
         return {"CheckpointReady": Say("False", "ClaimPending", waits)}
@@ -167,6 +169,8 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
     if troubles:
         first = troubles[0]
         return starting(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))
+    if leaving := objects.leaving(facts.snapshot):
+        return starting(*leaving)
     waits = objects.unbound(facts.snapshot)
     if waits:
         return starting("ClaimPending", waits)
