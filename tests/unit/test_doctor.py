@@ -51,6 +51,12 @@ FINE = ClusterFacts(
 )
 
 
+POD = "spec.workers.template.spec"
+DATA = {f"{POD}.volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+_OWN = {"accessModes": ["ReadWriteOnce"], "storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}
+FAST = {"name": "own", "ephemeral": {"volumeClaimTemplate": {"spec": _OWN}}}
+
+
 def job(**change: Any) -> PSTrainingJob:
     made, problems = validate_job(
         changed(GOOD, {f"{WORKER}.resources": SIZES, **{key.replace("__", "."): value for key, value in change.items()}})
@@ -141,6 +147,14 @@ def quota(resource: str, hard: str, used: str = "0") -> dict[str, Any]:
     return {"quotas": (Quota("q", resource, hard, used),)}
 
 
+def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
+    wanted, small = job(), dataclasses.replace(FINE, limits=(Limit("l", "max", "memory", "512Mi"),))
+    asking, given = (pods_of(wanted, documents(wanted, asks_nothing=bare)) for bare in (False, True))
+    minded = [finding.figure for finding in judge_fit(small, wanted, asking, given) if finding.about == "job: limit range l"]
+    assert minded == ["a worker asks for 4Gi memory"]
+    assert any("shard" in finding.figure for finding in judge_fit(small, wanted, asking) if finding.about == "job: limit range l")
+
+
 @pytest.mark.parametrize(
     ("change", "spec", "about", "level", "words"),
     [
@@ -176,6 +190,15 @@ def quota(resource: str, hard: str, used: str = "0") -> dict[str, Any]:
         ),
         ({}, {"spec__checkpoint": {"disabled": True}}, "job: checkpoints", "warning", "lost shard"),
         ({"pull_secrets": ()}, {f"{WORKER}.image": "registry.example.com/a:1"}, "job: image", "warning", "docker-registry"),
+        ({}, DATA, "job: claim data", "problem", "not there team-a"),
+        ({"claims": {"data": Claim(("ReadWriteOnce",), "Bound", False, True)}}, DATA, "job: claim data", "problem", "being deleted"),
+        (
+            {"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", True, True)}}, {},
+            "job: claim digits-checkpoints", "problem", "being deleted",
+        ),
+        ({"priorities": ("high",)}, {f"{POD}.priorityClassName": "higher"}, "job: priority class higher", "problem", "not there"),
+        ({}, {f"{POD}.volumes": [FAST]}, "job: storage class fast", "problem", "not there"),
+        ({"untried": True}, {}, "job: admission", "warning", "Pod Security"),
         ({"refused": (("manifest", "denied by policy x"),)}, {}, "job: manifest", "problem", "policy x"),
     ],
 )  # fmt: skip

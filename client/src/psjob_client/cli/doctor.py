@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,18 +10,16 @@ from typing import Annotated
 
 import typer
 
+from psjob_client.cli.against import against
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
-from psjob_client.cli.render import documents
 from psjob_client.doctor import look
 from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.doctor.findings import Finding, problem, sick
-from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_client.doctor.machine import judge_machine
 from psjob_client.local.command import worker_commands
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 EXIT_WELL, EXIT_SICK = 0, 1
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -52,7 +49,8 @@ def doctor(
     """Look at this machine or a cluster, and say what to do before a job is started there."""
     manifest = read_job(job) if job is not None else None
     if cluster or context is not None or namespace is not None or kubeconfig is not None:
-        found = _cluster(manifest, kubeconfig, context, namespace)
+        facts, fit = against(manifest, kubeconfig, context, namespace)
+        found = judge_cluster(facts) + fit
     else:
         found = judge_machine(look.machine(Path.cwd()), manifest) + _command(manifest, job)
     _print(found, form)
@@ -68,19 +66,6 @@ def _command(manifest: PSTrainingJob | None, job: Path | None) -> list[Finding]:
     except BadInput as error:
         return [problem("job: command", line, "", "psjob run refuses it here") for line in error.lines]
     return []
-
-
-def _cluster(manifest: PSTrainingJob | None, kubeconfig: str | None, context: str | None, namespace: str | None) -> list[Finding]:
-    from psjob_client.doctor.ask import cluster  # the Kubernetes client takes a second to import
-
-    created = documents(manifest) if manifest is not None else []
-    pods = pods_of(manifest, created) if manifest is not None else []
-    labels = [(document["metadata"]["labels"], document) for document in created if document["kind"] == "Pod"]
-    kinds = {(its[LABEL_ROLE], its.get(LABEL_STAGE)): document for its, document in labels}
-    place = namespace or (manifest.metadata.namespace if manifest is not None else None) or "default"
-    raw = manifest.to_manifest() if manifest is not None else None
-    facts = asyncio.run(cluster(kubeconfig, context, place, raw, list(kinds.values())))
-    return judge_cluster(facts) + (judge_fit(facts, manifest, pods) if manifest is not None else [])
 
 
 def _print(found: Sequence[Finding], form: TextForm) -> None:

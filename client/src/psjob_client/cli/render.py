@@ -43,9 +43,9 @@ def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:
     return yaml.dump_all(documents(job, runtime_image), Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True, explicit_start=True)
 
 
-def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> list[dict[str, Any]]:
+def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE, *, asks_nothing: bool = False) -> list[dict[str, Any]]:
     """Service, ConfigMap, claim, keys and pods of a job's first turn, in the order of their creation. A suspended job shows what it
-    will have, a job of another controller what it would have."""
+    will have, a job of another controller what it would have. `asks_nothing`: as where a LimitRange takes the place of psjob's requests."""
     snapshot = Snapshot(
         name=job.metadata.name,
         namespace=job.metadata.namespace or "default",
@@ -57,10 +57,11 @@ def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> list[di
         status=None,
         runtime_image=runtime_image,
     )
-    return [_document(snapshot, action) for action in plan(snapshot, 0.0).actions]
+    pods = objects.Pods(snapshot, asks_nothing=asks_nothing)
+    return [_document(snapshot, action, pods) for action in plan(snapshot, 0.0).actions]
 
 
-def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
+def _document(snapshot: Snapshot, action: Action, pods: objects.Pods) -> dict[str, Any]:
     match action:
         case EnsureService():
             return objects.service(snapshot)
@@ -71,7 +72,7 @@ def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
         case EnsureKey():
             return objects.key_secret(snapshot, action.number, dict.fromkeys(keys.NAMES, NO_KEY), _no_certificates(snapshot, action))
         case CreateProcess():
-            return objects.pod(snapshot, action)
+            return pods.pod(action)
         case _:
             raise AssertionError(f"a new job's first turn never has {type(action).__name__}")
 

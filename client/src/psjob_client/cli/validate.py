@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
-from psjob_client.judge.files import Finding, Judged, judged
+from psjob_client.doctor.cluster import judge_cluster
+from psjob_client.judge.files import Finding, Judged, Level, judged
+from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
+from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT
-from psjob_operator.api.problem import shown
+from psjob_operator.api.problem import Problem, shown
 
 EXIT_VALID, EXIT_INVALID = 0, 1
 EXAMPLES = """Examples:
@@ -22,26 +26,57 @@ EXAMPLES = """Examples:
 
   psjob validate --strict jobs/*.yaml
 
+  psjob validate --server -n team-a job.yaml
+
   psjob render job.yaml > /dev/null && psjob validate -o json job.yaml
 
 A line is FILE:LINE: FIELD: what is wrong; what to do. A file may hold several documents; objects of other kinds are not judged.
+With --server, -n, --context or --kubeconfig the cluster is asked too: limit ranges, quota, claims, classes, Pod Security, policies.
 
-Exit codes: 0 all are valid, 1 one is not (with --strict: or has a warning), 2 a file cannot be read."""
+Exit codes: 0 all are valid, 1 one is not (with --strict: or has a warning), 2 a file cannot be read, or no cluster answers."""
 
 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE…|-", help="Manifests; - for standard input.")],
     strict: Annotated[bool, typer.Option("--strict", help="Also warn of what is legal and likely wrong, and fail for it.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Ask a cluster too what only it knows. Nothing is created.")] = False,
+    context: Annotated[str | None, typer.Option(help="The cluster of this context.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="In this namespace; absent: the manifest's, or default.")
+    ] = None,
+    kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="The kubeconfig; absent: $KUBECONFIG or ~/.kube/config.")] = None,
     form: TextOutput = TextForm.text,
 ) -> None:
-    """Check manifests without a cluster: the rules of the API server, with the line of each value."""
-    results = [judged(file if file != "-" else "<stdin>", _text(file), strict=strict) for file in files]
+    """Check manifests by the rules of the API server, with the line of each value; without a cluster unless --server asks one."""
+    asks = server or any(value is not None for value in (context, namespace, kubeconfig))
+
+    def asked(job: PSTrainingJob) -> Iterator[tuple[Level, Problem]]:
+        if asks:
+            yield from _of_cluster(job, kubeconfig, context, namespace)
+
+    results = [judged(file if file != "-" else "<stdin>", _text(file), strict=strict, asked=asked) for file in files]
     if form is TextForm.json:
         emit(json.dumps(_json(results), indent=1) + "\n")
     else:
         for result in results:
             _tell(result)
     raise typer.Exit(EXIT_INVALID if any(result.findings for result in results) else EXIT_VALID)
+
+
+def _of_cluster(job: PSTrainingJob, kubeconfig: str | None, context: str | None, namespace: str | None) -> Iterator[tuple[Level, Problem]]:
+    """What a cluster has against the job. A job waits for most of it, and nobody need see it wait."""
+    from psjob_client.cli.against import against  # the planner takes a while to import
+
+    facts, fit = against(job, kubeconfig, context, namespace)
+    if facts.unreachable:
+        raise BadInput(f"--server: {facts.server}: {facts.unreachable}; look at --context and the kubeconfig: kubectl cluster-info")
+    place = [finding for finding in judge_cluster(facts) if finding.about in ("namespace", "CRD")]
+    for finding in (*place, *fit):
+        if finding.level != "ok":
+            about, limit = finding.about.removeprefix("job: "), f", {finding.limit}" if finding.limit else ""
+            # Nodes may come, by an autoscaler or a person.
+            level: Level = "error" if finding.level == "problem" and " pods" not in about else "warning"
+            yield level, Problem("", None, f"{about}: {finding.figure}{limit}", finding.remedy)
 
 
 def _text(file: str) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -10,7 +11,8 @@ from psjob_client.doctor.cluster import RIGHTS, Claim, ClusterFacts, Limit, Node
 from psjob_operator.api.crd import schema
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.connect import ConnectError, configure
-from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.cluster.kinds import JOBS, PODS
+from psjob_operator.cluster.refusals import limit_words, limited, ranges
 from psjob_operator.contract import GROUP, KIND, VERSION
 from psjob_operator.render.names import LABEL_JOB
 
@@ -20,8 +22,16 @@ DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A pod as the operator makes it, and as it makes it where a LimitRange minds what psjob's own parts ask for."""
+
+    pod: Mapping[str, Any]
+    asking_nothing: Mapping[str, Any]
+
+
 async def cluster(
-    kubeconfig: str | None, context: str | None, namespace: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
+    kubeconfig: str | None, context: str | None, namespace: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried]
 ) -> ClusterFacts:
     """Ask about `namespace` of a cluster; `manifest` and the `pods` of its job are tried, and nothing is created."""
     mine = version("psjob-client")
@@ -40,11 +50,13 @@ async def cluster(
 
 
 async def _facts(
-    client: Client, host: str, namespace: str, mine: str, kubernetes: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
+    client: Client, host: str, namespace: str, mine: str, kubernetes: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried]
 ) -> ClusterFacts:
     served = await client.served(JOBS)
     place = f"/api/v1/namespaces/{namespace}"
     claims = await _items(client, f"{place}/persistentvolumeclaims")
+    limits = await _items(client, f"{place}/limitranges")
+    refused, untried = await _tried(client, namespace, manifest, pods, limits or []) if served else ((), False)
     account = await _seen(client.read(f"{place}/serviceaccounts/default"))
     return ClusterFacts(
         server=host,
@@ -58,11 +70,13 @@ async def _facts(
         rights=await _rights(client, namespace),
         classes=_each(await _items(client, "/apis/storage.k8s.io/v1/storageclasses"), _class),
         quotas=_flat(await _items(client, f"{place}/resourcequotas"), _quotas),
-        limits=_flat(await _items(client, f"{place}/limitranges"), _limits),
+        limits=_flat(limits, _limits),
         nodes=_each(await _items(client, "/api/v1/nodes"), _node),
         pull_secrets=None if account is None else tuple(str(one.get("name")) for one in account.get("imagePullSecrets") or ()),
         claims=None if claims is None else {one["metadata"]["name"]: _claim(one) for one in claims},
-        refused=await _tried(client, namespace, manifest, pods) if served else (),
+        priorities=_each(await _items(client, "/apis/scheduling.k8s.io/v1/priorityclasses"), lambda one: str(one["metadata"]["name"])),
+        refused=refused,
+        untried=untried,
     )
 
 
@@ -136,29 +150,45 @@ def _missing(mine: Mapping[str, Any], theirs: Mapping[str, Any], at: str) -> lis
 
 
 async def _tried(
-    client: Client, namespace: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
-) -> tuple[tuple[str, str], ...]:
-    """What the API server, its admission included, says against the job and a pod of each role."""
-    tries: list[tuple[str, str, Mapping[str, Any]]] = []
-    if manifest is not None:
-        metadata = {**manifest["metadata"], "namespace": namespace}
-        tries.append(("manifest", f"{JOBS.path(namespace)}", {**manifest, "metadata": metadata}))
-    for pod in pods:
-        metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
-        tries.append(
-            (pod["metadata"]["name"], f"/api/v1/namespaces/{namespace}/pods", {**pod, "metadata": {**metadata, "namespace": namespace}})
-        )
-    refused = []
-    for name, path, body in tries:
-        try:
-            await client.ask(path, body)
-        except ApiError as error:
-            # A user need not be allowed to make pods, and a job of that name may be there: neither says that it does not fit.
-            if error.code in (400, 422) or (
-                error.code == 403 and "exceeded quota" not in error.message and "cannot create" not in error.message
-            ):
-                refused.append((name, error.message[:800]))
-    return tuple(refused)
+    client: Client, namespace: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried], limits: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """What the API server, its admission included, says against the job and a pod of each role; whether it takes no pod of this user."""
+    refused, untried = [], False
+    if manifest is not None and (error := await _refusal(client, JOBS.path(namespace), manifest, namespace)) and _against(error):
+        refused.append(("manifest", error.message[:800]))
+    for tried in pods:
+        body = tried.pod
+        error = await _refusal(client, PODS.path(namespace), body, namespace)
+        if error is not None and limited(error.causes, error.message, body):
+            body = tried.asking_nothing
+            error = await _refusal(client, PODS.path(namespace), body, namespace)
+        untried = untried or (error is not None and _may_not(error))
+        if error is not None and _against(error):
+            resources = limited(error.causes, error.message, body)
+            words = (
+                limit_words(error.causes, error.message, resources, ranges(limits, resources), namespace) if resources else error.message
+            )
+            refused.append((body["metadata"]["name"], words[:800]))
+    return tuple(refused), untried
+
+
+async def _refusal(client: Client, path: str, body: Mapping[str, Any], namespace: str) -> ApiError | None:
+    metadata = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"} | {"namespace": namespace}
+    try:
+        await client.ask(path, {**body, "metadata": metadata})
+    except ApiError as error:
+        return error
+    return None
+
+
+def _may_not(error: ApiError) -> bool:
+    """This user makes no pods, which says nothing of them."""
+    return error.code == 403 and "cannot create" in error.message
+
+
+def _against(error: ApiError) -> bool:
+    """An object of that name may be there, and quota is measured: neither says that it does not fit."""
+    return error.code in (400, 422) or error.denied or (error.code == 403 and "exceeded quota" not in error.message and not _may_not(error))
 
 
 def _operator(one: Mapping[str, Any]) -> Operator:
@@ -200,4 +230,5 @@ def _limits(one: Mapping[str, Any]) -> list[Limit]:
 def _claim(one: Mapping[str, Any]) -> Claim:
     labels = one["metadata"].get("labels") or {}
     phase = str((one.get("status") or {}).get("phase") or "")
-    return Claim(tuple((one.get("spec") or {}).get("accessModes") or ()), phase, LABEL_JOB in labels)
+    modes = tuple((one.get("spec") or {}).get("accessModes") or ())
+    return Claim(modes, phase, LABEL_JOB in labels, bool(one["metadata"].get("deletionTimestamp")))

@@ -78,6 +78,8 @@ class Claim:
     modes: tuple[str, ...]
     phase: str
     ours: bool
+    going: bool = False
+    """It is being deleted."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class ClusterFacts:
     pull_secrets: tuple[str, ...] | None = None
     """Of the namespace's default service account."""
     claims: Mapping[str, Claim] | None = None
+    priorities: tuple[str, ...] | None = None
+    """Names of the priority classes."""
+    untried: bool = False
+    """This user may not make pods, so that admission was not asked about those of the job."""
     refused: tuple[tuple[str, str], ...] = ()
     """(object, sentence) of what the API server would refuse of the job."""
 

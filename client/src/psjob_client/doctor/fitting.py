@@ -12,6 +12,7 @@ from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_client.judge.quantity import quantity
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan import naming
+from psjob_operator.plan.objects import named_claim
 from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 ONE_NODE = frozenset({
@@ -38,6 +39,12 @@ class Pods:
     """Does the template name imagePullSecrets?"""
     stage: str = ""
     """Name of the workers' stage, where the model is cut in stages."""
+    claims: tuple[str, ...] = ()
+    """Claims that their volumes name."""
+    classes: tuple[str, ...] = ()
+    """Storage classes of claims that are made with each pod."""
+    priority: str = ""
+    """Their priority class."""
 
     @property
     def words(self) -> str:
@@ -56,13 +63,18 @@ def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
     return found
 
 
-def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> list[Finding]:
-    """Every line about `job` in this cluster."""
+def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods], given: list[Pods] | None = None) -> list[Finding]:
+    """Every line about `job` in this cluster. `given`: its pods without what psjob's own parts ask for, which gives way to a LimitRange."""
     if facts.unreachable:
         return []
     found = [problem(f"job: {what}", "is refused", "", sentence) for what, sentence in facts.refused]
-    found += [*_nodes(facts, pods), *_quota(facts, pods), *_limits(facts, pods), *_checkpoints(facts, job), *_images(facts, pods)]
-    return found
+    if facts.untried:
+        why = "look at the pods' words once it runs, or ask who may make pods there"
+        found.append(
+            warning("job: admission", f"this user may make no pods in {facts.namespace}", "Pod Security and policies not asked", why)
+        )
+    found += [*_nodes(facts, pods), *_quota(facts, pods), *_limits(facts, given or pods), *_checkpoints(facts, job)]
+    return [*found, *_volumes(facts, job, pods), *_priorities(facts, pods), *_images(facts, pods)]
 
 
 def _seat(pod: Mapping[str, Any]) -> tuple[str, str]:
@@ -87,7 +99,16 @@ def _pods(role: str, count: int, spec: Mapping[str, Any], stage: str = "") -> Po
         images,
         bool(spec.get("imagePullSecrets")),
         stage,
+        tuple(str(it["persistentVolumeClaim"].get("claimName")) for it in spec.get("volumes") or () if it.get("persistentVolumeClaim")),
+        tuple(name for it in spec.get("volumes") or () if (name := _class_of(it))),
+        str(spec.get("priorityClassName") or ""),
     )
+
+
+def _class_of(volume: Mapping[str, Any]) -> str:
+    """The storage class that a volume of the pod's own names; empty where it names none."""
+    template = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
+    return str((template.get("spec") or {}).get("storageClassName") or "")
 
 
 def _amounts(given: Any) -> dict[str, Decimal]:
@@ -213,6 +234,26 @@ def _limits(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
 def _breach(limit: Limit, role: str, given: Decimal) -> Finding:
     figure = f"a {role} asks for {_short(limit.resource, given)} {limit.resource}"
     return problem(f"job: limit range {limit.range}", figure, f"{limit.bound} {limit.value}", "change the resources of the template")
+
+
+def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> Iterator[Finding]:
+    """Claims of the pods that are not there, or go; those of checkpoints have a line of their own unless they go."""
+    own = {naming.claim(job.metadata.name), named_claim(job.spec)}
+    for name in dict.fromkeys(name for one in pods for name in one.claims):
+        there = (facts.claims or {}).get(name)
+        if there is not None and there.going:
+            yield problem(f"job: claim {name}", "is being deleted", "", "wait until it is gone and make it anew, or name another one")
+        elif facts.claims is not None and there is None and name not in own:
+            yield problem(f"job: claim {name}", "is not there", "", f"make it in {facts.namespace}, or take the volume out of the template")
+    for name in dict.fromkeys(name for one in pods for name in one.classes):
+        if facts.classes is not None and name not in {one.name for one in facts.classes}:
+            yield problem(f"job: storage class {name}", "is not there", "", "name one of kubectl get storageclass")
+
+
+def _priorities(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+    for name in dict.fromkeys(one.priority for one in pods if one.priority):
+        if facts.priorities is not None and name not in facts.priorities:
+            yield problem(f"job: priority class {name}", "is not there", "", "name one of kubectl get priorityclass, or have it made")
 
 
 def _checkpoints(facts: ClusterFacts, job: PSTrainingJob) -> Iterator[Finding]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from psjob_client.judge.likely import likely_wrong
 from psjob_client.judge.podfields import unknown_fields
+from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import Document, load_documents
 from psjob_operator.api.problem import Problem, shown
 from psjob_operator.api.validate import every_problem
@@ -32,7 +33,8 @@ class Finding:
         if self.level == "error":
             return f"{where}: {self.problem}"
         value = "" if self.problem.value is None else f"{shown(self.problem.value)}: "
-        return f"{where}: warning: {self.problem.field}: {value}{self.problem.limit}; {self.problem.remedy}"
+        field = f"{self.problem.field}: " if self.problem.field else ""
+        return f"{where}: warning: {field}{value}{self.problem.limit}; {self.problem.remedy}"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,14 @@ class Judged:
     findings: tuple[Finding, ...]
 
 
-def judged(file: str, text: str | bytes, *, strict: bool = False) -> Judged:
-    """Every PSTrainingJob in `text` (several documents, and Lists), by the rules of the API server; with `strict`, warnings too."""
+Level = Literal["error", "warning"]
+Asked = Callable[[PSTrainingJob], Iterable[tuple[Level, Problem]]]
+"""What else is asked about a job in which nothing is wrong by itself."""
+
+
+def judged(file: str, text: str | bytes, *, strict: bool = False, asked: Asked = lambda _: ()) -> Judged:
+    """Every PSTrainingJob in `text` (several documents, and Lists), by the rules of the API server, and by what is `asked`; with `strict`,
+    warnings too."""
     documents, problems = load_documents(text)
     if problems:
         return Judged(file, (), 0, tuple(Finding("error", file, None, "", problem) for problem in problems))
@@ -60,7 +68,7 @@ def judged(file: str, text: str | bytes, *, strict: bool = False) -> Judged:
             aside += 1
             continue
         name = _name(raw)
-        found = list(_of_one(raw, strict))
+        found = list(_of_one(raw, strict, asked))
         findings += [_placed(level, file, document, at, name, problem) for level, problem in found]
         if not any(level == "error" for level, _ in found):
             jobs.append(name)
@@ -69,16 +77,19 @@ def judged(file: str, text: str | bytes, *, strict: bool = False) -> Judged:
     return Judged(file, tuple(jobs), aside, tuple(findings))
 
 
-def _of_one(raw: Any, strict: bool) -> Iterator[tuple[Literal["error", "warning"], Problem]]:
+def _of_one(raw: Any, strict: bool, asked: Asked) -> Iterator[tuple[Level, Problem]]:
     job, problems = every_problem(raw)
     for problem in problems:
         yield "error", problem
     if job is not None and strict:
         for problem in (*unknown_fields(job), *likely_wrong(job)):
             yield "warning", problem
+    for level, problem in asked(job) if job is not None else ():
+        if strict or level == "error":
+            yield level, problem
 
 
-def _placed(level: Literal["error", "warning"], file: str, document: Document, at: str, job: str, problem: Problem) -> Finding:
+def _placed(level: Level, file: str, document: Document, at: str, job: str, problem: Problem) -> Finding:
     path = ".".join(part for part in (at, problem.field) if part)
     return Finding(level, file, document.line(path), job, problem)
 
