@@ -43,6 +43,25 @@ def test_the_smallest_job_runs_in_a_namespace_that_limits_everybody(place: World
     assert place.status(name)["restarts"].get("counted", 0) == 0
 
 
+def test_a_quota_that_wants_to_be_told_what_pods_ask_for_gets_it(place: World, name: str) -> None:
+    """A LimitRange made psjob leave its own numbers out; with a quota in its place they are back."""
+    there = limit(place, name, {"type": "Container", "default": {"cpu": "100m"}})
+    quota = place.path("resourcequotas", name)
+    try:
+        place.create(manifest(name, workers=1))
+        place.until("its shard", lambda: f"{name}-ps-0-a1" in place.pods(name))
+        assert resources(place, f"{name}-ps-0-a1") == {"limits": {"cpu": "100m"}, "requests": {"cpu": "100m"}}
+        place.cluster.api.delete(there)
+        hard = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"requests.cpu": "100"}}}
+        place.cluster.api.create(place.path("resourcequotas"), hard)
+        place.remove(f"{name}-ps-0-a1")
+        place.until("it to ask", lambda: f"{name}-ps-0-a2" in place.pods(name), 60)
+        assert resources(place, f"{name}-ps-0-a2")["requests"] == {"cpu": "500m", "memory": "1Gi"}
+    finally:
+        for path in (there, quota):
+            place.cluster.api.delete(path)
+
+
 def test_limits_of_the_template_alone_are_no_fault(place: World, name: str) -> None:
     given = {"spec": {"containers": [{"name": "shard", "resources": {"limits": {"cpu": "200m", "memory": "300Mi"}}}]}}
     place.create(manifest(name, workers=1, ps={"shards": 1, "template": given}))

@@ -169,25 +169,23 @@ class Apply:
             if not _answers(error):
                 outcome.failure = outcome.failure or error
                 return None
-            message = await self._told(error, body, snapshot, memory)
+            message = await self._told(error, action, body, snapshot, memory)
             memory.refuse(action.name, _code(error), message, now, error.invalid and (error.code != 422 or of_the_pod(error.causes, body)))
             return ApiError(error.code, error.reason, message)
         memory.refusals.pop(action.name, None)
         return None
 
-    async def _told(self, error: ApiError, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory) -> str:
+    async def _told(self, error: ApiError, action: CreateProcess, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory) -> str:
         """The refusal in words. What psjob asks for by itself gives way to a LimitRange, and stands where a quota wants to be told."""
         resources = limited(error.causes, error.message, body)
         if not resources:
             memory.asks_nothing = memory.asks_nothing and QUOTA not in error.message
             return error.message
-        memory.asks_nothing = True
+        memory.asks_nothing = memory.asks_nothing or render.Pods(snapshot, self._user, asks_nothing=True).pod(action) != body
         try:
             found = await self._client.list(LIMITS, snapshot.namespace)
-        except ApiError as unread:
-            if not unread.definite:
-                raise
-            found = []
+        except ApiError:
+            found = []  # without its name the sentence still says what is minded
         return limit_words(error.causes, error.message, resources, ranges(found, resources), snapshot.namespace)
 
     async def _taken(
