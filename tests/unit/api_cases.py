@@ -353,7 +353,7 @@ REFUSED: list[Case] = [
     ),
     Case(
         "volume-two",
-        {"spec.checkpoint.volume": {"nfs": {"server": "a"}, "claim": "b"}},
+        {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/"}, "claim": "b"}},
         "spec.checkpoint.volume",
         "must name exactly one volume source; such as",
         server=False,

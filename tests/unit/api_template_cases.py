@@ -15,6 +15,72 @@ TEMPLATES_REFUSED: list[Case] = [
     # -- pod templates
     *(
         Case(
+            f"unknown-{at}", {at: value}, field, f'unknown field "{field}"; did you mean {field.rpartition(".")[0]}.{meant}?', server=False
+        )
+        for at, value, field, meant in (
+            (f"{POD}.tolerationz", [], f"{POD}.tolerationz", "tolerations"),
+            (f"{WORKER}.envv", [{"name": "A"}], f"{POD}.containers[0].envv", "env"),
+            ("spec.workers.template.metadata", {"annotationz": {}}, "spec.workers.template.metadata.annotationz", "annotations"),
+            ("spec.checkpoint.volume", {"claimm": "a"}, "spec.checkpoint.volume.claimm", "claim"),
+            (
+                "spec.checkpoint.volume",
+                {"nfs": {"server": "a", "path": "/", "readonly": True}},
+                "spec.checkpoint.volume.nfs.readonly",
+                "readOnly",
+            ),
+            (f"{SHARD_POD}.spec", {"afinity": {}}, f"{SHARD_POD}.spec.afinity", "affinity"),
+            (f"{WORKER}.livenessProbe", {"httpGet": {"port": 1, "pth": "/"}}, f"{POD}.containers[0].livenessProbe.httpGet.pth", "path"),
+            (
+                "spec.stages",
+                [{"name": "a", "template": {"spec": {"containers": _ONE, "nodeselector": {}}}}, {"name": "b", "cut": "1"}],
+                "spec.stages[0].template.spec.nodeselector",
+                "nodeSelector",
+            ),
+        )
+    ),
+    Case(
+        "unknown-anywhere",
+        {f"{POD}.securityContexts": None, f"{POD}.colour": "red"},
+        f"{POD}.colour",
+        f'unknown field "{POD}.colour"; pods of Kubernetes 1.37 have no such field',
+        server=False,
+    ),
+    *(
+        Case(f"type-{at}", {at: value}, field, sentence, server=False)
+        for at, value, field, sentence in (
+            (f"{POD}.securityContext", "x", f"{POD}.securityContext", _TYPE + "object"),
+            (f"{WORKER}.securityContext", "x", f"{POD}.containers[0].securityContext", _TYPE + "object"),
+            (f"{WORKER}.securityContext", {"capabilities": "ALL"}, f"{POD}.containers[0].securityContext.capabilities", _TYPE + "object"),
+            (f"{WORKER}.securityContext", {"seccompProfile": "x"}, f"{POD}.containers[0].securityContext.seccompProfile", _TYPE + "object"),
+            (
+                f"{SHARD_POD}.spec",
+                {"securityContext": {"runAsUser": "0"}},
+                f"{SHARD_POD}.spec.securityContext.runAsUser",
+                _TYPE + "integer",
+            ),
+            (f"{POD}.terminationGracePeriodSeconds", "x", f"{POD}.terminationGracePeriodSeconds", _TYPE + "integer"),
+            (f"{POD}.terminationGracePeriodSeconds", 1.5, f"{POD}.terminationGracePeriodSeconds", _TYPE + "integer"),
+            (f"{POD}.priority", 2**31, f"{POD}.priority", "must be -2147483648..2147483647; it is an int32"),
+            (f"{POD}.nodeSelector", {"gpu": True}, f"{POD}.nodeSelector[gpu]", _TYPE + 'string; write it in quotes: "true"'),
+            (f"{POD}.tolerations", {}, f"{POD}.tolerations", _TYPE + "array; begin each item with a dash"),
+            (
+                f"{WORKER}.resources",
+                {"requests": {"memory": "2 GB"}},
+                f"{POD}.containers[0].resources.requests[memory]",
+                "must be a quantity; ",
+            ),
+            (
+                f"{WORKER}.imagePullPolicy",
+                "always",
+                f"{POD}.containers[0].imagePullPolicy",
+                'Unsupported value: "always": supported values: "Always", "IfNotPresent", "Never"; did you mean Always?',
+            ),
+            (f"{WORKER}.ports", [{"name": "http"}], f"{POD}.containers[0].ports[0].containerPort", "Required value"),
+            (f"{WORKER}.ports", [{"containerPort": "http"}], f"{POD}.containers[0].ports[0].containerPort", _TYPE + "integer"),
+        )
+    ),
+    *(
+        Case(
             f"variable-{name!r}",
             {f"{WORKER}.env": [{"name": name, "value": "1"}]},
             f"{POD}.containers[0].env[0].name",
@@ -317,7 +383,7 @@ TEMPLATES_REFUSED: list[Case] = [
             "must ask for whole GPUs; such as 1; ",
             server=False,
         )
-        for name, number in (("nvidia.com/gpu", "0.5"), ("amd.com/gpu", "half"), ("nvidia.com/gpu", -1), ("nvidia.com/mig-1g.5gb", 0.5))
+        for name, number in (("nvidia.com/gpu", "0.5"), ("amd.com/gpu", "1500m"), ("nvidia.com/gpu", -1), ("nvidia.com/mig-1g.5gb", 0.5))
     ),
     Case(
         "shard-gpu",
@@ -418,7 +484,6 @@ TEMPLATES_PASSED: list[Case] = [
                 "limits": {"nvidia.com/gpu": 1, "cpu": 0.5, "memory": "1Gi", "x.io/y": "2"},
             },
             f"{POD}.tolerations": [{"operator": "Exists"}],
-            f"{POD}.newFieldOfTomorrow": {"a": [1, None, "x"]},
             f"{POD}.volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}],
             f"{WORKER}.volumeMounts": [{"name": "data", "mountPath": "/psjobs"}],
             f"{POD}.ephemeralContainers": [],

@@ -169,10 +169,6 @@ def test_a_good_job_has_no_warning() -> None:
         ({f"{WORKER}.envFrom": [{"configMapRef": {"name": "x"}}]}, f"{PLACE}.envFrom", "psjob run"),
         ({f"{WORKER}.resources": {}}, f"{PLACE}.resources", "evicted"),
         ({f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 8}}}, f"{PLACE}.resources.limits.nvidia.com/gpu", "take 1"),
-        ({f"{WORKER}.resorces": {}}, f"{PLACE}.resorces", "did you mean resources?"),
-        ({"spec.workers.template.spec.nodeselector": {}}, "spec.workers.template.spec.nodeselector", "nodeSelector"),
-        ({"spec.workers.template.spec.tolerations": {}}, "spec.workers.template.spec.tolerations", "a list"),
-        ({"spec.ps.template": {"spec": {"afinity": {}}}}, "spec.ps.template.spec.afinity", "affinity"),
     ],
 )
 def test_what_is_likely_wrong_is_told(change: dict[str, Any], field: str, words: str) -> None:

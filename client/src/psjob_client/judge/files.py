@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from psjob_client.judge.likely import likely_wrong
-from psjob_client.judge.podfields import unknown_fields
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import Document, load_documents
 from psjob_operator.api.problem import Problem, shown
@@ -82,7 +81,7 @@ def _of_one(raw: Any, strict: bool, asked: Asked) -> Iterator[tuple[Level, Probl
     for problem in problems:
         yield "error", problem
     if job is not None and strict:
-        for problem in (*unknown_fields(job), *likely_wrong(job)):
+        for problem in likely_wrong(job):
             yield "warning", problem
     for level, problem in asked(job) if job is not None else ():
         if strict or level == "error":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from psjob_operator.api import podschema
 from psjob_operator.api.crd import schema
 from psjob_operator.api.immutability import MUTABLE
 from psjob_operator.api.rules import FieldRule, rules
@@ -97,7 +98,8 @@ def _rules() -> str:
     lines = [
         "The API server and `psjob run` refuse with the same words. Each refusal is one sentence: what must hold, then why and what to do.",
         "The API server cannot see into a pod template. There (marked) the job is made, and the operator answers with `Failed`, reason",
-        "`TemplateInvalid` and that sentence.\n",
+        "`TemplateInvalid` and that sentence. Templates and `checkpoint.volume` are read there as the API server of Kubernetes",
+        f"{podschema.kubernetes()} reads a pod: a field that no pod has, or a value of a wrong type, is refused.\n",
         "| where | what must hold | why, and what to do |",
         "| --- | --- | --- |",
         *(f"| `{_where(rule)}`{'' if rule.cel else ' (operator)'} | {rule.limit} | {rule.remedy} |" for rule in _all()),

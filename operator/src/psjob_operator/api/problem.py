@@ -22,6 +22,8 @@ class Problem:
     """What stands there; None where nothing does."""
     limit: str
     remedy: str = ""
+    admitted: bool = False
+    """The API server takes the manifest all the same: `psjob validate` and the operator say it."""
 
     def __str__(self) -> str:
         """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""

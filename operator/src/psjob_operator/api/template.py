@@ -1,6 +1,6 @@
 """Pod templates: what of them the CRD knows by type, and the rules that need it.
 
-Everything else in a template is kept as it is and judged by the API server when a pod is made of it.
+Everything else in a template is kept as it is. The operator judges it by the Pod API's schema, and the API server when a pod is made of it.
 """
 
 from __future__ import annotations

@@ -13,22 +13,24 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from psjob_operator.api import podschema
 from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
 from psjob_operator.api.fieldrule import found as places
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem, field_path, shown
 from psjob_operator.api.rules import breaches, rules
-from psjob_operator.api.structure import BOOLEANS, mistakes
+from psjob_operator.api.structure import BOOLEANS, REQUIRED, UNKNOWN, UNSUPPORTED, mistakes, pod_mistakes, unsupported
 from psjob_operator.api.template import template_rules
 from psjob_operator.contract import GROUP, KIND, VERSION
 
 LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
 DEEPEST = 100
-REQUIRED, UNKNOWN, UNSUPPORTED = "Required value", "unknown field", "Unsupported value"
 schema = cache(make_schema)
-TEMPLATES = ("spec.workers.template", "spec.stages[].template", "spec.ps.template")
+RULES = "x-kubernetes-validations"
+OVERLAY, VOLUME = "spec.ps.template", "spec.checkpoint.volume"
+TEMPLATES = ("spec.workers.template", "spec.stages[].template", OVERLAY)
 
 
 def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
@@ -45,12 +47,13 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
         job = PSTrainingJob.model_validate(mine)
     except ValidationError as error:
         problems = [_told(detail) for detail in error.errors(include_url=False)]
-        return None, problems + _in_templates(raw)
+        fields = {problem.field for problem in problems}
+        return None, problems + [problem for problem in _in_templates(raw) if problem.field not in fields]
     problems = _in_templates(raw) or _too_large(raw)
     if not problems:
         table = (*rules(), *template_rules())
         told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
-        problems = [Problem(path, value, rule.limit, rule.remedy) for path, value, rule in breaches(table, told)]
+        problems = [Problem(path, value, rule.limit, rule.remedy, admitted=not rule.cel) for path, value, rule in breaches(table, told)]
     return (None, problems) if problems else (job, [])
 
 
@@ -140,12 +143,20 @@ def _keys(raw: Any) -> Iterator[tuple[Any, int]]:
 
 def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
     whole = schema()
-    found = []
+    found: list[Problem] = []
+    of_pods: list[Problem] = []
     for at in TEMPLATES:
         for path, value in places(raw, at):
             if isinstance(value, Mapping):
                 found += mistakes(node(whole, at), value, path)
-    return found
+                of_pods += pod_mistakes(podschema.definition("PodTemplateSpec"), value, path, overlay=at == OVERLAY)
+    for path, value in places(raw, VOLUME):
+        if isinstance(value, Mapping):
+            of_pods += pod_mistakes(podschema.volume_source(), value, path)
+    # What both schemas know, and what a rule of psjob's own forbids, is said once, in the words of the CRD.
+    said = {problem.field for problem in found}
+    said |= {problem.field for problem in of_pods if problem.limit.startswith(UNSUPPORTED) and _at(problem.field).get(RULES)}
+    return found + [problem for problem in of_pods if problem.field not in said]
 
 
 def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
@@ -172,11 +183,7 @@ def _told(detail: ErrorDetails) -> Problem:
     if kind == "extra_forbidden":
         return Problem(path, None, f'{UNKNOWN} "{path}"', _meant(path))
     if kind == "literal_error":
-        known = [str(choice) for choice in _at(path).get("enum", [])]
-        near = difflib.get_close_matches(str(value), known, n=1)
-        choices = ", ".join(f'"{choice}"' for choice in known)
-        limit = f"{UNSUPPORTED}: {shown(value)}: supported values: {choices}"
-        return Problem(path, None, limit, f"did you mean {near[0]}?" if near else "")
+        return unsupported(path, value, [str(choice) for choice in _at(path).get("enum", [])])
     wanted = _WANTED.get(kind)
     if wanted is None:
         return Problem(path, value, detail["msg"])
