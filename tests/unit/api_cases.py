@@ -393,8 +393,8 @@ REFUSED: list[Case] = [
         _TYPE + "integer; write it without quotes",
         server_sentence=_TYPE + "integer",
     ),
-    Case("shards-part", {"spec.ps.shards": 1.5}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "integer"),
-    Case("shards-yes", {"spec.ps.shards": True}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "integer"),
+    Case("shards-part", {"spec.ps.shards": 1.5}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "int"),
+    Case("shards-yes", {"spec.ps.shards": True}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "int32"),
     Case(
         "interval-number",
         {"spec.checkpoint.interval": 30},

@@ -14,6 +14,20 @@ _ONE = [{"name": "worker", "command": ["python"]}]
 TEMPLATES_REFUSED: list[Case] = [
     # -- pod templates
     *(
+        Case(f"twice-{at}", {f"{at}": [one, one]}, f"{field}[1]", f"Duplicate value: {words}", server_sentence="Duplicate value: {")
+        for at, one, field, words in (
+            (f"{WORKER}.env", {"name": "A", "value": "1"}, f"{POD}.containers[0].env", '{"name":"A"}'),
+            (f"{WORKER}.volumeMounts", {"name": "v", "mountPath": "/a"}, f"{POD}.containers[0].volumeMounts", '{"mountPath":"/a"}'),
+            (f"{POD}.imagePullSecrets", {"name": "s"}, f"{POD}.imagePullSecrets", '{"name":"s"}'),
+            (
+                f"{POD}.topologySpreadConstraints",
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+                f"{POD}.topologySpreadConstraints",
+                '{"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}',
+            ),
+        )
+    ),
+    *(
         Case(
             f"unknown-{at}", {at: value}, field, f'unknown field "{field}"; did you mean {field.rpartition(".")[0]}.{meant}?', server=False
         )
@@ -32,7 +46,7 @@ TEMPLATES_REFUSED: list[Case] = [
             (f"{WORKER}.livenessProbe", {"httpGet": {"port": 1, "pth": "/"}}, f"{POD}.containers[0].livenessProbe.httpGet.pth", "path"),
             (
                 "spec.stages",
-                [{"name": "a", "template": {"spec": {"containers": _ONE, "nodeselector": {}}}}, {"name": "b", "cut": "1"}],
+                [{"name": "a", "template": {"spec": {"containers": _ONE, "nodeselector": {}}}}, {"name": "b", "cut": "1", "replicas": 3}],
                 "spec.stages[0].template.spec.nodeselector",
                 "nodeSelector",
             ),
@@ -199,7 +213,6 @@ TEMPLATES_REFUSED: list[Case] = [
         {f"{POD}.initContainers": [{"name": "get", "env": [{"name": "PSJOB_RUN"}]}]},
         f"{POD}.initContainers[0].env[0].name",
         "must not begin with PSJOB_; ",
-        server=False,
     ),
     Case(
         "env-many",
@@ -243,7 +256,6 @@ TEMPLATES_REFUSED: list[Case] = [
         {f"{POD}.initContainers": [{"name": "a", "volumeMounts": [{"name": "v", "mountPath": "/psjob-keys"}]}]},
         f"{POD}.initContainers[0].volumeMounts[0].mountPath",
         "must not be in /psjob, /psjob-keys, /psjob-secret; ",
-        server=False,
     ),
     *(
         Case(
@@ -475,7 +487,15 @@ TEMPLATES_PASSED: list[Case] = [
     Case("never", {f"{POD}.restartPolicy": "Never", f"{WORKER}.restartPolicy": "Never"}),
     Case("sidecar-init", {f"{POD}.initContainers": [{"name": "log", "restartPolicy": "Always", "image": "x"}]}),
     Case("host-network", {f"{POD}.hostNetwork": True, f"{POD}.dnsPolicy": "ClusterFirstWithHostNet"}),
-    Case("env-twice", {f"{WORKER}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}, {"name": "XPSJOB_"}]}),
+    Case("env-like-ours", {f"{WORKER}.env": [{"name": "A", "value": "1"}, {"name": "XPSJOB_"}]}),
+    Case(
+        "spread-over-two",
+        {
+            f"{POD}.topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": when} for when in ("DoNotSchedule", "ScheduleAnyway")
+            ]
+        },
+    ),
     Case(
         "everything-of-a-pod",
         {

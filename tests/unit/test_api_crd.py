@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator import contract
-from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, schema
+from psjob_operator.api import podschema
+from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, node, schema
 from psjob_operator.api.docs import api_page
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.status import JobStatus
@@ -35,7 +37,7 @@ def test_generating_twice_gives_the_same_bytes() -> None:
 
 
 def test_one_document_that_a_client_side_apply_takes_with_room() -> None:
-    assert CRD.stat().st_size < 128 << 10, "an annotation of all of it has at most 256 KiB"
+    assert len(json.dumps(crd(), separators=(",", ":"))) < 128 << 10, "an annotation of all of it has at most 256 KiB"
     documents = list(yaml.safe_load_all(CRD.read_text()))
     assert documents == [crd()]
 
@@ -58,10 +60,37 @@ def test_no_default_on_what_others_own_nor_in_status() -> None:
 
 
 def test_numbers_that_name_processes_and_keys_have_the_limit_that_processes_have() -> None:
-    limited = {at: part["maximum"] for at, part in nodes(schema()["properties"]["status"]) if "maximum" in part}
-    assert limited == dict.fromkeys(
-        ("pinned.key", "view", "placement", "shards[].attempt", "workers.start", "interruption.attempt"), contract.MOST_NUMBER
-    )
+    status = schema()["properties"]["status"]
+    for at in ("pinned.key", "view", "placement", "shards[].attempt", "workers.start", "interruption.attempt"):
+        assert (at, node(status, at)["maximum"]) == (at, contract.MOST_NUMBER)
+
+
+def test_every_number_has_a_format_and_every_whole_one_bounds_within_it() -> None:
+    for at, part in nodes(schema()):
+        if part.get("type") == "number":
+            assert part["format"] == "double", at
+        elif part.get("type") == "integer":
+            most = {"int32": 2**31 - 1, "int64": 2**53 - 1}[part["format"]]
+            assert 0 <= part["minimum"] <= part["maximum"] <= most, (at, part)
+
+
+def test_every_list_says_who_owns_it_and_its_keys_are_required() -> None:
+    lists = {at: part for at, part in nodes(schema()) if part.get("type") == "array"}
+    for at, part in lists.items():
+        assert part["x-kubernetes-list-type"] in ("atomic", "map"), at
+        assert part["maxItems"] > 0, at
+        assert set(part.get("x-kubernetes-list-map-keys", ())) <= set(part["items"].get("required", ())), at
+
+
+def test_lists_of_a_template_have_the_keys_of_the_pod_api() -> None:
+    pod, places = podschema.definition("PodTemplateSpec"), ("spec.workers.template", "spec.ps.template", "spec.stages[].template")
+    for place in places:
+        template = node(schema(), place)
+        for at, part in nodes(template):
+            if part.get("type") == "array":
+                theirs = node(pod, at)
+                assert part["x-kubernetes-list-type"] == theirs["x-kubernetes-list-type"], at
+                assert part.get("x-kubernetes-list-map-keys", []) == theirs.get("x-kubernetes-list-map-keys", []), at
 
 
 def test_the_status_default_is_a_status_without_a_run() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import LARGEST, JobStatus
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.plan.text import stamp_exact
@@ -91,6 +91,16 @@ def test_in_async_the_cost_is_updates() -> None:
     assert last is not None and (last.steps_lost, last.updates_lost) == (None, 7)
     assert decided.status.restarts.updates_lost == 7 and decided.status.restarts.steps_lost == 0
     assert decided.events[-1].message.endswith("7 updates lost")
+
+
+def test_a_sum_stays_within_what_the_status_may_hold() -> None:
+    """Each number is shard 0's word: two of the largest make a sum that the API server would refuse, and no status would be written."""
+    again, _ = lost("async")
+    assert again.status is not None
+    before = again.status.model_copy(update={"restarts": again.status.restarts.model_copy(update={"updates_lost": LARGEST})})
+    told_of = replace(again, status=before, progress=told(130, first(), "async", updatesLost=LARGEST), progress_at=NOW + 9)
+    after = plan(told_of, NOW + 9).status
+    assert after.restarts.updates_lost == LARGEST and JobStatus.read(after.to_manifest()) == after
 
 
 def test_what_was_counted_before_the_loss_is_not_counted_again() -> None:

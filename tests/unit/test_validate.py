@@ -163,7 +163,6 @@ def test_a_good_job_has_no_warning() -> None:
         ({f"{WORKER}.image": ""}, f"{PLACE}.image", "torch"),
         ({f"{WORKER}.command": ["torchrun", "train.py"]}, f"{PLACE}.command", "psjob convert"),
         ({f"{WORKER}.command": ["sh", "-c", "accelerate launch x.py"]}, f"{PLACE}.command", "accelerate"),
-        ({f"{WORKER}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, f"{PLACE}.env[0].name", "2 times"),
         ({f"{WORKER}.env": [{"name": "RANK", "value": "1"}]}, f"{PLACE}.env[0].name", "ps.rank()"),
         ({f"{WORKER}.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, f"{PLACE}.env[0].valueFrom", "psjob run"),
         ({f"{WORKER}.envFrom": [{"configMapRef": {"name": "x"}}]}, f"{PLACE}.envFrom", "psjob run"),

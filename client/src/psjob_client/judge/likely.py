@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,11 +135,8 @@ def _image(image: Any, at: str) -> Iterator[Problem]:
 
 
 def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
-    counted = Counter(entry["name"] for entry in env)
     for i, entry in enumerate(env):
         name = entry["name"]
-        if counted[name] > 1 and not any(earlier["name"] == name for earlier in env[:i]):
-            yield Problem(f"{at}.env[{i}].name", name, f"is given {counted[name]} times", "the last one counts; keep one of them")
         if name in LAUNCHED:
             yield Problem(f"{at}.env[{i}].name", name, "is for torch.distributed", "ps.rank() and ps.world() say who is who; leave it out")
         if entry.get("valueFrom") is not None:

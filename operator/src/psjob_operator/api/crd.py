@@ -14,7 +14,7 @@ import yaml
 from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, REASONS, SIGNALS
 from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
-from psjob_operator.api.schema import Schema, openapi
+from psjob_operator.api.schema import Schema, openapi, sized_format
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.stagerules import CUT, STAGES
 from psjob_operator.api.status import JobStatus
@@ -37,17 +37,18 @@ STATUS_DEFAULT: dict[str, Any] = {
 """Status of a job that no operator has touched: `run` is absent. Tools that wait on conditions see it as in progress at once."""
 
 _KEYED = {"x-kubernetes-list-type": "map"}
+_ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.training.pipeline.correctOptions": {"maxProperties": 16},
     "spec.checkpoint.interval": {"maxLength": 24},
-    "spec.stages": {"maxItems": STAGES, "x-kubernetes-list-type": "atomic"},
+    "spec.stages": {"maxItems": STAGES, **_ATOMIC},
     "spec.stages[].name": {"maxLength": 63},
     "spec.stages[].cut": {"maxLength": CUT},
-    "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, "x-kubernetes-list-type": "atomic"},
-    "spec.runPolicy.failureRules[].exitCodes.values": {"maxItems": EXIT_CODES},
-    "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS},
-    "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS},
+    "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, **_ATOMIC},
+    "spec.runPolicy.failureRules[].exitCodes.values": {"maxItems": EXIT_CODES, **_ATOMIC},
+    "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS, **_ATOMIC},
+    "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS, **_ATOMIC},
     "spec.runPolicy.failureRules[].reasons[]": {"maxLength": 63},
     "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
     "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 16},
@@ -55,9 +56,9 @@ _SHAPES: dict[str, Schema] = {
     "status.conditions[].reason": {"maxLength": 64},
     "status.conditions[].lastTransitionTime": {"format": "date-time"},
     "status.shards": {**_KEYED, "x-kubernetes-list-map-keys": ["index"], "maxItems": 256},
-    "status.stages": {"maxItems": STAGES, "x-kubernetes-list-type": "atomic"},
+    "status.stages": {"maxItems": STAGES, **_ATOMIC},
     "status.stages[].name": {"maxLength": 63},
-    "status.workers.problems": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
+    "status.workers.problems": {"maxItems": 8, **_ATOMIC},
     "status.workers.pendingStarts": {"maxLength": 24_000},
     "status.workers.succeededIndexes": {"maxLength": 24_000},
     "status.workers.failedIndexes": {"maxLength": 24_000},
@@ -67,7 +68,7 @@ _SHAPES: dict[str, Schema] = {
     "status.interruption.since": {"format": "date-time"},
     "status.lastRecovery.time": {"format": "date-time"},
     "status.restarts.causes": {"maxProperties": 64},
-    "status.restarts.byProcess": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
+    "status.restarts.byProcess": {"maxItems": 8, **_ATOMIC},
     "status.restarts.byProcess[].time": {"format": "date-time"},
     "status.restarts.lastCounted": {"format": "date-time"},
     "status.restarts.lastReset": {"format": "date-time"},
@@ -164,6 +165,11 @@ def schema() -> Schema:
     for part, longest in _LONGEST.items():
         _bound(whole["properties"][part], longest)
     for rule in (*rules(), *template_rules(), *immutability_rules(whole)):
+        if rule.bounds:
+            place = node(whole, rule.at)
+            place["minimum"], place["maximum"] = rule.bounds
+            if place["type"] == "integer":
+                place["format"] = sized_format(int(rule.bounds[1]))
         if rule.cel:
             node(whole, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
     return whole

@@ -23,6 +23,8 @@ class FieldRule:
     cel: str = ""
     about: str = ""
     """Path, below `at`, of the field to name."""
+    bounds: tuple[float, float] | None = None
+    """The least and the largest number, which the schema has too."""
 
     @property
     def message(self) -> str:
@@ -59,7 +61,9 @@ def _named(value: Json, about: str) -> Json:
 
 def between(at: str, low: float, high: float, remedy: str) -> FieldRule:
     """A number of a range."""
-    return FieldRule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
+    return FieldRule(
+        at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}", bounds=(low, high)
+    )
 
 
 def matching(at: str, pattern: str, limit: str, remedy: str) -> FieldRule:

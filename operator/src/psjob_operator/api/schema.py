@@ -18,6 +18,11 @@ def openapi(model: type[BaseModel], *, defaults: bool) -> Schema:
     return _plain(whole, whole.get("$defs", {}), defaults)
 
 
+def sized_format(most: int | None) -> str:
+    """Format of a whole number up to `most`."""
+    return "int32" if most is not None and most < 2**31 else "int64"
+
+
 def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     part = _resolved(part, named)
     made: Schema = {}
@@ -28,8 +33,11 @@ def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     made["type"] = part.get("type", "string")
     if "enum" in part or "const" in part:
         made["enum"] = part.get("enum") or [part["const"]]
-    if "maximum" in part:
-        made["maximum"] = part["maximum"]
+    made |= {word: part[word] for word in ("minimum", "maximum") if word in part}
+    if made["type"] == "number":
+        made["format"] = "double"
+    elif made["type"] == "integer":
+        made["format"] = sized_format(part.get("maximum"))
     if defaults and part.get("default") is not None:
         made["default"] = part["default"]
     if made["type"] == "array":

@@ -17,8 +17,13 @@ from psjob_operator.contract import MOST_NUMBER
 Phase = Literal["Pending", "Running", "Recovering", "Suspended", "Complete", "Failed"]
 ShardState = Literal["Pending", "Starting", "Serving", "Lost", "Finished"]
 Truth = Literal["True", "False", "Unknown"]
-Number = Annotated[int, Field(le=MOST_NUMBER)]
+Number = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
 """One of those that never go back; processes refuse a larger one."""
+Count = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+"""A number of processes, or of what befell them."""
+LARGEST = 2**53 - 1
+Amount = Annotated[int, Field(ge=0, le=LARGEST)]
+"""Steps, bytes and generations: the whole numbers that every reader of JSON keeps exactly."""
 MESSAGE_LIMIT = 256
 READINGS = 32
 """Readings of a status that cannot be read whole, each without what the one before could not read."""
@@ -33,7 +38,7 @@ class StatusModel(Model):
 class JobStatus(StatusModel):
     """What was seen, and what was done. Phases that end a job, attempts, view and start never go back."""
 
-    observed_generation: int | None = None
+    observed_generation: Amount | None = None
     """Generation of the spec that this status answers."""
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
@@ -108,7 +113,7 @@ class Condition(StatusModel):
     """Why, as a sentence for people."""
     last_transition_time: str
     """When `status` last changed."""
-    observed_generation: int | None = None
+    observed_generation: Amount | None = None
     """Generation of the spec that this condition answers."""
 
 
@@ -117,9 +122,9 @@ class Pinned(StatusModel):
 
     runtime_image: str | None = None
     """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection none, and locally."""
-    config_format: int | None = None
+    config_format: Count | None = None
     """Format of its config, and of everything else that the operator and its processes exchange."""
-    wire: int | None = None
+    wire: Count | None = None
     """Version of the frames between its processes."""
     container: str | None = None
     """Container of spec.workers.template that is trained in."""
@@ -132,7 +137,7 @@ class Pinned(StatusModel):
 class ShardStatus(StatusModel):
     """One shard."""
 
-    index: int
+    index: Count
     """Number of the shard, from 0."""
     attempt: Number
     """Number of its present start, from 1; never goes back."""
@@ -145,9 +150,9 @@ class ShardStatus(StatusModel):
 class WorkersStatus(StatusModel):
     """The workers, counted."""
 
-    desired: int = 0
+    desired: Count = 0
     """Workers declared."""
-    ready: int = 0
+    ready: Count = 0
     """Workers that run now."""
     start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
@@ -164,7 +169,7 @@ class WorkersStatus(StatusModel):
 class WorkerProblem(StatusModel):
     """Why one worker does not run."""
 
-    index: int
+    index: Count
     """Number of the worker (its rank), from 0."""
     pod: str | None = None
     """Its pod."""
@@ -181,17 +186,17 @@ class StageStatus(StatusModel):
     """Name of the stage."""
     workers_ready: str = ""
     """Its workers that run or have succeeded, of those declared, such as 2/2."""
-    step: int | None = None
+    step: Amount | None = None
     """Lowest complete step of its workers."""
     delay: float | None = None
     """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
     idle: float | None = None
     """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
-    memory_bytes: int | None = None
+    memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Amount | None = None
     """The most bytes of RAM that one of its workers has held since its process began."""
-    peak_device_bytes: int | None = None
+    peak_device_bytes: Amount | None = None
     """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
     waiting: str | None = None
     """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
@@ -201,11 +206,11 @@ class StageStatus(StatusModel):
 class CheckpointStatus(StatusModel):
     """The last committed checkpoint."""
 
-    step: int
+    step: Amount
     """Step it was taken at."""
     time: str
     """When it was committed."""
-    bytes: int | None = None
+    bytes: Amount | None = None
     """Size of its files together."""
     path: str | None = None
     """Its folder, relative to the volume."""
@@ -214,7 +219,7 @@ class CheckpointStatus(StatusModel):
 class Progress(StatusModel):
     """How far training is."""
 
-    step: int
+    step: Amount
     """Lowest complete step of all workers."""
     mode: str | None = None
     """The mode in which it trains now."""
@@ -239,13 +244,13 @@ class Interruption(StatusModel):
     """When the operator saw the loss."""
     cause: str
     """Why the first of the lost processes was started again: one of restarts.causes."""
-    step: int | None = None
+    step: Amount | None = None
     """Last known step of training."""
     attempt: Number = 0
     """Attempt of shard 0 at that time."""
-    steps_lost: int = 0
+    steps_lost: Amount = 0
     """Steps lost until then, as shard 0 counted them."""
-    updates_lost: int = 0
+    updates_lost: Amount = 0
     """Updates lost until then, as shard 0 counted them."""
 
 
@@ -256,9 +261,9 @@ class Recovery(StatusModel):
     """Why the first of the lost processes was started again."""
     seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
-    steps_lost: int | None = None
+    steps_lost: Amount | None = None
     """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
-    updates_lost: int | None = None
+    updates_lost: Amount | None = None
     """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
     time: str
     """When that first step was passed."""
@@ -267,17 +272,17 @@ class Recovery(StatusModel):
 class Restarts(StatusModel):
     """Starts beyond the first."""
 
-    total: int = 0
+    total: Count = 0
     """All of them."""
-    causes: dict[str, int] = Field(default_factory=dict)
+    causes: dict[str, Count] = Field(default_factory=dict)
     """How many by cause, such as OOMKilled: 2."""
-    counted: int = 0
+    counted: Count = 0
     """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
-    steps_lost: int = 0
+    steps_lost: Amount = 0
     """Steps done again in all recoveries together."""
-    updates_lost: int = 0
+    updates_lost: Amount = 0
     """Updates lost in all recoveries together."""
     last_counted: str | None = None
     """When a failure was last counted: the next start waits from here."""
@@ -290,9 +295,9 @@ class Restarts(StatusModel):
 class RoleCounts(StatusModel):
     """A number of each role."""
 
-    shard: int = 0
+    shard: Count = 0
     """Of shards."""
-    worker: int = 0
+    worker: Count = 0
     """Of workers."""
 
 
@@ -301,9 +306,9 @@ class ProcessRestarts(StatusModel):
 
     role: str
     """shard or worker."""
-    index: int
+    index: Count
     """Its number, from 0."""
-    count: int
+    count: Count
     """How often, since it is in this list."""
     cause: str
     """Why, the last time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from psjob_operator.api.problem import Problem, shown
 
 Schema = dict[str, Any]
 _MANIFEST = "such as [{name: worker, image: me/train:1, command: [python, train.py]}]"
-REQUIRED, UNKNOWN, UNSUPPORTED = "Required value", "unknown field", "Unsupported value"
+REQUIRED, UNKNOWN, UNSUPPORTED, TWICE = "Required value", "unknown field", "Unsupported value", "Duplicate value"
 
 WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or MIG, and gives each part a whole number"
 QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?[0-9]+)?", re.ASCII)
@@ -33,6 +34,8 @@ def pod_mistakes(definition: Schema, value: Any, path: str, *, overlay: bool = F
     """The same by the Pod API's schema, which the API server asks only when a pod is made. `overlay`: what is required may stand in what
     `value` is laid over."""
     found = [replace(problem, admitted=True) for problem in mistakes(definition, value, path)]
+    # What differs by the same keys may stand twice in a pod; the CRD's own lists refuse it.
+    found = [problem for problem in found if not problem.limit.startswith(TWICE)]
     return [problem for problem in found if not (overlay and problem.limit == REQUIRED)]
 
 
@@ -138,11 +141,16 @@ def _array(part: Schema, value: list[Any], path: str) -> Iterator[Problem]:
         if item is None:
             yield Problem(f"{path}[{i}]", None, f"must be of type {part['items'].get('type', 'object')}, not null", "remove the empty item")
         yield from _mistakes(part["items"], item, f"{path}[{i}]")
-    for key in part.get("x-kubernetes-list-map-keys", []) if "maxItems" in part else ():
-        seen: set[Any] = set()
-        for i, item in enumerate(value):
-            name = item.get(key) if isinstance(item, Mapping) else None
-            if isinstance(name, str) and name in seen:
-                yield Problem(f"{path}[{i}]", None, f'Duplicate value: {{"{key}":"{name}"}}', "names are unique in this list")
-            elif isinstance(name, str):
-                seen.add(name)
+    yield from _twice(part, value, path)
+
+
+def _twice(part: Schema, value: list[Any], path: str) -> Iterator[Problem]:
+    keys = part.get("x-kubernetes-list-map-keys", ())
+    seen: set[tuple[Any, ...]] = set()
+    for i, item in enumerate(value):
+        named = tuple(item.get(key) for key in keys) if isinstance(item, Mapping) else ()
+        if named and all(isinstance(name, str) for name in named):
+            if named in seen:
+                words = json.dumps(dict(zip(keys, named, strict=True)), separators=(",", ":"))
+                yield Problem(f"{path}[{i}]", None, f"{TWICE}: {words}", "items of this list differ by that; keep one of them")
+            seen.add(named)

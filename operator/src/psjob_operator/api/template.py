@@ -76,13 +76,18 @@ def _text(description: str, longest: int) -> Schema:
     return {"description": description, "type": "string", "maxLength": longest}
 
 
-def _list(description: str, most: int, items: Schema, key: str = "") -> Schema:
-    keyed = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]} if key else {}
-    return {"description": description, "type": "array", "maxItems": most, "items": items, **keyed}
+def _list(description: str, most: int, items: Schema, *keys: str) -> Schema:
+    """A list whose items differ by `keys`, as those of the Pod API do; without, one manager owns it whole."""
+    kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)} if keys else {"x-kubernetes-list-type": "atomic"}
+    return {"description": description, "type": "array", "maxItems": most, "items": items, **kind}
 
 
 def _named(properties: Schema) -> Schema:
-    return {**_open("", properties), "required": ["name"]}
+    return _with("name", properties)
+
+
+def _with(key: str, properties: Schema) -> Schema:
+    return {**_open("", properties), "required": [key]}
 
 
 _METADATA = _open(
@@ -114,32 +119,51 @@ _VARIABLE: Schema = {
     "value": {"description": "Its value: text, so numbers stand in quotes.", "type": "string"},
 }
 
+_ENV = _list("Environment; PSJOB_ is reserved.", 1000, _named(_VARIABLE), "name")
+_MOUNTS = _list(
+    "Where volumes are seen; /psjob is reserved.",
+    100,
+    _with("mountPath", {"mountPath": _text("Path in the container.", 4096)}),
+    "mountPath",
+)
+
 _CONTAINER = _named(
     {
         "name": _text("Name of the container; psjob- is reserved.", 63),
         "command": _list("Program and its first arguments.", 1000, {"type": "string"}),
         "args": _list("Further arguments.", 10_000, {"type": "string"}),
-        "env": _list("Environment; PSJOB_ is reserved.", 1000, _named(_VARIABLE)),
+        "env": _ENV,
         "resources": _open("Requests and limits, passed on as they are.", {"limits": _LIMITS}),
         "restartPolicy": _text("For init containers alone.", 32),
-        "volumeMounts": _list(
-            "Where volumes are seen; /psjob is reserved.",
-            100,
-            {**_open("", {"mountPath": _text("Path in the container.", 4096)}), "required": ["mountPath"]},
-        ),
+        "volumeMounts": _MOUNTS,
     }
 )
 
+_SPREAD = {"topologyKey": "Label of nodes.", "whenUnsatisfiable": "DoNotSchedule or ScheduleAnyway."}
 _POD: Schema = {
-    "containers": {**_list("The containers.", 16, _CONTAINER, key="name"), "minItems": 1},
+    "containers": {**_list("The containers.", 16, _CONTAINER, "name"), "minItems": 1},
     "initContainers": _list(
         "Containers that run before; psjob- is reserved.",
         16,
-        _named({"name": _text("Name of the container; psjob- is reserved.", 63)}),
-        key="name",
+        _named(
+            {
+                "name": _text("Name of the container; psjob- is reserved.", 63),
+                "env": _ENV,
+                "volumeMounts": _MOUNTS,
+            }
+        ),
+        "name",
     ),
-    "volumes": _list(
-        "Volumes; psjob- is reserved.", 200, _named({"name": _text("Name of the volume; psjob- is reserved.", 63)}), key="name"
+    "volumes": _list("Volumes; psjob- is reserved.", 200, _named({"name": _text("Name of the volume; psjob- is reserved.", 63)}), "name"),
+    "imagePullSecrets": _list("Secrets by which images are pulled.", 32, _named({"name": _text("Name of the Secret.", 253)}), "name"),
+    "topologySpreadConstraints": _list(
+        "How the pods are spread.",
+        32,
+        {
+            **_open("", {name: _text(text, 317) for name, text in _SPREAD.items()}),
+            "required": list(_SPREAD),
+        },
+        *_SPREAD,
     ),
     "ephemeralContainers": _list("Reserved.", 16, {"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
     "restartPolicy": _text("Never, or absent: psjob restarts what fails.", 32),
@@ -219,7 +243,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 lambda name: not name.startswith(ENV_PREFIX),
                 f"must not begin with {ENV_PREFIX}",
                 "psjob sets those itself; take another name",
-                cel=f"!self.startsWith('{ENV_PREFIX}')" if containers == "containers" else "",
+                cel=f"!self.startsWith('{ENV_PREFIX}')",
             )
             for containers in ("containers", "initContainers")
         ),
@@ -250,9 +274,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 lambda path: not any(f"{path}/".startswith(f"{folder}/") for folder in FOLDERS),
                 f"must not be in {', '.join(FOLDERS)}",
                 "psjob's library and keys lie there; mount it elsewhere",
-                cel=" && ".join(f"self != '{folder}' && !self.startsWith('{folder}/')" for folder in FOLDERS)
-                if containers == "containers"
-                else "",
+                cel=" && ".join(f"self != '{folder}' && !self.startsWith('{folder}/')" for folder in FOLDERS),
             )
             for containers in ("containers", "initContainers")
         ),

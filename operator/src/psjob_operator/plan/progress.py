@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.api.status import CheckpointStatus, JobStatus, Progress
+from psjob_operator.api.status import LARGEST, CheckpointStatus, JobStatus, Progress
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.text import stamp, unix
 
-LARGEST = 2**53
 PROGRESS_SECONDS = 60.0
 RUNNING_SECONDS = 10.0
 """After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
@@ -92,7 +91,7 @@ def amount(told: Mapping[str, Any], key: str) -> float | None:
 def whole(told: Mapping[str, Any], key: str) -> int | None:
     """A whole number of what was told; None where it is none."""
     value = told.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None
 
 
 def pull_due(facts: Facts, status: JobStatus) -> bool:

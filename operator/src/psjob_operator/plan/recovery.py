@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psjob_operator.api.status import Interruption, JobStatus, Recovery
+from psjob_operator.api.status import LARGEST, Interruption, JobStatus, Recovery
 from psjob_operator.plan.actions import Event
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import amount, text, whole
@@ -110,5 +110,6 @@ def _over(facts: Facts, raising: Raising, status: JobStatus, interruption: Inter
         time=stamp(resumed.at),
     )
     restarts = status.restarts
-    total = {"steps_lost": restarts.steps_lost + steps, "updates_lost": restarts.updates_lost + updates}
+    # Shard 0 says how many; the sum stays one that the status can hold.
+    total = {"steps_lost": min(restarts.steps_lost + steps, LARGEST), "updates_lost": min(restarts.updates_lost + updates, LARGEST)}
     return status.model_copy(update={"interruption": None, "last_recovery": last, "restarts": restarts.model_copy(update=total)})
