@@ -195,7 +195,6 @@ STAGES_REFUSED: list[Case] = [
             _with(training_pipeline={"microbatches": 4, "schedule": "2bw", "correct": word, "correctOptions": {name: 1.0}}),
             "spec.training.pipeline",
             "must have correctOptions of its correct: lam, decay, adaptive of dc-asgd; average, max_lr of gap-aware; all other numbers",
-            server=False,
         )
         for word, name in (("dc-asgd", "average"), ("gap-aware", "lam"), ("dc-asgd", "lr"))
     ),
@@ -322,7 +321,6 @@ STAGES_REFUSED: list[Case] = [
         _with(stages=stages(2, 1, s1={"template": _HOST})),
         "spec.stages",
         "must all have hostNetwork: true in their template, or none of them; ",
-        server=False,
     ),
 ]
 

@@ -96,3 +96,10 @@ def test_every_field_of_the_spec_is_fixed_or_named_as_changeable() -> None:
 
 def test_a_manifest_names_the_rules_that_the_runtime_serves() -> None:
     assert get_args(UpdateRule) == tuple(UPDATE_RULES)
+
+
+def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
+    for rule in (*rules(), *template_rules()):
+        assert bool(rule.obstacle) != rule.at_admission, (rule.at, rule.limit)
+    outside = {rule.about or rule.at for rule in rules() if not rule.at_admission}
+    assert outside == {"workers.processes"}, "all others the API server says"

@@ -351,6 +351,8 @@ def test_a_bad_spec_fails_a_new_job_and_leaves_a_running_one_alone() -> None:
     decided = plan(job(spec_problems=problems, objects=Objects()), NOW)
     assert decided.status.phase == "Failed" and said(decided.status)["Stalled"].reason == "TemplateInvalid"
     assert problems[0] in said(decided.status)["Failed"].message and not decided.actions
+    other = plan(job(spec_problems=("spec.checkpoint.volume: x", *problems), objects=Objects()), NOW)
+    assert said(other.status)["Failed"].reason == "SpecInvalid"
     going = plan(replace(running(shard_0=None), spec_problems=problems), NOW)
     assert going.status.phase == "Running" and not going.actions and not going.intent
     assert stands(going.status) == {"Ready": "False", "Stalled": "True"}

@@ -170,6 +170,8 @@ def schema() -> Schema:
             place["minimum"], place["maximum"] = rule.bounds
             if place["type"] == "integer":
                 place["format"] = sized_format(int(rule.bounds[1]))
+        if rule.shape:
+            node(whole, rule.at).update(rule.shape)
         if rule.cel:
             node(whole, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
     return whole

@@ -21,10 +21,19 @@ class FieldRule:
     limit: str
     remedy: str
     cel: str = ""
+    obstacle: str = ""
+    """Why no CEL says it: then the API server takes the manifest, and the operator refuses it."""
     about: str = ""
     """Path, below `at`, of the field to name."""
     bounds: tuple[float, float] | None = None
     """The least and the largest number, which the schema has too."""
+    shape: Mapping[str, int] | None = None
+    """What the schema says in place of CEL, in the API server's own words."""
+
+    @property
+    def at_admission(self) -> bool:
+        """The API server says it; else the operator does, and `obstacle` says why."""
+        return bool(self.cel or self.shape)
 
     @property
     def message(self) -> str:
@@ -57,6 +66,12 @@ def _join(path: str, below: str) -> str:
 
 def _named(value: Json, about: str) -> Json:
     return next((part for _, part in found(value, about)), None) if about else value
+
+
+def options_of(rule: str, options: str, names: Mapping[str, tuple[str, ...]]) -> str:
+    """CEL: each key of the map `options` is one of `names` of the word `rule`; a word without names has none."""
+    known = ", ".join(f"'{word}': {list(own)!r}" for word, own in names.items() if own)
+    return f"{options}.all(name, {rule} in {{{known}}} && name in {{{known}}}[{rule}])"
 
 
 def between(at: str, low: float, high: float, remedy: str) -> FieldRule:

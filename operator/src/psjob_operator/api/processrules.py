@@ -34,6 +34,7 @@ _RULES = (
         ),
         f"must not stand for more than {MOST_PROCESSES} processes",
         "the container is limited to more GPUs; write a number that divides them",
+        obstacle="a limit may be text, and reading text without a greatest length is above the cost that the API server grants a rule",
         about="workers.processes",
     ),
     FieldRule(

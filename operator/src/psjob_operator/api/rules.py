@@ -1,7 +1,7 @@
 """The one table of limits: ranges, names, rules across fields.
 
 Each row is told by the API server (its CEL goes into the CRD) and by `validate` (its check runs on the manifest), in the same
-words. A row without CEL is about what CEL cannot see in a pod template; there the operator says it.
+words. A row without CEL names the obstacle; there the operator says it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from psjob_operator.api import duration
 from psjob_operator.api.failurerules import failure_rules
-from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching
+from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching, options_of
 from psjob_operator.api.placementrules import placement_rules
 from psjob_operator.api.processrules import process_rules
 from psjob_operator.api.stagerules import COUNTED, stage_rules
@@ -23,7 +23,8 @@ NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 MANAGER = "^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-REDUCTION = r"mean|sum|median|trimmed_mean|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+WORD = "[A-Za-z_][0-9A-Za-z_]*"
+REDUCTION = rf"^(mean|sum|median|trimmed_mean|{WORD}([.]{WORD})*:{WORD})$"
 SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 
@@ -127,9 +128,9 @@ _TEXTS = (
         "lower-case letters, digits, '-' and '.', without a namespace before it",
     ),
     matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
-    FieldRule(
+    matching(
         "spec.training.reduction",
-        lambda name: re.fullmatch(REDUCTION, name, re.ASCII) is not None,
+        REDUCTION,
         "must be mean, sum, median, trimmed_mean or module:function",
         "such as robust:clipped, a function of a module that the shards can import",
     ),
@@ -185,6 +186,7 @@ _ACROSS = (
         ),
         "must not be linear but in spec.training.mode: sync, nor with reduction: sum",
         "only a mean over more workers tolerates a higher rate; leave spec.training.lrScaling out",
+        cel="self.?lrScaling.orValue('none') != 'linear' || (self.mode == 'sync' && self.reduction != 'sum')",
         about="lrScaling",
     ),
     FieldRule(
@@ -192,6 +194,7 @@ _ACROSS = (
         lambda training: not training.get("warmupSteps") or training.get("mode") != "local",
         "must be 0 in spec.training.mode: local",
         "workers step by themselves there; let the script's own scheduler warm up",
+        cel="self.?warmupSteps.orValue(0) == 0 || self.mode != 'local'",
         about="warmupSteps",
     ),
     FieldRule(
@@ -199,6 +202,7 @@ _ACROSS = (
         lambda local: not local.get("graceSeconds") or bool(local.get("quorum")),
         "must not be given without spec.training.local.quorum",
         "a round waits for all then; leave spec.training.local.graceSeconds out",
+        cel="self.graceSeconds == 0.0 || self.quorum > 0",
         about="graceSeconds",
     ),
     FieldRule(
@@ -206,6 +210,7 @@ _ACROSS = (
         lambda training: training.get("updateAt") != "server" or training.get("mode") != "local",
         "must not be server in spec.training.mode: local",
         "the optimizer steps on the workers and an outer rule on the shards; leave spec.training.updateAt out",
+        cel="!has(self.updateAt) || self.updateAt != 'server' || self.mode != 'local'",
         about="updateAt",
     ),
     FieldRule(
@@ -224,6 +229,7 @@ _ACROSS = (
         ),
         f"must name hyperparameters of its rule: {_own_options()}",
         "all others are the script's optimizer's",
+        cel=f"!has(self.updateRule) || !has(self.ruleOptions) || {options_of('self.updateRule', 'self.ruleOptions', UPDATE_RULES)}",
         about="ruleOptions",
     ),
     FieldRule(
@@ -276,6 +282,7 @@ _ACROSS = (
         lambda training: training.get("updateRule") is None or not (training.get("local") or {}).get("quorum"),
         "must be 0 with spec.training.updateRule",
         "no round waits for others then; leave spec.training.local.quorum and graceSeconds out",
+        cel="!has(self.updateRule) || !has(self.local) || self.local.quorum == 0",
         about="local.quorum",
     ),
     FieldRule(
@@ -312,6 +319,7 @@ _ACROSS = (
         lambda volume: len([name for name, source in volume.items() if source is not None]) == 1,
         "must name exactly one volume source",
         "such as {claim: my-claim} or {nfs: {server: nfs.example.com, path: /checkpoints}}",
+        shape={"minProperties": 1, "maxProperties": 1},
     ),
     FieldRule(
         "spec",

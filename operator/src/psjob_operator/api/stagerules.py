@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.fieldrule import FieldRule, Json, between, matching, sized
+from psjob_operator.api.fieldrule import FieldRule, Json, between, matching, options_of, sized
 from psjob_operator.contract import CORRECTIONS, UPDATE_RULES
 
 STAGES, STAGED_WORKERS, CUT = 64, 256, 256
@@ -18,6 +18,7 @@ _WITH_PIPELINE = "!has(self.stages) || !has(self.training.pipeline)"
 
 _KEEPING = {(schedule, weights) for schedule in ("2bw", "pipedream") for weights in ("stash", "vertical")}
 """A stage has the weights of a gradient until it pushes it."""
+_OWN_OPTIONS = {word: UPDATE_RULES[word] for word in CORRECTIONS[1:]}
 _CORRECTS_NOT = "!has(self.correct) || self.correct == 'none'"
 
 
@@ -104,6 +105,12 @@ _OF_STAGES = (
         lambda spec: len({bool((template.get("spec") or {}).get("hostNetwork")) for template in _templates(spec)}) <= 1,
         "must all have hostNetwork: true in their template, or none of them",
         "workers of neighbouring stages open streams to each other, and only in one network a NetworkPolicy tells them from strangers",
+        cel=(
+            "!has(self.stages) || self.stages.filter(s, has(s.template)"
+            " ? has(s.template.spec.hostNetwork) && s.template.spec.hostNetwork"
+            " : has(self.workers.template.spec.hostNetwork) && self.workers.template.spec.hostNetwork"
+            ").size() in [0, self.stages.size()]"
+        ),
         about="stages",
     ),
     between("spec.training.pipeline.microbatches", 1, 1024, "as many as there are stages keep most of them busy"),
@@ -150,6 +157,7 @@ _OF_STAGES = (
         lambda way: not _corrects(way) or set(way.get("correctOptions") or ()) <= set(UPDATE_RULES[way["correct"]]),
         f"must have correctOptions of its correct: {_own_options()}",
         "all other numbers are the script's optimizer's",
+        cel=f"!has(self.correctOptions) || {_CORRECTS_NOT} || {options_of('self.correct', 'self.correctOptions', _OWN_OPTIONS)}",
     ),
     between("spec.training.pipeline.highestMomentum", 0, 0.9999, "leave it out for the script's beta1 at all stages"),
     FieldRule(

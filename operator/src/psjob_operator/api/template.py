@@ -40,6 +40,9 @@ SYSTEMS = (
     "deletionGracePeriodSeconds",
 )
 """Of a template's metadata: what only a pod that exists can have, or psjob's own word."""
+COST = "over every word of a template it is above the cost that the API server grants the rules of one CRD"
+OPEN = "the CRD keeps this part of a template, or of a volume, without a schema, and CEL sees only fields with one"
+"""Why the API server does not say a rule."""
 KEY_VOLUMES = ("psjob-keys", "psjob-secret")
 KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
 """Name of the Secret of a run's keys, see plan/naming.py."""
@@ -252,12 +255,14 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             lambda name: name.isprintable() and name.isascii() and name != "" and "=" not in name,
             "must be printable ASCII without '=', and not empty",
             "a container cannot be started with any other name of a variable; rename it",
+            obstacle=COST,
         ),
         FieldRule(
             f"{pod}.containers[].env[].value",
             lambda value: "\0" not in value,
             "must not hold a NUL character",
             "no process can be started with it; take it out",
+            obstacle=COST,
         ),
         *(
             FieldRule(
@@ -265,6 +270,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 lambda items: not any("\0" in item for item in items),
                 "must not hold a NUL character",
                 "no process can be started with it; take it out",
+                obstacle=COST,
             )
             for words in ("command", "args")
         ),
@@ -284,6 +290,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 lambda name: name not in KEY_VOLUMES,
                 f"must not be {' or '.join(KEY_VOLUMES)}",
                 "a process gets its own keys and no other; take another volume",
+                obstacle=OPEN,
             )
             for containers in ("containers", "initContainers")
             for volume in ("volumeMounts[].name", "env[].valueFrom.fileKeyRef.volumeName")
@@ -336,12 +343,14 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             lambda words: not words or " " not in words[0] or words[0].startswith(("/", "./")),
             "must begin with a program, each argument an item of its own",
             "no shell splits it: write [python, train.py], not ['python train.py']",
+            obstacle=COST,
         ),
         FieldRule(
             f"{pod}.containers[].resources.limits",
             lambda limits: all(WHOLE.fullmatch(str(number)) for name, number in limits.items() if _is_gpu(name)),
             "must ask for whole GPUs",
             WHOLE_GPUS,
+            obstacle=OPEN,
         ),
         *(
             FieldRule(
@@ -349,6 +358,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
                 lambda words: not SHELL.intersection(words),
                 f"must not hold a word of the shell as an item: {' '.join(sorted(SHELL))}",
                 "no shell reads it; write [sh, -c, 'python train.py && echo done'], or [python, train.py] alone",
+                obstacle=COST,
             )
             for words in ("command", "args")
         ),
@@ -390,6 +400,7 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
             lambda spec: not any(spec.get(word) for word in ("hostPID", "hostIPC")),
             "must not have hostPID or hostIPC",
             "a shard needs only its own processes and memory; leave them out",
+            obstacle=OPEN,
         ),
         *(
             FieldRule(
@@ -397,6 +408,7 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
                 _is_restricted,
                 "must not add powers: privileged, escalation, procMount, capabilities but NET_BIND_SERVICE, Unconfined profiles",
                 "shards run under the restricted level; leave them out",
+                obstacle=OPEN,
             )
             for containers in ("containers", "initContainers")
         ),
@@ -437,6 +449,7 @@ def no_key_secret(at: str) -> FieldRule:
         lambda part: not _names_key(part),
         "must not name the Secret of a run's keys, <job>-key-<run>-<number>",
         "only psjob's own init container reads it; take it out",
+        obstacle=OPEN,
     )
 
 

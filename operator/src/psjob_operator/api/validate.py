@@ -30,6 +30,8 @@ DEEPEST = 100
 schema = cache(make_schema)
 RULES = "x-kubernetes-validations"
 OVERLAY, VOLUME = "spec.ps.template", "spec.checkpoint.volume"
+DECLARED = ("claim", "emptyDir", "persistentVolumeClaim")
+"""Sources that the CRD has a schema of: a null of theirs is dropped."""
 TEMPLATES = ("spec.workers.template", "spec.stages[].template", OVERLAY)
 
 
@@ -53,7 +55,9 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     if not problems:
         table = (*rules(), *template_rules())
         told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
-        problems = [Problem(path, value, rule.limit, rule.remedy, admitted=not rule.cel) for path, value, rule in breaches(table, told)]
+        problems = [
+            Problem(path, value, rule.limit, rule.remedy, admitted=not rule.at_admission) for path, value, rule in breaches(table, told)
+        ]
     return (None, problems) if problems else (job, [])
 
 
@@ -153,6 +157,9 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
     for path, value in places(raw, VOLUME):
         if isinstance(value, Mapping):
             of_pods += pod_mistakes(podschema.volume_source(), value, path)
+            # The API server counts a source that is null.
+            empty = [name for name, source in value.items() if source is None and name not in DECLARED]
+            found += [Problem(f"{path}.{name}", None, "must be a volume source, not null", "leave it out") for name in empty]
     # What both schemas know, and what a rule of psjob's own forbids, is said once, in the words of the CRD.
     said = {problem.field for problem in found}
     said |= {problem.field for problem in of_pods if problem.limit.startswith(UNSUPPORTED) and _at(problem.field).get(RULES)}

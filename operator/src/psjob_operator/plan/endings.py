@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import explain
 
+_OF_A_TEMPLATE = re.compile(r"spec\.(workers|ps|stages\[\d+\])\.template\b")
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -24,6 +27,11 @@ class Ending:
     phase: Literal["Complete", "Failed"]
     reason: str
     message: str
+
+
+def spec_reason(problems: Sequence[str]) -> str:
+    """TemplateInvalid where each of these sentences is about a pod template, else SpecInvalid."""
+    return "TemplateInvalid" if all(_OF_A_TEMPLATE.match(problem) for problem in problems) else "SpecInvalid"
 
 
 def _once_begun(policy: Callable[[Facts], Ending | None]) -> Callable[[Facts], Ending | None]:
@@ -40,7 +48,7 @@ def invalid(facts: Facts) -> Ending | None:
     """A new job whose spec has a fault that only the operator can see."""
     problems = [*facts.snapshot.spec_problems, *filter(None, [pairs.problem(facts.snapshot)])]
     if facts.first_seen and problems:
-        return Ending("Failed", "TemplateInvalid", "; ".join(problems))
+        return Ending("Failed", spec_reason(problems), "; ".join(problems))
     return None
 
 

@@ -55,7 +55,7 @@ def suspension(facts: Facts) -> Hold | None:
 def unreadable(facts: Facts) -> Hold | None:
     """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and goes on."""
     problems = facts.snapshot.spec_problems
-    return Hold(_stall(facts, "TemplateInvalid", "; ".join(problems))) if problems else None
+    return Hold(_stall(facts, endings.spec_reason(problems), "; ".join(problems))) if problems else None
 
 
 def another_version(facts: Facts) -> Ending | Hold | None:
