@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from psjob_operator.contract import CONFIG_FORMAT
 from tests.integration import denying
 from tests.integration.operator_harness import IMAGE, World, manifest
 from tests.integration.recording import Watcher, distinct, normal
@@ -39,6 +40,11 @@ class Life:
     def edit(self, **spec: Any) -> None:
         """Change the live object alone, as a person or a queue does."""
         self.place.edit(self.name, **spec)
+
+    def pin(self, config_format: int) -> None:
+        """Write into the status of what format the run's config is."""
+        path = f"/apis/psjob.dev/v1alpha1/namespaces/{self.place.namespace}/pstrainingjobs/{self.name}/status"
+        self.place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": config_format}}})
 
     def pods(self, attempt: int = 1, start: int = 1) -> list[str]:
         return [f"{self.name}-ps-0-a{attempt}", f"{self.name}-worker-0-r{start}", f"{self.name}-worker-1-r{start}"]
@@ -136,10 +142,11 @@ def denied(life: Life) -> None:
 
 
 def stalled(life: Life) -> None:
-    life.trains(training={"mode": "sync", "lrScaling": "linear"})
-    life.apply(training={"mode": "async"})
-    life.rest("Running", "TemplateInvalid")
-    life.apply(training={"mode": "sync"})
+    life.trains()
+    # As by an operator of another version: no edit of the spec that the API server takes stalls a job.
+    life.pin(CONFIG_FORMAT + 1)
+    life.rest("Running", "RunOfAnotherVersion")
+    life.pin(CONFIG_FORMAT)
     life.rest("Running")
 
 

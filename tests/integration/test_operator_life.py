@@ -137,6 +137,7 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
     place.edit(name, suspend=None)
     again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-ps-0-a2"]
     place.run(*again, node=node)
+    waited("Suspended=false")
     waited("Ready")
     for pod in again:
         place.end(pod)

@@ -1,4 +1,4 @@
-"""A legal edit that this operator's rules refuse: nothing is created, and whatever ends, suspends or deletes the job goes on."""
+"""An edit that an older CRD takes and the operator refuses: nothing is created, and what ends, suspends or deletes a job goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.integration import oldercrd
 from tests.integration.operator_harness import World, manifest
 
 pytestmark = pytest.mark.cluster
@@ -18,10 +19,11 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
         place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))
         place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
         place.until_phase("Running", job)
+    with oldercrd.without_the_rule(place):
+        for job in jobs:
+            place.edit(job, training={"mode": "async"})
     for job in jobs:
-        place.edit(job, training={"mode": "async"})
-    for job in jobs:
-        place.until(f"{job} to be Stalled", lambda job=job: place.conditions(job).get("Stalled", {}).get("reason") == "TemplateInvalid")
+        place.until(f"{job} to be Stalled", lambda job=job: place.conditions(job).get("Stalled", {}).get("reason") == "SpecInvalid")
         assert "lrScaling" in place.conditions(job)["Ready"]["message"] and place.status(job)["phase"] == "Running"
     # Nothing is created.
     for job in (paused, mended):

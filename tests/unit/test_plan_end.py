@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from psjob_operator.api.status import JobStatus
 from psjob_operator.plan.actions import DeleteJob, DeleteProcess
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Objects, Process, Snapshot
@@ -45,6 +46,8 @@ def test_a_job_that_ends_with_weights_of_no_use_says_so(key: str, reason: str) -
     before = plan(replace(running(), progress=heard), NOW).status
     kept = said(plan(replace(running(**OVER), status=before), NOW).status)["Complete"]
     assert kept.reason == reason and kept.message.endswith("this and that"), "shard 0 says nothing any more"
+    ended_so = plan(replace(running(**OVER), status=before), NOW).status
+    assert stands(ended_so) == {"Ready": "True", "Complete": "True", reason: "True"}, "a program that reads no reason sees it too"
 
 
 def test_not_complete_before_the_last_shard() -> None:
@@ -343,6 +346,21 @@ def test_a_flip_back_waits_until_what_was_told_to_end_has_ended() -> None:
     assert not names(plan(flipped, NOW + 1)) and not plan(flipped, NOW + 1).intent
     resumed = plan(replace(flipped, processes=()), NOW + 9)
     assert resumed.status.view == 2 and len(names(resumed)) == 5
+
+
+def test_a_job_that_goes_on_is_suspended_false_from_then_on() -> None:
+    up = running()
+    asked = up.spec.model_copy(update={"suspend": True})
+    stopped = replace(up, spec=asked, status=plan(replace(up, spec=asked, processes=()), NOW).status, processes=())
+    assert said(stopped.status or JobStatus())["Suspended"].status == "True"
+    resumed = replace(stopped, spec=up.spec)
+    for snapshot in (resumed, replace(resumed, status=plan(resumed, NOW + 5).status)):
+        condition = said(plan(snapshot, NOW + 9).status)["Suspended"]
+        assert (condition.status, condition.reason) == ("False", "Resumed")
+    again = plan(replace(resumed, status=plan(resumed, NOW + 5).status, spec=asked, processes=(pod("shard", 0, 2),)), NOW + 9).status
+    assert (said(again)["Suspended"].status, said(again)["Suspended"].reason) == ("False", "NotSuspended"), "its shard makes a checkpoint"
+    unread = plan(replace(resumed, status=plan(resumed, NOW + 5).status, spec_problems=("x",)), NOW + 9).status
+    assert said(unread)["Stalled"].status == "True" and said(unread)["Suspended"].reason == "Resumed"
 
 
 def test_a_job_made_suspended_has_no_numbers_and_no_objects() -> None:

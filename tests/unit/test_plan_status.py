@@ -176,6 +176,48 @@ def test_what_is_wrong_with_the_numbers_is_told_and_stays_told_out_of_reach(key:
     assert said(silent.status)["Ready"] == ready
 
 
+OF_TRAINING = {
+    "warning": "LearningRateHigh",
+    "nonFinite": "NonFiniteGradients",
+    "largePush": "LargePushes",
+    "diverged": "Diverged",
+    "drift": "WorkersDiffer",
+    "dataProblem": "DataNotSharded",
+    "buffersDiffer": "BuffersDiffer",
+}
+
+
+def test_no_warning_hides_another() -> None:
+    all_of_it = {key: f"words of {key}" for key in OF_TRAINING}
+    up = plan(replace(running(), progress=told(9, **all_of_it), progress_at=NOW), NOW).status
+    for key, kind in OF_TRAINING.items():
+        one = said(up)[kind]
+        assert (one.status, one.reason, one.message) == ("True", kind, f"words of {key}")
+    assert said(up)["Ready"].reason == "LearningRateHigh", "the first, for people"
+    some = plan(replace(running(), status=up, progress=told(19, drift="others"), progress_at=NOW + 60), NOW + 90).status
+    assert {kind for kind in OF_TRAINING.values() if said(some)[kind].status == "True"} == {"WorkersDiffer"}
+    assert said(some)["Diverged"].reason == "Cleared" and said(some)["WorkersDiffer"].message == "others"
+
+
+def test_a_job_that_was_never_warned_of_has_none_of_these() -> None:
+    assert not {*OF_TRAINING.values(), "Degraded", "Suspended"} & said(plan(running(), NOW).status).keys()
+
+
+def test_what_is_wrong_beside_training_degrades_the_job_until_it_is_over() -> None:
+    crash = pod("worker", 1, sidecar_crash="logger restarts")
+    up = replace(running(worker_1=crash), progress=told(9, waiting="worker 2, block 7", drift="apart"), progress_at=NOW)
+    up = replace(up, progress_problem="shard 0 does not take this key")
+    status = plan(up, NOW).status
+    degraded = said(status)["Degraded"]
+    assert (degraded.status, degraded.reason) == ("True", "SidecarCrashing")
+    assert degraded.message == "worker 1: sidecar logger restarts; worker 2, block 7; shard 0 does not take this key"
+    assert said(status)["WorkersDiffer"].status == "True"
+    over = plan(replace(running(), status=status, progress=told(29), progress_at=NOW + 60), NOW + 90).status
+    assert (said(over)["Degraded"].status, said(over)["Degraded"].reason) == ("False", "Cleared")
+    lost = plan(replace(running(shard_1=None), status=status), NOW + 90).status
+    assert lost.phase == "Recovering" and said(lost)["Degraded"].status == "False", "Ready says what is wrong then"
+
+
 def test_counters_and_words_are_spaced_facts_are_not() -> None:
     starting = plan(job(), NOW)
     some = tuple(pod(role, index) for role, index in (("shard", 0), ("worker", 1)))

@@ -51,7 +51,7 @@ _SHAPES: dict[str, Schema] = {
     "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS, **_ATOMIC},
     "spec.runPolicy.failureRules[].reasons[]": {"maxLength": 63},
     "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
-    "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 16},
+    "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 32},
     "status.conditions[].type": {"maxLength": 64},
     "status.conditions[].reason": {"maxLength": 64},
     "status.conditions[].lastTransitionTime": {"format": "date-time"},

@@ -43,7 +43,9 @@ class JobStatus(StatusModel):
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
     conditions: tuple[Condition, ...] = ()
-    """Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady: one entry a type."""
+    """One entry a type. Of the phase: Ready, Reconciling, Stalled, Suspended, Complete, Failed. Of checkpoints: CheckpointReady. Of what is
+    wrong with a job that trains on: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
+    LearningRateHigh. These are absent until they were True once."""
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""

@@ -9,7 +9,25 @@ from typing import Literal
 from psjob_operator.api.status import Condition
 from psjob_operator.plan.text import short, stamp
 
-ORDER = ("Ready", "Reconciling", "Stalled", "Suspended", "Complete", "Failed", "CheckpointReady")
+ORDER = (
+    "Ready",
+    "Reconciling",
+    "Stalled",
+    "Suspended",
+    "Complete",
+    "Failed",
+    "CheckpointReady",
+    "Degraded",
+    "Diverged",
+    "WorkersDiffer",
+    "BuffersDiffer",
+    "DataNotSharded",
+    "NonFiniteGradients",
+    "LargePushes",
+    "LearningRateHigh",
+)
+OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
+"""Types that are told anew each time: absent means False. All others stay, once they were told."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,15 @@ def running(reason: str, message: str) -> dict[str, Say]:
 def suspended(message: str) -> dict[str, Say]:
     """Suspended, with no process left."""
     return {"Ready": Say("False", "Suspended", message), "Suspended": Say("True", "Suspended", message)}
+
+
+def resumed(before: tuple[Condition, ...], wanted: bool) -> dict[str, Say]:
+    """Suspended of a job that has processes or has ended, and was suspended once; nothing of any other. `wanted`: the spec asks for it."""
+    if not any(condition.type == "Suspended" for condition in before):
+        return {}
+    if wanted:
+        return {"Suspended": Say("False", "NotSuspended", "spec.suspend is true, and processes of it are there, or it has ended")}
+    return {"Suspended": Say("False", "Resumed", "it goes on from its last checkpoint")}
 
 
 def complete(reason: str, message: str) -> dict[str, Say]:

@@ -11,11 +11,12 @@ from typing import Any, Literal
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import pairs
 from psjob_operator.plan.facts import PATIENCE_SECONDS, Facts, Seat
-from psjob_operator.plan.progress import checkpoint_known, progress, text, whole
+from psjob_operator.plan.progress import checkpoint_known, progress, whole
 from psjob_operator.plan.restarts import counted
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import explain
+from psjob_operator.plan.warnings import told
 
 _OF_A_TEMPLATE = re.compile(r"spec\.(workers|ps|stages\[\d+\])\.template\b")
 
@@ -56,18 +57,11 @@ def complete(facts: Facts) -> Ending | None:
     """The success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
     if facts.first_seen or not facts.success_met or not facts.shards_done:
         return None
-    if why := _told(facts, "diverged", "Diverged"):
+    if why := told(facts, "Diverged", "diverged"):
         return Ending("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
-    if why := _told(facts, "drift", "WorkersDiffer"):
+    if why := told(facts, "WorkersDiffer", "drift"):
         return Ending("Complete", "WorkersDiffer", f"training has ended and its last checkpoint is committed, but {why}")
     return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
-
-
-def _told(facts: Facts, key: str, reason: str) -> str:
-    """Why the weights are not what they should be; what was said before holds where shard 0 says nothing any more."""
-    kept = facts.stored.condition("Ready")
-    before = kept.message if kept is not None and kept.reason == reason and not facts.coordinator else ""
-    return text(facts, key) or before
 
 
 @_once_begun

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psjob_operator.api.status import JobStatus, ShardStatus
 from psjob_operator.plan import endings, finish, naming, objects, pins, processes
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
-from psjob_operator.plan.conditions import Say, conditions, starting, suspended
+from psjob_operator.plan.conditions import OF_THE_PHASE, Say, conditions, resumed, starting, suspended
 from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import SUSPENDING, Facts
 from psjob_operator.plan.processes import FORCE
@@ -102,7 +102,8 @@ def _suspend(facts: Facts) -> Plan:
 
 def _stall(facts: Facts, reason: str, message: str) -> Plan:
     said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
-    kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type == "CheckpointReady"}
+    kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type not in OF_THE_PHASE}
+    kept |= resumed(facts.stored.conditions, bool(facts.snapshot.spec.suspend))
     generation = facts.snapshot.generation
     update = {
         "checkpoint": checkpoint(facts),

@@ -10,15 +10,15 @@ from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import pull_at
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import slow_at
+from psjob_operator.plan.warnings import DEGRADED, OF_TRAINING, WAITING
 
 COUNTERS_SECONDS = 10.0
 WORDS_SECONDS = 60.0
 PROGRESS_SECONDS = 60.0
-TOLD = ("CheckpointReady",)
+TOLD = ("CheckpointReady", DEGRADED, *OF_TRAINING)
 """Conditions that come from progress."""
 LEAVING = ("ClaimTerminating", "ClaimMissing")
 """Reasons of theirs that come from the API server: people have little time to answer them."""
-WAITING = "WaitingForMember"
 
 
 def settle(facts: Facts, fresh: JobStatus) -> tuple[JobStatus, float | None]:

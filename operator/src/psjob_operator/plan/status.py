@@ -6,29 +6,16 @@ from collections.abc import Mapping
 from typing import get_args
 
 from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
-from psjob_operator.plan import naming, objects, pins
-from psjob_operator.plan.conditions import Say, conditions, running, starting
+from psjob_operator.plan import naming, objects, pins, warnings
+from psjob_operator.plan.conditions import Say, conditions, resumed, starting
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.restarts import Raising, counted, restarts
 from psjob_operator.plan.stages import stages, stages_ready
-from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text, unix
+from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text
 from psjob_operator.plan.troubles import Trouble, explain
 
 PROBLEMS = 8
-ATTACH_SECONDS = 20.0
-"""A process that is waited for within this time after all came up is just starting."""
-KEPT = (
-    "WaitingForMember",
-    "LearningRateHigh",
-    "NonFiniteGradients",
-    "LargePushes",
-    "Diverged",
-    "WorkersDiffer",
-    "DataNotSharded",
-    "BuffersDiffer",
-)
-"""Reasons of a running job that hold while shard 0 is out of reach."""
 
 
 def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
@@ -41,12 +28,14 @@ def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocke
 
 
 def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Say], troubles: tuple[Trouble, ...] = ()) -> JobStatus:
-    """The whole status of a job in `phase`, of which `said` holds beside CheckpointReady."""
+    """The whole status of a job in `phase`. `said`: its conditions, without CheckpointReady and those of warnings."""
     spec, stored, generation = facts.snapshot.spec, facts.stored, facts.snapshot.generation
+    trains = phase == "Running" and said["Ready"].status == "True"
+    beside = {**resumed(stored.conditions, bool(spec.suspend)), **warnings.warnings(facts, trains)}
     return JobStatus(
         observed_generation=generation,
         phase=phase,
-        conditions=conditions({**said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
+        conditions=conditions({**beside, **said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
         pinned=pins.pinned(facts, raising.afresh),
         view=raising.view or None,
@@ -162,7 +151,7 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
     if blocked:
         return starting("NameConflict", blocked)
     if phase == "Running":
-        return _running(facts)
+        return warnings.ready(facts)
     around = objects.refused(facts.snapshot, pins.pinned(facts, raising.afresh))
     if around:
         return starting("CreateRefused", around)
@@ -178,39 +167,6 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
         return starting("Recovering", recovering(facts, raising))
     spec = facts.snapshot.spec
     return starting("Starting", f"{count(spec.ps.shards, 'shard')} and {count(spec.workers.replicas, 'worker')} are starting")
-
-
-def _running(facts: Facts) -> dict[str, Say]:
-    around = objects.refused(facts.snapshot, pins.pinned(facts, afresh=False))
-    if around:
-        return running("CreateRefused", around)
-    crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
-    if crashing:
-        seat, sidecar = crashing[0]
-        return running("SidecarCrashing", f"{seat}: sidecar {sidecar}")
-    waiting = text(facts, "waiting")
-    kept = facts.stored.condition("Ready")
-    since = unix(kept.last_transition_time) if kept and kept.status == "True" else None
-    if waiting and since is not None and since + ATTACH_SECONDS <= facts.now:
-        return running("WaitingForMember", waiting)
-    warning = text(facts, "warning")
-    if warning:
-        return running("LearningRateHigh", warning)
-    non_finite, diverged = text(facts, "nonFinite"), text(facts, "diverged")
-    if non_finite:
-        return running("NonFiniteGradients", non_finite)
-    if large := text(facts, "largePush"):
-        return running("LargePushes", large)
-    if diverged:
-        return running("Diverged", diverged)
-    for key, reason in (("drift", "WorkersDiffer"), ("dataProblem", "DataNotSharded"), ("buffersDiffer", "BuffersDiffer")):
-        if said := text(facts, key):
-            return running(reason, said)
-    if facts.snapshot.progress_problem:
-        return running("ProgressUnknown", facts.snapshot.progress_problem)
-    if kept and kept.reason in KEPT and not facts.coordinator:
-        return running(kept.reason, kept.message)
-    return running("Running", "all shards and workers are running")
 
 
 def _state(seat: Seat, raising: Raising) -> ShardState:
