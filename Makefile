@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-LINTS := lint-types lint-style lint-imports lint-pods lint-prose
+LINTS := lint-types lint-style lint-imports lint-pods lint-crd lint-prose
 
 .PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
 .PHONY: $(LINTS)
@@ -43,7 +43,7 @@ test-all: test test-cluster test-nodes soak ## all of them, one after the other;
 deps: install ## install the Debian packages that test-nodes and the images need (root)
 	@python -m hack.cluster deps
 
-lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, and prose
+lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, rules of kube-api-linter over the CRD, and prose
 	@python -m hack.needs lint
 	@$(MAKE) --no-print-directory -kj2 $(LINTS)
 
@@ -56,6 +56,8 @@ lint-imports:
 	lint-imports
 lint-pods:
 	python -m hack.scan
+lint-crd:
+	@python -m hack.crdlint
 lint-prose:
 	@python -m hack.prose
 
