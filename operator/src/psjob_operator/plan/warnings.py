@@ -15,7 +15,8 @@ from psjob_operator.plan.text import unix
 
 ATTACH_SECONDS = 20.0
 """A process that is waited for within this time after all came up is just starting."""
-DEGRADED, WAITING = "Degraded", "WaitingForMember"
+DEGRADED = "Degraded"
+WAITING = "WaitingForMember"
 OF_TRAINING: Mapping[str, str] = {
     "LearningRateHigh": "warning",
     "NonFiniteGradients": "nonFinite",
