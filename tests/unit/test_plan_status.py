@@ -187,6 +187,23 @@ OF_TRAINING = {
 }
 
 
+def roles(snapshot: Snapshot, now: float = NOW) -> dict[str, tuple[int, ...]]:
+    told_of = plan(snapshot, now).status.roles
+    return {it.name: (it.desired, it.active, it.ready, it.succeeded, it.failed) for it in told_of or ()}
+
+
+def test_processes_are_counted_in_integers() -> None:
+    assert roles(job()) == {"shard": (2, 0, 0, 0, 0), "worker": (3, 0, 0, 0, 0)}
+    assert roles(running()) == {"shard": (2, 2, 2, 0, 0), "worker": (3, 3, 3, 0, 0)}
+    waiting = pod("worker", 2, phase="Pending", started=None, ready=False)
+    mixed = running(shard_1=pod("shard", 1, ready=False), worker_1=pod("worker", 1, **ended(0)), worker_2=waiting)
+    assert roles(mixed) == {"shard": (2, 2, 1, 0, 0), "worker": (3, 2, 1, 1, 0)}
+    over = {f"{role}_{i}": pod(role, i, **ended(0)) for role, many in (("shard", 2), ("worker", 3)) for i in range(many)}
+    assert roles(running(**over)) == {"shard": (2, 0, 0, 2, 0), "worker": (3, 0, 0, 3, 0)}
+    no_more = running(job(runPolicy={"backoffLimit": 0}), worker_1=pod("worker", 1, **ended(1)))
+    assert plan(no_more, NOW).status.phase == "Failed" and roles(no_more)["worker"] == (3, 2, 2, 0, 1)
+
+
 def test_no_warning_hides_another() -> None:
     all_of_it = {key: f"words of {key}" for key in OF_TRAINING}
     up = plan(replace(running(), progress=told(9, **all_of_it), progress_at=NOW), NOW).status

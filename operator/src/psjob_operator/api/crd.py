@@ -56,6 +56,7 @@ _SHAPES: dict[str, Schema] = {
     "status.conditions[].reason": {"maxLength": 64},
     "status.conditions[].lastTransitionTime": {"format": "date-time"},
     "status.shards": {**_KEYED, "x-kubernetes-list-map-keys": ["index"], "maxItems": 256},
+    "status.roles": {**_KEYED, "x-kubernetes-list-map-keys": ["name"], "maxItems": 8},
     "status.stages": {"maxItems": STAGES, **_ATOMIC},
     "status.stages[].name": {"maxLength": 63},
     "status.workers.problems": {"maxItems": 8, **_ATOMIC},

@@ -57,12 +57,14 @@ class JobStatus(StatusModel):
     """View in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
+    roles: tuple[RoleStatus, ...] | None = None
+    """Shards and workers, counted, one entry a role."""
     shards_ready: str | None = None
-    """Shards that serve, of those declared, such as 2/2."""
+    """Shards that serve, of those declared, such as 2/2. Text for a printer column; `roles` has the numbers."""
     workers: WorkersStatus = Field(default_factory=lambda: WorkersStatus())
     """The workers, counted; only those with a problem are named."""
     workers_ready: str | None = None
-    """Workers that run or have succeeded, of those declared, such as 4/4."""
+    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column; `roles` has the numbers."""
     stages: tuple[StageStatus, ...] | None = None
     """One entry a stage of spec.stages, in their order; absent without stages."""
     stages_ready: str | None = None
@@ -147,6 +149,23 @@ class ShardStatus(StatusModel):
     """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
     pod: str | None = None
     """Its pod."""
+
+
+class RoleStatus(StatusModel):
+    """The processes of one role, in the words of JobSet's replicatedJobsStatus."""
+
+    name: str
+    """shard or worker."""
+    desired: Count = 0
+    """Processes declared."""
+    active: Count = 0
+    """Those whose pod is there and has not ended, ready or not."""
+    ready: Count = 0
+    """Those of the active that serve, or run."""
+    succeeded: Count = 0
+    """Those that ended with exit code 0 and are not needed again."""
+    failed: Count = 0
+    """Those that ended otherwise, until they are started again."""
 
 
 class WorkersStatus(StatusModel):

@@ -83,6 +83,7 @@ def _core(status: JobStatus) -> Any:
 def _counters(status: JobStatus) -> Any:
     workers = status.workers
     return (
+        status.roles,
         status.shards_ready,
         status.workers_ready,
         tuple(stage.workers_ready for stage in status.stages or ()),

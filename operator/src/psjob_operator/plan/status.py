@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
+from psjob_operator.api.status import JobStatus, Phase, RoleStatus, ShardState, ShardStatus, WorkerProblem, WorkersStatus
 from psjob_operator.plan import naming, objects, pins, warnings
 from psjob_operator.plan.conditions import Say, conditions, resumed, starting
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.restarts import Raising, counted, restarts
+from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.stages import stages, stages_ready
 from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text
 from psjob_operator.plan.troubles import Trouble, explain
@@ -41,6 +43,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         view=raising.view or None,
         placement=raising.volume_group,
         shards=_shards(facts, raising),
+        roles=(_role("shard", facts.shards, raising), _role("worker", facts.workers, raising)),
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
         workers=_workers(facts, raising, troubles),
         workers_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.workers)}/{spec.workers.replicas}",
@@ -76,6 +79,19 @@ def _why(seat: Seat) -> str:
     """The cause, and the rule that decided whether it counts."""
     cause = seat.fate.cause or "Finished"
     return cause if seat.fate.rule is None else f"{cause}, failureRules[{seat.fate.rule}]"
+
+
+def _role(name: Role, seats: Sequence[Seat], raising: Raising) -> RoleStatus:
+    kept = [seat for seat in seats if not raising.is_raised(seat)]
+    kinds = Counter(seat.fate.kind for seat in kept)
+    return RoleStatus(
+        name=name,
+        desired=len(seats),
+        active=kinds["waiting"] + kinds["running"],
+        ready=sum(seat.up and seat.fate.kind == "running" for seat in kept),
+        succeeded=kinds["done"],
+        failed=kinds["lost"] + kinds["fatal"],
+    )
 
 
 def _shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
