@@ -118,8 +118,8 @@ BY_HAND = (
     ByHand(
         "a restart is counted twice",
         f"{PLAN}/restarts.py",
-        '"counted": before.counted + len(fresh),',
-        '"counted": before.counted + 2 * len(fresh),',
+        '"counted": before.counted + len(added.new),',
+        '"counted": before.counted + 2 * len(added.new),',
         ("tests/unit/test_plan_restart.py",),
     ),
     ByHand(
@@ -132,8 +132,8 @@ BY_HAND = (
     ByHand(
         "one failure more than the limit is forgiven",
         f"{PLAN}/endings.py",
-        "counted(facts) + len(failures) > policy.backoff_limit:",
-        "counted(facts) + len(failures) > policy.backoff_limit + 1:",
+        "counted(facts) + len(added.new) > policy.backoff_limit:",
+        "counted(facts) + len(added.new) > policy.backoff_limit + 1:",
         ("tests/unit/test_plan_policies.py",),
     ),
     ByHand(

@@ -68,11 +68,22 @@ pods = st.fixed_dictionaries(
 few = st.one_of(st.lists(st.sampled_from([0, 1, 9, 64, 65, 255, 256]), max_size=3), st.just([1] * 16), st.just([1] * 17), st.just([1] * 65))
 failure_rules = st.lists(
     st.fixed_dictionaries(
-        {"action": st.sampled_from(["Fail", "Restart", "Ignore", "Count"])},
+        {"action": st.sampled_from(["FailJob", "Restart", "Ignore", "Count"])},
         optional={
             "role": st.sampled_from(["shard", "worker", "any", "ps", None]),
-            "exitCodes": st.one_of(
+            "onExitCodes": st.one_of(
                 plain, st.fixed_dictionaries({"operator": st.sampled_from(["In", "NotIn", "Exists"])}, optional={"values": few})
+            ),
+            "per": st.sampled_from(["Incident", "Process", "Node", None]),
+            "onPodConditions": st.one_of(
+                plain,
+                st.lists(
+                    st.fixed_dictionaries(
+                        {"type": st.sampled_from(["DisruptionTarget", "example.com/Bad", "Ready", "a b", ""])},
+                        optional={"status": st.sampled_from(["True", "False", "yes"])},
+                    ),
+                    max_size=2,
+                ),
             ),
             "signals": st.one_of(few, plain),
             "reasons": st.one_of(st.lists(st.sampled_from(["OOMKilled", "a b", "", "a" * 63, "a" * 64]), max_size=2), plain),

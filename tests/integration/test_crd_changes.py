@@ -127,7 +127,7 @@ def test_what_may_change(job_api: Api, job: str) -> None:
         {"checkpoint": {"request": None}},
         {"runPolicy": policy},
         {"runPolicy": {"activeDeadlineSeconds": None}},
-        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}, "failureRules": [{"action": "Fail", "reasons": ["Error"]}]}},
+        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}, "failureRules": [{"action": "FailJob", "reasons": ["Error"]}]}},
         {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "failureRules": []}},
         {"runPolicy": {"backoffLimitPerRole": None, "failureRules": None}},
     ):

@@ -376,9 +376,9 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
 @together
 def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str) -> None:
     rules = [
-        {"action": "Ignore", "role": "worker", "exitCodes": {"operator": "In", "values": [42]}},
-        {"action": "Restart", "role": "worker", "reasons": ["Error"]},
-        {"action": "Fail", "reasons": ["OOMKilled"]},
+        {"action": "Ignore", "role": "worker", "onExitCodes": {"operator": "In", "values": [42]}},
+        {"action": "Count", "role": "worker", "reasons": ["Error"]},
+        {"action": "FailJob", "reasons": ["OOMKilled"]},
     ]
     running(place, name, node, runPolicy={"backoffLimit": 1, "failureRules": rules})
     place.end(f"{name}-worker-0-r1", 42)

@@ -137,14 +137,14 @@ def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path
     assert ("NeverAttached: all processes are ended" if absent else told["failure"]) in lines[:-1]
 
 
-@pytest.mark.parametrize(("action", "code"), [rotating("Restart", 0), ("Fail", 1)])
+@pytest.mark.parametrize(("action", "code"), [rotating("Count", 0), ("FailJob", 1)])
 def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, action: str, code: int) -> None:
-    rules = [{"action": action, "role": "worker", "exitCodes": {"operator": "In", "values": [3]}}]
+    rules = [{"action": action, "role": "worker", "onExitCodes": {"operator": "In", "values": [3]}}]
     policy = {"backoffLimit": 2, "failureRules": rules}
     ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", runPolicy=policy), "--summary", "s.json")
     assert ended.returncode == code, ended.stdout + ended.stderr
-    if action == "Fail":
-        assert "spec.runPolicy.failureRules[0] says Fail" in ended.stdout + ended.stderr
+    if action == "FailJob":
+        assert "spec.runPolicy.failureRules[0] says FailJob" in ended.stdout + ended.stderr
 
 
 @pytest.mark.rotating

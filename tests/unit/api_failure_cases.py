@@ -11,23 +11,27 @@ FIRST = f"{RULES}[0]"
 
 
 def _rule(**given: Any) -> dict[str, Any]:
-    return {RULES: [{"action": "Fail", **given}]}
+    return {RULES: [{"action": "FailJob", **given}]}
 
 
 def _codes(*values: int, operator: str = "In") -> dict[str, Any]:
-    return _rule(exitCodes={"operator": operator, "values": list(values)})
+    return _rule(onExitCodes={"operator": operator, "values": list(values)})
 
 
-_ANY = {"action": "Fail", "reasons": ["Error"]}
+def _conditions(*types: str) -> dict[str, Any]:
+    return _rule(onPodConditions=[{"type": name} for name in types])
+
+
+_ANY = {"action": "FailJob", "reasons": ["Error"]}
 _MANY = "Too many"
 
 FAILURES_REFUSED: list[Case] = [
     Case("rules-21", {RULES: [_ANY] * 21}, RULES, "must have 0..20 items; ", server_sentence=_MANY),
-    Case("rule-of-all", _rule(), FIRST, "must have exitCodes, signals or reasons; a rule that matches every failure"),
-    Case("rule-of-nothing", _rule(signals=[], reasons=[]), FIRST, "must have exitCodes, signals or reasons; "),
-    *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.exitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
-    Case("rule-no-codes", _codes(), f"{FIRST}.exitCodes.values", "must have 1..64 items; "),
-    Case("rule-codes-65", _codes(*range(1, 66)), f"{FIRST}.exitCodes.values", "must have 1..64 items; ", server_sentence=_MANY),
+    Case("rule-of-all", _rule(), FIRST, "must have onExitCodes, onPodConditions, signals or reasons; a rule that matches every failure"),
+    Case("rule-of-nothing", _rule(signals=[], reasons=[]), FIRST, "must have onExitCodes, onPodConditions, signals or reasons; "),
+    *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.onExitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
+    Case("rule-no-codes", _codes(), f"{FIRST}.onExitCodes.values", "must have 1..64 items; "),
+    Case("rule-codes-65", _codes(*range(1, 66)), f"{FIRST}.onExitCodes.values", "must have 1..64 items; ", server_sentence=_MANY),
     *(Case(f"rule-signal-{one}", _rule(signals=[9, one]), f"{FIRST}.signals[1]", "must be 1..64; such as 11") for one in (0, 65)),
     Case("rule-signals-17", _rule(signals=[9] * 17), f"{FIRST}.signals", "must have 0..16 items; ", server_sentence=_MANY),
     *(
@@ -35,12 +39,31 @@ FAILURES_REFUSED: list[Case] = [
         for word in ("", "OOM killed", "9", "über", "Error\n")
     ),
     Case("rule-reasons-17", _rule(reasons=["Error"] * 17), f"{FIRST}.reasons", "must have 0..16 items; ", server_sentence=_MANY),
+    Case("rule-conditions-21", _conditions(*["A"] * 21), f"{FIRST}.onPodConditions", "must have 0..20 items; ", server_sentence=_MANY),
+    *(
+        Case(f"rule-condition-{name!r}", _conditions(name), f"{FIRST}.onPodConditions[0].type", sentence)
+        for name, sentence in (
+            ("", "must be a pod condition's type: "),
+            ("Disruption Target", "must be a pod condition's type: "),
+            ("Ready", "must not be a condition that every pod has: "),
+        )
+    ),
     Case(
-        "rule-of-batch",
-        {RULES: [{"action": "FailJob", "reasons": ["Error"]}]},
+        "rule-condition-status",
+        _rule(onPodConditions=[{"type": "DisruptionTarget", "status": "yes"}]),
+        f"{FIRST}.onPodConditions[0].status",
+        'supported values: "True", "False", "Unknown"',
+        server_sentence='Unsupported value: "yes"',
+    ),
+    Case(
+        "rule-per", {RULES: [{"action": "Ignore", "per": "Process", "reasons": ["Error"]}]}, f"{FIRST}.per", "must have action: Count where"
+    ),
+    Case(
+        "rule-of-old",
+        {RULES: [{"action": "Restart", "reasons": ["Error"]}]},
         f"{FIRST}.action",
-        'supported values: "Fail", "Restart", "Ignore"',
-        server_sentence='Unsupported value: "FailJob"',
+        'supported values: "FailJob", "Count", "Ignore"',
+        server_sentence='Unsupported value: "Restart"',
     ),
     Case(
         "rule-of-shards",
@@ -55,8 +78,10 @@ FAILURES_PASSED: list[Case] = [
     Case("no-rules", {RULES: []}),
     Case("rules-20", {RULES: [_ANY] * 20}),
     Case("rule-codes-64", _codes(*range(1, 65), operator="NotIn")),
+    Case("rule-conditions", _conditions("DisruptionTarget", "example.com/Config-Issue", *"ABCDEFGHIJKLMNOPQR")),
+    Case("rule-per-process", {RULES: [{"action": "Count", "per": "Process", "reasons": ["Error"]}]}),
     Case("rule-codes-ends", _codes(1, 255)),
-    Case("rule-whole", _rule(role="worker", exitCodes={"operator": "In", "values": [3]}, signals=[1, 64], reasons=["Error", "a" * 63])),
+    Case("rule-whole", _rule(role="worker", onExitCodes={"operator": "In", "values": [3]}, signals=[1, 64], reasons=["Error", "a" * 63])),
     Case("rule-largest", {RULES: [{"action": "Ignore", "signals": [11] * 16, "reasons": ["Error"] * 16}] * 20}),
     Case("no-limits-of-a-role", {"spec.runPolicy.backoffLimitPerRole": {}}),
 ]

@@ -105,6 +105,12 @@ def test_the_pods_own_reason_goes_before_the_one_that_several_causes_share() -> 
     assert view(conditions=[disrupted], reason="Evicted", message="low on memory").process.pod_reason == "Evicted"
 
 
+def test_conditions_that_a_rule_can_name_are_kept_in_order_and_few() -> None:
+    said = [condition("Ready", "False"), condition("PodScheduled"), condition("example.com/Bad", "Unknown"), condition("DisruptionTarget")]
+    assert view(conditions=said).process.conditions == (("DisruptionTarget", "True"), ("example.com/Bad", "Unknown"))
+    assert len(view(conditions=[condition(f"C{number}") for number in range(99)]).process.conditions) == 16
+
+
 def test_waiting_words_come_from_init_containers_first_and_starting_is_no_trouble() -> None:
     waits = entry("psjob-inject", waiting={"reason": "ErrImagePull", "message": "not found"})
     later = entry("worker", waiting={"reason": "PodInitializing"})

@@ -26,7 +26,15 @@ def ruled(rules: Sequence[Rule], role: str = "worker", policy: Rule | None = Non
 
 
 def codes(operator: str, *values: int) -> Rule:
-    return {"exitCodes": {"operator": operator, "values": list(values)}}
+    return {"onExitCodes": {"operator": operator, "values": list(values)}}
+
+
+def on(name: str, status: str = "True", *others: str) -> Rule:
+    return {"onPodConditions": [{"type": name, "status": status}, *({"type": other} for other in others)]}
+
+
+def preempted(name: str, status: str) -> dict[str, Any]:
+    return {"conditions": ((name, status),)}
 
 
 MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
@@ -55,22 +63,31 @@ MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
     ("the script's 79", codes("In", EXIT_HUNG), ended(EXIT_HUNG), True),
     ("no code at all", codes("NotIn", 1), {"node_lost": True}, False),
     ("a lost node", {"reasons": ["NodeLost"]}, {"node_lost": True}, True),
+    ("a pod condition", on("DisruptionTarget"), {**ended(143), **preempted("DisruptionTarget", "True")}, True),
+    ("a condition that is False", on("DisruptionTarget"), {**ended(143), **preempted("DisruptionTarget", "False")}, False),
+    ("a condition asked to be False", on("example.com/Fit", "False"), {**ended(1), **preempted("example.com/Fit", "False")}, True),
+    ("one of two conditions", on("Other", "True", "DisruptionTarget"), {**ended(143), **preempted("DisruptionTarget", "True")}, True),
+    ("another condition", on("DisruptionTarget"), ended(1), False),
+    ("a condition and a code", {**on("Bad"), **codes("In", 1)}, {**ended(1), **preempted("Bad", "True")}, True),
+    ("a condition, another code", {**on("Bad"), **codes("In", 2)}, {**ended(1), **preempted("Bad", "True")}, False),
+    ("a condition and a lost node", on("DisruptionTarget"), {"node_lost": True, **preempted("DisruptionTarget", "True")}, True),
+    ("a condition of a pod that is deleted", on("Drain"), {"deleting": NOW - 1, **preempted("Drain", "True")}, True),
     ("its init container", {"reasons": ["InitFailed"]}, {**GONE, "init_exit": ended(1)["exit"]}, True),
 ]
 
 
 @pytest.mark.parametrize(("rule", "end", "meets"), [row[1:] for row in MATCHES], ids=[row[0] for row in MATCHES])
 def test_a_rule_is_met_when_all_that_it_names_is_so(rule: Rule, end: dict[str, Any], meets: bool) -> None:
-    decided = plan(ruled([{**rule, "action": "Fail"}], **end), NOW)
+    decided = plan(ruled([{**rule, "action": "FailJob"}], **end), NOW)
     assert (decided.status.phase == "Failed") == meets, decided.status
     if meets:
         failed = said(decided.status)["Failed"]
-        assert failed.reason == "FailureRule" and failed.message.startswith("worker 1: spec.runPolicy.failureRules[0] says Fail: ")
+        assert failed.reason == "FailureRule" and failed.message.startswith("worker 1: spec.runPolicy.failureRules[0] says FailJob: ")
 
 
 @pytest.mark.parametrize(
     ("action", "end", "counted"),
-    [("Ignore", ended(42), 0), ("Restart", ended(42), 1), ("Restart", {"node_lost": True}, 1), ("Ignore", {"node_lost": True}, 0)],
+    [("Ignore", ended(42), 0), ("Count", ended(42), 1), ("Count", {"node_lost": True}, 1), ("Ignore", {"node_lost": True}, 0)],
 )
 def test_a_rule_says_whether_a_restart_counts(action: str, end: dict[str, Any], counted: int) -> None:
     rule: Rule = {"action": action, "reasons": ["Error", "NodeLost"]}
@@ -84,7 +101,7 @@ def test_the_first_rule_that_matches_holds() -> None:
     rules: list[Rule] = [
         {"action": "Ignore", "role": "shard", "reasons": ["Error"]},
         {"action": "Ignore", **codes("In", 42)},
-        {"action": "Fail", "reasons": ["Error"]},
+        {"action": "FailJob", "reasons": ["Error"]},
     ]
     assert plan(ruled(rules, **ended(42)), NOW).status.restarts.counted == 0
     assert "failureRules[2]" in said(plan(ruled(rules, **ended(1)), NOW).status)["Failed"].message
@@ -105,19 +122,19 @@ def test_what_no_restart_can_help_fails_the_job_whatever_the_rules_say(role: str
 
 def test_a_fenced_shard_stays_above_the_view_that_it_met_whatever_a_rule_says() -> None:
     end = ended(EXIT_FENCED, message='{"fenced": {"view": 9}}')
-    decided = plan(ruled([{"action": "Restart", "reasons": ["Fenced"]}], "shard", **end), NOW)
+    decided = plan(ruled([{"action": "Count", "reasons": ["Fenced"]}], "shard", **end), NOW)
     assert (decided.status.view, decided.status.restarts.counted) == (10, 1)
 
 
 def test_a_hung_worker_meets_a_rule() -> None:
     told = {"run": "run-1", "coordinator": {"step": 3, "hung": [{"rank": 1, "start": 1, "seconds": 60}]}}
-    base = job(runPolicy={"failureRules": [{"action": "Fail", "reasons": ["Hung"]}]}, workers={"stepTimeoutSeconds": 30})
+    base = job(runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Hung"]}]}, workers={"stepTimeoutSeconds": 30})
     decided = plan(replace(running(base), progress=told, progress_at=NOW), NOW)
     assert said(decided.status)["Failed"].reason == "FailureRule"
 
 
 def test_a_suspended_job_is_not_failed_by_a_rule() -> None:
-    base = job(suspend=True, runPolicy={"failureRules": [{"action": "Fail", "reasons": ["Error"]}]})
+    base = job(suspend=True, runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Error"]}]})
     assert plan(running(base, worker_1=pod("worker", 1, **ended(1))), NOW).status.phase != "Failed"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, REASONS, SIGNALS
+from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, POD_CONDITIONS, REASONS, SIGNALS
 from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi, sized_format
@@ -46,7 +46,9 @@ _SHAPES: dict[str, Schema] = {
     "spec.stages[].name": {"maxLength": 63},
     "spec.stages[].cut": {"maxLength": CUT},
     "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, **_ATOMIC},
-    "spec.runPolicy.failureRules[].exitCodes.values": {"maxItems": EXIT_CODES, **_ATOMIC},
+    "spec.runPolicy.failureRules[].onExitCodes.values": {"maxItems": EXIT_CODES, **_ATOMIC},
+    "spec.runPolicy.failureRules[].onPodConditions": {"maxItems": POD_CONDITIONS, **_ATOMIC},
+    "spec.runPolicy.failureRules[].onPodConditions[].type": {"maxLength": 317},
     "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS, **_ATOMIC},
     "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS, **_ATOMIC},
     "spec.runPolicy.failureRules[].reasons[]": {"maxLength": 63},

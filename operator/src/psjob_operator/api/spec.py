@@ -330,19 +330,33 @@ class RoleLimits(Model):
 
 
 class FailureRule(Model):
-    """One rule: a process that meets all of `role`, `exitCodes`, `signals` and `reasons`, as far as they are given, gets `action`."""
+    """One rule. A lost process that meets all that the rule names gets `action`."""
 
-    action: Literal["Fail", "Restart", "Ignore"]
-    """Fail: the job ends as Failed, reason FailureRule. Restart: the process is started again, and that counts against the limits.
+    action: Literal["FailJob", "Count", "Ignore"]
+    """FailJob: the job ends as Failed, reason FailureRule. Count: the process is started again, and that counts against the limits.
     Ignore: it is started again ten seconds to two minutes after its last start, and does not count."""
+    per: Literal["Incident", "Process"] = "Incident"
+    """What Count counts as one. Incident: all processes that were lost together, on one node or in the same way within ten seconds.
+    Process: each of them."""
     role: Literal["shard", "worker", "any"] = "any"
     """Processes that the rule is for."""
-    exit_codes: ExitCodes | None = None
+    on_exit_codes: ExitCodes | None = None
     """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
+    on_pod_conditions: list[PodCondition] | None = None
+    """Conditions of its pod, one of which it must have, such as DisruptionTarget; at most 20. Locally there are none."""
     signals: list[int] | None = None
     """Numbers of the signals that ended it, such as 11 for SIGSEGV; 1..64, at most 16. An exit code of 128 + n is signal n."""
     reasons: list[str] | None = None
     """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Unresponsive, Hung, NodeLost; at most 16."""
+
+
+class PodCondition(Model):
+    """A condition of a pod, as in podFailurePolicy of batch/v1."""
+
+    type: str
+    """Its type, such as DisruptionTarget. PodScheduled, Initialized, Ready and others that every pod has are refused."""
+    status: Literal["True", "False", "Unknown"] = "True"
+    """Its status."""
 
 
 class ExitCodes(Model):

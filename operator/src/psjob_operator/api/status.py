@@ -298,7 +298,7 @@ class Restarts(StatusModel):
     causes: dict[str, Count] = Field(default_factory=dict)
     """How many by cause, such as OOMKilled: 2."""
     counted: Count = 0
-    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits."""
+    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits. What is lost together is one."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
     steps_lost: Amount = 0
@@ -309,8 +309,31 @@ class Restarts(StatusModel):
     """When a failure was last counted: the next start waits from here."""
     last_reset: str | None = None
     """When `counted` last went back to 0."""
+    last_incident: Incident | None = None
+    """The failure that was counted last, with all processes that it befell."""
     by_process: tuple[ProcessRestarts, ...] = ()
     """The eight shards and workers that were started again most often, most first. They show a process or a node that fails repeatedly."""
+
+
+class Incident(StatusModel):
+    """Failures of several processes that count as one."""
+
+    time: str
+    """When the first of them ended."""
+    role: str
+    """Role of the first: shard or worker."""
+    cause: str
+    """Why the first was lost: one of `causes`."""
+    exit_code: Count | None = None
+    """Exit code of the first; absent where it has none."""
+    nodes: tuple[str, ...] = ()
+    """Where they ran; eight nodes at most."""
+    workers: Count = 0
+    """How many workers it befell."""
+    shards: str = ""
+    """Shards that it befell, such as 0-2,5."""
+    start: Number = 0
+    """Workers with this start number or a higher one were started after it."""
 
 
 class RoleCounts(StatusModel):

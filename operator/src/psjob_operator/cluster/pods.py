@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from psjob_operator.api.failurerules import EVERY_POD
 from psjob_operator.api.rules import MOST_SHARDS, MOST_WORKERS
 from psjob_operator.cluster import scrub
 from psjob_operator.contract import MOST_NUMBER
@@ -19,6 +20,8 @@ from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED,
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
+MOST_CONDITIONS = 16
+"""Conditions that are kept of a pod."""
 _TAINTED = "DeletionByTaintManager"
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed", "Unknown"})
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -87,6 +90,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         lingering=holds and _others_run(status, name),
         pod_reason=_reason(status, conditions),
         pod_message=scrub.sentence(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
+        conditions=_own_conditions(conditions),
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status, tails),
@@ -173,6 +177,12 @@ def _unheard(process: Process, conditions: Mapping[str, Mapping[str, Any]]) -> b
     """A kubelet names a reason for what is not ready; the node controller only turns the condition."""
     ready = conditions.get("Ready") or {}
     return bool(process.node) and process.exit is None and ready.get("status") == "False" and not ready.get("reason")
+
+
+def _own_conditions(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Conditions that a failure rule can name."""
+    own = sorted(set(conditions) - EVERY_POD)[:MOST_CONDITIONS]
+    return tuple((sys.intern(str(name)[:317]), sys.intern(str(conditions[name].get("status"))[:7])) for name in own)
 
 
 def _true(conditions: Mapping[str, Mapping[str, Any]], name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import pairs
 from psjob_operator.plan.facts import PATIENCE_SECONDS, Facts, Seat
+from psjob_operator.plan.incidents import counting
 from psjob_operator.plan.progress import checkpoint_known, progress, whole
 from psjob_operator.plan.restarts import counted
 from psjob_operator.plan.snapshot import Role
@@ -101,17 +102,18 @@ def lost_for_good(facts: Facts) -> Ending | None:
 
 @_once_begun
 def too_often(facts: Facts) -> Ending | None:
-    """One counted failure more than backoffLimit, or than what backoffLimitPerRole gives the role."""
+    """One counted failure more than backoffLimit, or than what backoffLimitPerRole gives the role. Those of one incident are one."""
     policy = facts.snapshot.spec.run_policy
     failures = [seat for seat in facts.seats if seat.fate.counted and not (seat.role == "worker" and facts.success_met)]
-    if failures and counted(facts) + len(failures) > policy.backoff_limit:
-        return Ending("Failed", "BackoffLimitExceeded", f"{failures[-1]}, {explain(facts, failures[-1], counted(facts) + len(failures))}")
+    added = counting(facts, failures)
+    if added.new and counted(facts) + len(added.new) > policy.backoff_limit:
+        return Ending("Failed", "BackoffLimitExceeded", f"{failures[-1]}, {explain(facts, failures[-1], counted(facts) + len(added.new))}")
     of_role = policy.backoff_limit_per_role
     limits: tuple[tuple[Role, int | None], ...] = (("shard", of_role.shard), ("worker", of_role.worker)) if of_role is not None else ()
     for role, limit in limits:
         own = [seat for seat in failures if seat.role == role]
-        total = counted(facts, role) + len(own)
-        if own and limit is not None and total > limit:
+        total = counted(facts, role) + added.of(role)
+        if added.of(role) and limit is not None and total > limit:
             return Ending(
                 "Failed", "BackoffLimitExceeded", f"{own[-1]}, {explain(facts, own[-1], total, f'backoffLimitPerRole.{role}', limit)}"
             )

@@ -20,6 +20,8 @@ FROM_OUTSIDE = frozenset({SIGKILL, SIGTERM})
 """Signals that say nothing of the program that they end."""
 UNSEEN = "it left in the middle of training: by os._exit, by a crash that a pipe hides, or since a child process trained"
 """Why a worker may have ended with exit code 0 without having finished."""
+UNSEEN_END = "ContainerStatusUnknown"
+"""The cause of a loss whose end nobody saw: its node was reset, or its container runtime was restarted without it."""
 UNFINISHED = "UnfinishedExit"
 """The cause of a loss that is found long after the process ended: as soon as the job shows that its script was not through."""
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
@@ -56,6 +58,8 @@ class Fate:
     message: str = ""
     fenced_by: int = 0
     """View that a fenced shard met; 0 where it was not fenced."""
+    each: bool = False
+    """A rule says that it counts by itself, whatever was lost together with it."""
     rule: int | None = None
     """Index of the rule of runPolicy.failureRules that decided; None where none did."""
 
@@ -95,11 +99,11 @@ def ruled(rules: Sequence[FailureRule], role: Role, process: Process | None, fou
     number = matching(rules, role, process, found)
     if number is None:
         return found
-    action = rules[number].action
-    if action == "Fail":
+    rule = rules[number]
+    if rule.action == "FailJob":
         why = f"{found.cause}: {found.message}" if found.message else found.cause
-        return Fate("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says Fail: {why}", rule=number)
-    return replace(found, counted=action == "Restart", rule=number)
+        return Fate("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says FailJob: {why}", rule=number)
+    return replace(found, counted=rule.action == "Count", each=rule.per == "Process", rule=number)
 
 
 def matching(rules: Sequence[FailureRule], role: Role, process: Process | None, found: Fate) -> int | None:
@@ -115,10 +119,12 @@ def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) 
     exit = process.exit if process is not None and own else None
     code = 0 if exit is None else exit.code or SIGNALLED + exit.signal
     signal = 0 if exit is None else exit.signal or code - SIGNALLED
-    codes = rule.exit_codes
+    codes = rule.on_exit_codes
+    conditions = () if process is None else process.conditions
     return (
         rule.role in ("any", role)
         and (codes is None or (exit is not None and (code in codes.values) == (codes.operator == "In")))
+        and (not rule.on_pod_conditions or any((it.type, it.status) in conditions for it in rule.on_pod_conditions))
         and (not rule.signals or (exit is not None and signal in rule.signals))
         and (not rule.reasons or found.cause in rule.reasons)
     )
@@ -147,8 +153,16 @@ def _ended(process: Process, exit: Exit) -> Fate:
         return Fate("lost", disruption or "Deleted", message=process.pod_message)
     if exit.code == EXIT_RETRY and ours:
         return Fate("lost", "Retry", message=_sentence(exit))
+    if _unseen(exit):
+        where = f" on node {process.node}" if process.node else ""
+        return Fate("lost", UNSEEN_END, message=f"nobody saw how it ended{where}: the node or its container runtime was restarted")
     cause = exit.reason if exit.reason and exit.reason != "Completed" else "Error"
     return Fate("lost", cause, counted=True, message=_words(exit))
+
+
+def _unseen(exit: Exit) -> bool:
+    """The code is not the process's own: containerd and the kubelet give it to a container that they do not find any more."""
+    return exit.reason == "ContainerStatusUnknown" or (exit.reason == "Unknown" and exit.code == 255)
 
 
 def _failed_unstarted(process: Process) -> Fate:

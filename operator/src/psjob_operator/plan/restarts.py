@@ -9,7 +9,7 @@ from functools import cached_property
 
 from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
 from psjob_operator.contract import MOST_RISE
-from psjob_operator.plan import naming, pairs, volumegroup
+from psjob_operator.plan import incidents, naming, pairs, volumegroup
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.fate import UNFINISHED
 from psjob_operator.plan.progress import last_commit
@@ -164,15 +164,16 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
         return before
     causes = Counter(before.causes)
     causes.update(cause(seat) for seat in again)
-    fresh = [seat.role for seat in again if seat.fate.counted]
+    added = incidents.counting(facts, again)
     by_role = before.counted_by_role
     return before.model_copy(
         update={
             "total": before.total + len(again),
             "causes": dict(sorted(causes.items())[:64]),
-            "counted": before.counted + len(fresh),
-            "counted_by_role": RoleCounts(shard=by_role.shard + fresh.count("shard"), worker=by_role.worker + fresh.count("worker")),
-            "last_counted": stamp(facts.now) if fresh else before.last_counted,
+            "counted": before.counted + len(added.new),
+            "counted_by_role": RoleCounts(shard=by_role.shard + added.of_shards, worker=by_role.worker + added.of_workers),
+            "last_counted": stamp(facts.now) if added.new else before.last_counted,
+            "last_incident": added.last,
             "by_process": _by_process(before.by_process, again, facts.now),
         }
     )
@@ -252,7 +253,9 @@ def _lasted(process: Process) -> bool:
 
 
 def _at_once(facts: Facts, seat: Seat) -> bool:
-    """No crash loop: the seat failed with the process that was counted last, or a checkpoint was committed since then."""
+    """No crash loop: what befell others too was answered, a failure was counted just now, or a checkpoint was committed since then."""
+    if incidents.known(facts, seat):
+        return True
     last, commit = unix(facts.stored.restarts.last_counted), last_commit(facts)
     if last is None or seat.process is None or facts.now - seat.process.created < LIVED_SECONDS:
         return False

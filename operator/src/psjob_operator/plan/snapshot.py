@@ -66,6 +66,8 @@ class Process:
     pod_reason: str = ""
     """status.reason / DisruptionTarget reason: Evicted, Preempting, NodeShutdown, Terminated, OutOfcpu, PreemptionByScheduler…"""
     pod_message: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
+    """(type, status) of the pod's conditions, but for those that every pod has."""
     waiting_reason: str = ""
     """Kubelet's waiting reason of an init or main container: ImagePullBackOff, CreateContainerConfigError…"""
     waiting_message: str = ""

@@ -10,6 +10,7 @@ from psjob_operator.api.status import JobStatus, Phase, RoleStatus, ShardState, 
 from psjob_operator.plan import naming, objects, pins, warnings
 from psjob_operator.plan.conditions import Say, conditions, resumed, starting
 from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.incidents import counting
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.restarts import Raising, counted, restarts
 from psjob_operator.plan.snapshot import Role
@@ -71,7 +72,7 @@ def recovering(facts: Facts, raising: Raising) -> str:
     failed = [seat for seat in raising.raised if seat.fate.counted]
     if failed:
         which = "" if len(raising.raised) == 1 else f"{failed[0]}, "
-        parts.append(which + explain(facts, failed[0], counted(facts) + len(failed)))
+        parts.append(which + explain(facts, failed[0], counted(facts) + len(counting(facts, failed).new)))
     return "; ".join(parts)
 
 
