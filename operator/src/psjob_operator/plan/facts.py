@@ -142,9 +142,8 @@ class Facts:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
                 seat = self._seat("worker", index, number or start, there)
-                seats.append(
-                    replace(seat, fate=self._ruled("worker", there, fate.hung(self.hung[index][1]))) if self.is_hung(seat) else seat
-                )
+                other = fate.hung(self.hung[index][1]) if self.is_hung(seat) else self._stopped(seat)
+                seats.append(seat if other is None else replace(seat, fate=self._ruled("worker", there, other)))
         return tuple(seats)
 
     @cached_property
@@ -166,6 +165,18 @@ class Facts:
     def is_hung(self, seat: Seat) -> bool:
         """Is this the process that shard 0 names?"""
         return seat.fate.kind == "running" and seat.index in self.hung and self.hung[seat.index][0] == seat.number
+
+    def _stopped(self, seat: Seat) -> Fate | None:
+        """The fate of a worker that was told to end, if it seems to be done and nobody says that its script was through."""
+        if seat.fate.kind != "done" or seat.process is None or self.shards_done or self._has_left(seat):
+            return None
+        return fate.stopped(seat.process)
+
+    def _has_left(self, seat: Seat) -> bool:
+        """Shard 0 says that this worker has made its last step."""
+        told = self.coordinator.get("workers")
+        members = (it for it in told if isinstance(it, Mapping)) if isinstance(told, list | tuple) else ()
+        return any(it.get("rank") == seat.index and type(it.get("rank")) is int and it.get("state") == "left" for it in members)
 
     @cached_property
     def pending_starts(self) -> dict[int, int]:

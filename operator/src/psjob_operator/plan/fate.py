@@ -84,6 +84,17 @@ def fate(process: Process | None) -> Fate:
     return Fate("running" if running else "waiting")
 
 
+def stopped(process: Process) -> Fate | None:
+    """The fate of a process that ended with exit code 0 when it was told to end; None where it was not told to.
+
+    Whether a script was through by then its exit code does not say: those with a handler of SIGTERM end with 0 too.
+    """
+    disruption = _disruption(process)
+    if not disruption and process.deleting is None:
+        return None
+    return Fate("lost", disruption or "Deleted", message=process.pod_message or "exit code 0 after it was told to end")
+
+
 def unfinished() -> Fate:
     """The fate of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
     return Fate("lost", UNFINISHED, counted=True, message=f"exit code 0: {UNSEEN}")
