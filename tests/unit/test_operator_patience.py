@@ -8,7 +8,7 @@ import pytest
 
 from psjob_operator.__main__ import app
 from psjob_operator.cluster import connect
-from psjob_operator.cluster.kinds import PODS
+from psjob_operator.cluster.kinds import JOBS, PODS
 from psjob_operator.cluster.wake import Patience
 from tests.typed import CliRunner
 
@@ -19,6 +19,14 @@ def test_an_outage_is_waited_for_and_a_refusal_is_not() -> None:
     assert pauses[:5] == [1, 2, 3, 5, 5] and max(pauses) == 5 and sum(pauses) > 600, "ten minutes and more, and soon back"
     assert list(itertools.islice(patience, 3)) == [1, 2, 3], "each request begins anew"
     patience.refused.add((PODS, ""))
+    assert sum(patience) < 60
+
+
+def test_one_namespace_of_two_that_refuses_us_ends_nothing() -> None:
+    patience = Patience(2)
+    patience.refused.add((JOBS, "a"))
+    assert sum(itertools.islice(patience, 1000)) > 600
+    patience.refused.add((JOBS, "b"))
     assert sum(patience) < 60
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import Condition, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
@@ -403,3 +403,26 @@ def test_words() -> None:
     assert named("shard", [1]) == "shard 1" and named("worker", [0, 1, 4]) == "workers 0-1,4"
     assert reason("ErrImagePull") == "ErrImagePull" and reason("two words") == "Waiting"
     assert unix(stamp(NOW + 0.9)) == NOW and unix(None) is None and unix("yesterday") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "age", "says"),
+    [("", None, ""), ("now", None, "now"), ("now", 60, "before"), ("", 60, "before"), ("", 3600, ""), ("now", 3600, "before")],
+)
+def test_a_contest_is_told_in_words_that_two_operators_do_not_write_in_turns(words: str, age: float | None, says: str) -> None:
+    snapshot = running()
+    assert snapshot.status is not None
+    if age is not None:
+        kept = Condition(
+            type="Contended",
+            status="True",
+            reason="OtherWriter",
+            message="before",
+            last_transition_time=stamp(NOW - age),
+            observed_generation=1,
+        )
+        snapshot = replace(snapshot, status=snapshot.status.model_copy(update={"conditions": (*snapshot.status.conditions, kept)}))
+    decided = plan(replace(snapshot, contended=words), NOW)
+    told = said(decided.status).get("Contended")
+    assert (told.message if told else "") == says
+    assert [event.reason for event in decided.events] == (["Contended"] if words and age is None else [])

@@ -45,7 +45,7 @@ class JobStatus(StatusModel):
     conditions: tuple[Condition, ...] = ()
     """One entry a type. Of the phase: Ready, Reconciling, Stalled, Suspended, Complete, Failed. Of checkpoints: CheckpointReady. Of what is
     wrong with a job that trains on: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
-    LearningRateHigh. These are absent until they were True once."""
+    LearningRateHigh. Of others that write: Contended. These are absent until they were True once."""
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""

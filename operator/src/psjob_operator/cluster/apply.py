@@ -213,8 +213,13 @@ class Apply:
     ) -> None:
         """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
 
+        label = f"{kind.kind}/{body['metadata']['name']}"
+        if (rests := memory.contests.rests_until(label, now)) is not None:
+            outcome.again_at = rests
+            return
+
         async def make() -> None:
-            self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
+            self._store.put(kind, await self._create_or_apply(kind, body, snapshot, memory, now))
 
         await self._try(kind, body["metadata"]["name"], make, snapshot, memory, now, outcome)
 
@@ -224,6 +229,8 @@ class Apply:
         part = ApplyOutcome()
         await self._ensure(POLICIES, render.policy(snapshot, role, self._askers), snapshot, memory, now, part)
         outcome.failure = part.failure
+        if part.held is None and part.again_at is not None:
+            outcome.again_at = part.again_at
         if part.held is not None and part.held.code == 409:
             outcome.held, outcome.refused, outcome.again_at = part.held, part.refused, part.again_at
         elif part.held is not None:
@@ -293,7 +300,9 @@ class Apply:
                 outcome.again_at = now  # the status still tells of it, and what we made ourselves is no news
             memory.strangers.pop(label, None)
 
-    async def _create_or_apply(self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot) -> Mapping[str, Any]:
+    async def _create_or_apply(
+        self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float
+    ) -> Mapping[str, Any]:
         try:
             return await self._client.create(kind, snapshot.namespace, body)
         except ApiError as error:
@@ -306,7 +315,9 @@ class Apply:
             return raw
         # The uid makes it a refusal, not a take-over, should another object have come under that name meanwhile.
         mine = {**body, "metadata": {**body["metadata"], "uid": raw["metadata"]["uid"]}}
-        return await self._client.apply(kind, snapshot.namespace, mine)
+        made = await self._client.apply(kind, snapshot.namespace, mine)
+        memory.contests.correct(f"{kind.kind}/{body['metadata']['name']}", now)
+        return made
 
 
 def _code(error: ApiError) -> int:

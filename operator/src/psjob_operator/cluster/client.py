@@ -154,10 +154,12 @@ class Client:
                 return
             query["continue"] = metadata["continue"]
 
-    async def watch(self, kind: ResourceKind, namespace: str, version: str, labels: str = "") -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def watch(
+        self, kind: ResourceKind, namespace: str, version: str, labels: str = "", opened: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """(type, object) of each change after `version`, until the API server ends it, which is no error. Raises ApiError, 410 where
         `version` is too old; an event of type ERROR may say so too. Silence that is longer than WATCH_SILENCE is a lost connection:
-        bookmarks come about once a minute."""
+        bookmarks come about once a minute. `opened` is called when the API server has granted it."""
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         if labels:
             query["labelSelector"] = labels
@@ -167,6 +169,7 @@ class Client:
                 self._observer.answered("watch", path, response.status, time.monotonic() - began)
                 if response.status != 200:
                     _reply(response.status, await response.read(), response.headers.get("Retry-After"))
+                opened()
                 rest = b""
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")

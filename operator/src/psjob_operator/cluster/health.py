@@ -28,6 +28,8 @@ class Health:
         self._listening: asyncio.Server | None = None
         self.waiting_for = "starting"
         """Why this operator is not ready; empty when it is."""
+        self.blind: Callable[[], str] = lambda: ""
+        """What it waits for though it was ready: the right to read what it watches."""
         self.role: Callable[[], str] = lambda: "alone"
         """Does it act? leader, standby (ready all the same, and as up to date), or alone."""
 
@@ -40,6 +42,10 @@ class Health:
         )
         await self._runner.setup()
         self._listening = await asyncio.get_running_loop().create_server(self._admit, host or None, port)
+
+    def waits_for(self) -> str:
+        """Why this operator is not ready now; empty when it is."""
+        return self.blind() or self.waiting_for
 
     async def stop(self) -> None:
         """Close the port."""
@@ -67,8 +73,8 @@ class Health:
         return web.json_response({"role": self.role(), **self._numbers()}, status=200 if silent < STUCK else 503)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if self.waiting_for:
-            return web.json_response({"ready": False, "waitingFor": self.waiting_for}, status=503)
+        if why := self.waits_for():
+            return web.json_response({"ready": False, "waitingFor": why}, status=503)
         return web.json_response({"ready": True, "role": self.role()})
 
     async def _metrics(self, _: web.Request) -> web.Response:

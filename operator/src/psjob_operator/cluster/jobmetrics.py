@@ -96,6 +96,7 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
         page.set(m.STAGE_WORKERS_READY, (*labels, name), int(there) if there.isdecimal() else None)
     for cause, count in _map(restarts, "causes").items():
         page.set(m.RESTARTS, (*labels, str(cause)), count)
+    page.set(m.CONTENDED, labels, 1 if _says(status, "Contended") else None)
     page.set(m.FAILURES, labels, restarts.get("counted", 0 if workers else None))
     page.set(m.STEPS_LOST, labels, restarts.get("stepsLost"))
     page.set(m.UPDATES_LOST, labels, restarts.get("updatesLost"))
@@ -105,6 +106,13 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
     page.set(m.CHECKPOINT_BYTES, labels, kept.get("bytes"))
     if phase in ACTIVE and not _map(job.brief, "checkpoint").get("disabled"):
         page.set(m.CHECKPOINT_AGE, labels, _age(_newest(job, now) or kept.get("time") or status.get("startTime"), now))
+
+
+def _says(status: Mapping[str, Any], kind: str) -> bool:
+    """A condition of this type is True."""
+    told = status.get("conditions")
+    found = (it for it in told if isinstance(it, Mapping)) if isinstance(told, list | tuple) else ()
+    return any(it.get("type") == kind and it.get("status") == "True" for it in found)
 
 
 def _newest(job: Seen, now: float) -> float | None:

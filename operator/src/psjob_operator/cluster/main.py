@@ -29,6 +29,7 @@ from psjob_operator.cluster.kinds import JOBS, OPTIONAL, WATCHED, ResourceKind
 from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.operatorkey import KeySecret, OperatorKey, default_file
+from psjob_operator.cluster.places import Places
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.settings import Settings
@@ -125,14 +126,15 @@ async def _start(
         settings = Settings(
             options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption, options.askers
         )
-        reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter)
-        sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
+        places = Places(options.namespaces, _kinds(options))
+        reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter, shut=places.shut)
+        sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waits_for(), lambda: tuple(places.shut_places()))
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
         if candidate is not None:
             health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, own_key, candidate, health, meter, stop)
+            return await _serve(options, client, store, queue, reconciler, own_key, candidate, health, meter, places, stop)
         finally:
             await health.stop()
             await client.close()
@@ -161,10 +163,12 @@ async def _serve(
     candidate: Candidate | None,
     health: Health,
     meter: Meter,
+    places: Places,
     stop: asyncio.Event,
 ) -> int:
-    kinds = tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
-    relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, os.getpid(), kinds)
+    kinds = _kinds(options)
+    relist = Relist(client, store, queue, places, options.relist_seconds, os.getpid(), kinds)
+    health.blind = lambda: places.blind
     beat = asyncio.create_task(health.beat())
     try:
         if not await _crd_served(client, options, health, stop):
@@ -180,17 +184,21 @@ async def _serve(
             meter.leads(False)
         lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        heard, places = _hearing(relist, meter), options.namespaces or ("",)
+        heard = _hearing(relist, meter)
         ours += [
-            asyncio.create_task(Watch(client, _reading(relist, meter), heard, kind, place).run(), name=f"watch-{kind.plural}")
+            asyncio.create_task(
+                Watch(client, _reading(relist, meter), heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}"
+            )
             for kind in kinds
             if kind != JOBS
-            for place in places
+            for place in places.all
         ]
         ears = wake.Ears(
             on_event=heard,
             on_listed=_listed(relist, meter),
             on_start=lambda: _on_signals(stop),
+            on_refused=lambda place, verb: relist.refused(JOBS, place, verb, "forbidden"),
+            on_granted=lambda place, verb: relist.may(JOBS, place, verb),
             on_answer=lambda kind, verb, code: meter.watched(verb, kind.plural, code),
         )
         watching = asyncio.create_task(
@@ -207,6 +215,11 @@ async def _serve(
         return 0 if stop.is_set() else 1
     finally:
         await _end(beat)
+
+
+def _kinds(options: Options) -> tuple[ResourceKind, ...]:
+    """What is watched: policies only where they are made."""
+    return tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
 
 
 async def _turns(

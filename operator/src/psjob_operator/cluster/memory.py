@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from psjob_operator.cluster.contest import Contests
 from psjob_operator.plan.snapshot import Refusal
 
 FOREIGN_SECONDS = 2.0
@@ -67,6 +68,7 @@ class Memory:
     """Pod that was asked last."""
     wrote_at: float | None = None
     """When this process last stored the status."""
+    contests: Contests = field(default_factory=Contests)
     status_refused: str = ""
     """Why the API server refused the last status write; empty where it took it."""
     unguarded: str = ""

@@ -47,6 +47,8 @@ class Sources:
     """How many objects of each kind are known."""
     jobs: Callable[[], list[jobmetrics.Seen]]
     ready: Callable[[], bool]
+    refused: Callable[[], Iterable[str]] = tuple
+    """Namespaces of which something may not be read; an empty name stands for all."""
 
 
 class Meter:
@@ -63,6 +65,7 @@ class Meter:
         self._leader, self._ready = self._gauge(metrics.LEADER), self._gauge(metrics.READY)
         self._waiting, self._oldest = self._gauge(metrics.QUEUE_JOBS), self._gauge(metrics.QUEUE_OLDEST)
         self._running, self._backoff = self._gauge(metrics.TURNS_RUNNING), self._gauge(metrics.BACKOFF_JOBS)
+        self._refused = self._gauge(metrics.REFUSED)
         self._objects = self._gauge(metrics.OBJECTS)
         self._gauge(metrics.INFO).labels(psjob_operator.__version__).set(1)
         prometheus_client.ProcessCollector(registry=self.registry)
@@ -126,6 +129,9 @@ class Meter:
         self._running.set(queue.running())
         self._backoff.set(queue.backing_off())
         self._ready.set(sources.ready())
+        self._refused.clear()
+        for namespace in sources.refused():
+            self._refused.labels(namespace).set(1)
         for resource, count in sources.objects().items():
             self._objects.labels(resource).set(count)
         jobs = sources.jobs() if self._leading else []

@@ -30,7 +30,17 @@ REQUEST_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 RECOVERY_SECONDS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 600.0, 1800.0)
 
 INFO = Metric("psjob_operator_info", "gauge", "1; the label tells the operator's version.", ("version",))
-READY = Metric("psjob_operator_ready", "gauge", "1 once the CRD is served and every watched kind was listed, else 0.")
+READY = Metric(
+    "psjob_operator_ready",
+    "gauge",
+    "1 once the CRD is served and every watched kind was listed and may be read in one namespace at least, else 0.",
+)
+REFUSED = Metric(
+    "psjob_operator_namespace_refused",
+    "gauge",
+    "1 for each watched namespace in which the API server does not let the operator read something: nothing is done there. Empty: all.",
+    ("namespace",),
+)
 LEADER = Metric("psjob_operator_leader", "gauge", "1 while this operator acts on jobs, 0 while it stands by.")
 QUEUE_JOBS = Metric("psjob_operator_queue_jobs", "gauge", "Jobs that wait for their turn.")
 QUEUE_OLDEST = Metric("psjob_operator_queue_oldest_seconds", "gauge", "How long the job that waits longest has waited; 0 where none waits.")
@@ -84,6 +94,9 @@ SHARDS_READY = Metric("psjob_job_shards_ready", "gauge", "Shards that serve.", J
 WORKERS = Metric("psjob_job_workers", "gauge", "Workers declared.", JOB)
 WORKERS_READY = Metric("psjob_job_workers_ready", "gauge", "Workers that run, or have succeeded.", JOB)
 RESTARTS = Metric("psjob_job_restarts_total", "counter", "Starts beyond the first, by cause.", (*JOB, "cause"))
+CONTENDED = Metric(
+    "psjob_job_contended", "gauge", "1 while another operator, or another controller, keeps changing an object of the job.", JOB
+)
 FAILURES = Metric("psjob_job_failures_counted", "gauge", "Failures that count against backoffLimit now.", JOB)
 INTERRUPTED = Metric(
     "psjob_job_interrupted_seconds", "gauge", "How long training has made no step since a loss; absent while it goes on.", JOB
@@ -144,13 +157,13 @@ GAP = Metric(
 )
 
 OF_OPERATOR = (
-    INFO, READY, LEADER, QUEUE_JOBS, QUEUE_OLDEST, TURNS_RUNNING, BACKOFF_JOBS, TURNS, TURN, REQUESTS, REQUEST, ERRORS, RELISTS,
+    INFO, READY, REFUSED, LEADER, QUEUE_JOBS, QUEUE_OLDEST, TURNS_RUNNING, BACKOFF_JOBS, TURNS, TURN, REQUESTS, REQUEST, ERRORS, RELISTS,
     WATCH_EVENTS, OBJECTS, PULLS,
 )  # fmt: skip
 OF_ALL_JOBS = (JOBS, RECOVERY)
 OF_A_JOB = (
-    PHASE, SHARDS, SHARDS_READY, WORKERS, WORKERS_READY, RESTARTS, FAILURES, INTERRUPTED, LAST_RECOVERY, STEPS_LOST, UPDATES_LOST,
-    CHECKPOINT_AGE, CHECKPOINT_STEP, CHECKPOINT_BYTES, STAGE_WORKERS_READY,
+    PHASE, SHARDS, SHARDS_READY, WORKERS, WORKERS_READY, RESTARTS, CONTENDED, FAILURES, INTERRUPTED, LAST_RECOVERY, STEPS_LOST,
+    UPDATES_LOST, CHECKPOINT_AGE, CHECKPOINT_STEP, CHECKPOINT_BYTES, STAGE_WORKERS_READY,
 )  # fmt: skip
 TOLD_BY_SHARD_0 = (
     STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, LAG, GAP, STAGE_STEP, STAGE_IDLE, STAGE_DELAY, STAGE_MEMORY,

@@ -90,6 +90,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         runtime_image=settings.runtime_image,
         auto_encryption=settings.auto_encryption,
         written_at=memory.wrote_at,
+        contended=memory.contests.words(now),
     )
     unguarded = _unguarded(store, snapshot, settings.askers) if settings.askers else ()
     named = _mine(store, SERVICES, key, naming.service(job.name), job.uid)

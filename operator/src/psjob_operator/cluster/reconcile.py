@@ -37,6 +37,8 @@ SILENT_SECONDS = 2.0
 """While nothing is heard of a node, shard 0 is asked so often who is still there."""
 DETAIL_SECONDS = 5.0
 """Details, such as which of several pods are up, are gathered for so long after a write."""
+SHUT_SECONDS = 15.0
+"""A job in a namespace that may not be read is looked at again."""
 MISSES = 3
 """A shard that was out of reach so often is asked seldom too."""
 _log = logging.getLogger(__name__)
@@ -55,8 +57,11 @@ class Reconciler:
         own_key: OperatorKey,
         clock: Callable[[], float] = time.time,
         meter: Meter | None = None,
+        shut: Callable[[str], str] = lambda namespace: "",
     ) -> None:
+        """`shut`: why nothing may be done in a namespace; empty where it may."""
         self._client = client
+        self._shut = shut
         self._meter = meter or Meter()
         self._store = store
         self._queue = queue
@@ -104,6 +109,10 @@ class Reconciler:
         if job is None:
             self._memories.pop(key, None)
             self._queue.forget(key)
+            return False
+        if self._shut(key.namespace):
+            # Half of what is there cannot be seen: nothing is decided on it.
+            self._queue.add_at(key, self._clock() + SHUT_SECONDS)
             return False
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:

@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import JOBS, OPTIONAL, WATCHED, ResourceKind
+from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
+from psjob_operator.cluster.places import Places
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.render.names import LABEL_JOB
 
 _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
+REFUSED_SECONDS = 15.0
+"""Until a list that was refused is tried again."""
+REFUSALS = (401, 403)
 
 
 async def take(
@@ -46,7 +50,7 @@ class Relist:
         client: Client,
         store: JobStore,
         queue: Queue,
-        namespaces: tuple[str, ...],
+        places: Places,
         every: float,
         seed: int,
         kinds: Sequence[ResourceKind] = WATCHED,
@@ -54,15 +58,14 @@ class Relist:
         self._client = client
         self._store = store
         self._queue = queue
-        self._places = namespaces or ("",)
+        self._places = places
         self._every = every
         self._random = random.Random(seed)  # noqa: S311 - spreads calls over time
         self._wanted: set[tuple[ResourceKind, str]] = set()
         self._kinds = kinds
-        self._missing = {(kind, place) for kind in kinds for place in self._places}
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
-        """Set once every kind was listed, jobs after kopf's watch of them had begun."""
+        """Set once every kind was listed in each place that may be read, jobs after kopf's watch of them had begun."""
 
     def listed(self, kind: ResourceKind, namespace: str) -> None:
         """kopf has (re-)listed: what it did not find must go from the store."""
@@ -74,24 +77,36 @@ class Relist:
         try:
             news, version = await take(self._client, self._store, kind, namespace, labels="" if kind == JOBS else LABEL_JOB)
         except ApiError as error:
-            if kind in OPTIONAL and error.code == 403:
-                self._missing.discard((kind, namespace))
-                self._begin()
+            if error.code in REFUSALS:
+                self.refused(kind, namespace, "list", error.message)
             raise
-        self._missing.discard((kind, namespace))
+        self._places.listed(kind, namespace)
         self._wake(news)
         self._begin()
         return version
+
+    def refused(self, kind: ResourceKind, namespace: str, verb: str, why: str) -> None:
+        """The API server lets us not read this: the other places are not kept waiting for it."""
+        before = self._places.shut(namespace)
+        self._places.refused(kind, namespace, verb, why)
+        if not before and (words := self._places.shut(namespace)):
+            _log.warning("nothing is done there until it is granted: %s", words)
+        self._begin()
+
+    def may(self, kind: ResourceKind, namespace: str, verb: str) -> None:
+        """The API server lets us read this."""
+        before = self._places.shut(namespace)
+        self._places.may(kind, namespace, verb)
+        if before and not self._places.shut(namespace):
+            _log.info("granted now: %s", before)
+            self._wake({key for key in self._store.jobs() if namespace in ("", key.namespace)})
+        self._begin()
 
     def heard(self, kind: ResourceKind, type_: str | None, raw: Mapping[str, Any]) -> None:
         """An event of a watch: take it in, and look at the job that it concerns."""
         key = self._store.remove(kind, raw) if type_ == "DELETED" else self._store.put(kind, raw)
         if key is not None:
             self._queue.add(key)
-
-    def missing(self) -> list[str]:
-        """Kinds that were not listed yet."""
-        return sorted({kind.plural for kind, _ in self._missing})
 
     async def run(self) -> None:
         """Serve the wishes until cancelled."""
@@ -103,7 +118,7 @@ class Relist:
                     await self._changed.wait()
             except TimeoutError:
                 due = loop.time() + self._interval()
-                self._wanted |= {(kind, place) for kind in self._kinds for place in self._places}
+                self._wanted |= {(kind, place) for kind in self._kinds for place in self._places.all}
                 await self._serve(everybody=True)
             else:
                 await self._serve(everybody=False)
@@ -115,8 +130,10 @@ class Relist:
             try:
                 await self.read(kind, place)
             except ApiError as error:
-                if kind in OPTIONAL and error.code == 403:
-                    continue  # its watch asks again and again
+                if error.code in REFUSALS:
+                    # Its own watch may not ask again soon, and the other lists do not wait.
+                    asyncio.get_running_loop().call_later(REFUSED_SECONDS, self.listed, kind, place)
+                    continue
                 _log.warning("listing %s failed, again in %g s: %s", kind.plural, RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self.listed(kind, place)
@@ -124,8 +141,8 @@ class Relist:
             self._wake(set(self._store.jobs()))
 
     def _begin(self) -> None:
-        """Once each kind was listed, all jobs are looked at."""
-        if not self._missing and not self.synced.is_set():
+        """Once each kind was listed where it may be, all jobs are looked at."""
+        if self._places.whole and not self.synced.is_set():
             self.synced.set()
             self._wake(set(self._store.jobs()))
 

@@ -24,20 +24,22 @@ _PREFIX = "psjob.dev"
 
 
 class Patience:
-    """Seconds between kopf's tries of one request: without an end while the API server is away, with one where it refuses us.
+    """Seconds between kopf's tries of one request: without an end, unless each of `places` namespaces refuses us.
 
-    A process that is refused sees half of the world and must end; one that lives through an outage keeps its picture of it.
+    A process that may read nothing must end. One that lives through an outage keeps its picture of the world, and where one namespace of
+    several refuses us the others go on.
     """
 
     FIRST = (1.0, 2.0, 3.0, 5.0, 5.0)
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = 1) -> None:
+        self._places = places
         self.refused: set[tuple[ResourceKind, str]] = set()
         """What we may not read, as of the last answer."""
 
     def __iter__(self) -> Iterator[float]:
         yield from self.FIRST
-        while not self.refused:
+        while len(self.refused) < self._places:
             yield self.FIRST[-1]
 
 
@@ -51,13 +53,17 @@ class Ears:
     """(kind, namespace): kopf has listed this kind and its watch begins: what was known and not listed has gone."""
     on_start: Callable[[], None]
     """kopf has started, and put its own signal handlers in the place of ours."""
+    on_refused: Callable[[str, str], None] = lambda namespace, verb: None
+    """(namespace, list or watch): the API server does not let kopf read the jobs there."""
+    on_granted: Callable[[str, str], None] = lambda namespace, verb: None
+    """(namespace, list or watch): it does."""
     on_answer: Callable[[ResourceKind, str, int], None] = lambda kind, verb, code: None
     """(kind, list or watch, HTTP status): the API server has answered kopf."""
 
 
 async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tuple[str, ...], ears: Ears, stop: asyncio.Event) -> None:
     """Watch until `stop` is set or a watch ends for good. `configure` is awaited at each (re-)login for a Configuration."""
-    patience = Patience()
+    patience = Patience(len(namespaces) or 1)
     await kopf.operator(
         # Else kopf asks for the user's name, which a container's user (65532, or any of OpenShift's) need not have.
         identity=cast(Any, "psjob-operator"),
@@ -133,8 +139,18 @@ def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
         found = _locate(params.url.path)
         if found is None:
             return
-        (patience.refused.add if params.response.status in (401, 403) else patience.refused.discard)(found)
-        ears.on_answer(found[0], "watch" if "watch" in params.url.query else "list", params.response.status)
+        verb, code = "watch" if "watch" in params.url.query else "list", params.response.status
+        ears.on_answer(found[0], verb, code)
+        if code in (401, 403):
+            patience.refused.add(found)
+            ears.on_refused(found[1], verb)
+        else:
+            patience.refused.discard(found)
+        if code == 200:
+            ears.on_granted(found[1], verb)
+        if code == 404:
+            # The CRD has gone, and may come back. kopf would end at once, but waits for an API server that is not up yet.
+            params.response.status = 503
         if params.response.status != 200:
             return
         if "watch" not in params.url.query:

@@ -30,10 +30,16 @@ class Watch:
         heard: Callable[[ResourceKind, str | None, Mapping[str, Any]], None],
         kind: ResourceKind,
         namespace: str,
+        granted: Callable[[ResourceKind, str, str], None] = lambda kind, place, verb: None,
+        refused: Callable[[ResourceKind, str, str, str], None] = lambda kind, place, verb, why: None,
     ) -> None:
-        """`read` takes a whole list in and answers its resourceVersion; `heard` is told of each event."""
+        """`read` takes a whole list in and answers its resourceVersion; `heard` is told of each event.
+
+        `granted` and `refused` are told whether the API server lets us watch.
+        """
         self._client = client
         self._read, self._heard = read, heard
+        self._granted, self._refused = granted, refused
         self._kind = kind
         self._namespace = namespace
         self._version = ""
@@ -59,13 +65,25 @@ class Watch:
 
     async def _follow(self) -> None:
         """One watch, until the API server ends it."""
-        async for type_, raw in self._client.watch(self._kind, self._namespace, self._version, LABEL_JOB):
-            self._failures = 0
-            if type_ == "ERROR":
-                raise ApiError(int(raw.get("code") or 0), str(raw.get("reason") or "Unknown"), str(raw.get("message") or raw))
-            if type_ != "BOOKMARK":
-                self._heard(self._kind, type_, raw)
-            self._version = raw["metadata"]["resourceVersion"]
+        try:
+            stream = self._client.watch(self._kind, self._namespace, self._version, LABEL_JOB, self._opened)
+            async for type_, raw in stream:
+                self._take(type_, raw)
+        except ApiError as error:
+            if error.code in (401, 403):
+                self._refused(self._kind, self._namespace, "watch", error.message)
+            raise
+
+    def _opened(self) -> None:
+        self._granted(self._kind, self._namespace, "watch")
+
+    def _take(self, type_: str, raw: Mapping[str, Any]) -> None:
+        self._failures = 0
+        if type_ == "ERROR":
+            raise ApiError(int(raw.get("code") or 0), str(raw.get("reason") or "Unknown"), str(raw.get("message") or raw))
+        if type_ != "BOOKMARK":
+            self._heard(self._kind, type_, raw)
+        self._version = raw["metadata"]["resourceVersion"]
 
     async def _wait(self, error: ApiError) -> None:
         delay = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._failures, 10))

@@ -25,6 +25,7 @@ ORDER = (
     "NonFiniteGradients",
     "LargePushes",
     "LearningRateHigh",
+    "Contended",
 )
 OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
 """Types that are told anew each time: absent means False. All others stay, once they were told."""

@@ -103,6 +103,8 @@ def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, .
     if taken is not None and status.pinned is not None and status.pinned.key == taken + 1 and facts.stored.pinned != status.pinned:
         name = naming.key(facts.snapshot.name, facts.snapshot.uid, taken)
         events.append(Event("Warning", "KeysTaken", f"Secret {name} was there before any pod; others may know its keys, new ones are made"))
+    if facts.snapshot.contended and facts.stored.condition("Contended") is None:
+        events.append(Event("Warning", "Contended", facts.snapshot.contended))
     # After a loss Restarted says why it stood still, and Recovered that training goes on.
     if status.phase == "Running" and facts.stored.phase not in ("Running", "Recovering"):
         events.append(Event("Normal", "Running", "all shards and workers are running"))

@@ -173,6 +173,8 @@ class Snapshot:
     progress: Mapping[str, Any] | None = None
     """Last JSON pulled from shard 0's status port (contract.STATUS_KEYS), None when out of reach."""
     progress_at: float | None = None
+    contended: str = ""
+    """Which objects another operator keeps changing; empty for none."""
     progress_problem: str = ""
     """Why nothing is believed that shard 0's status port says; empty where that is not so."""
     gone: tuple[Process, ...] = ()

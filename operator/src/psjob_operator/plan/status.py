@@ -19,6 +19,8 @@ from psjob_operator.plan.text import count, index_text, named, short, stamp, sta
 from psjob_operator.plan.troubles import Trouble, explain
 
 PROBLEMS = 8
+CONTENDED_SECONDS = 1800.0
+"""So long a word that another operator writes too stands, if nobody says it again."""
 
 
 def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
@@ -38,7 +40,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
     return JobStatus(
         observed_generation=generation,
         phase=phase,
-        conditions=conditions({**beside, **said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
+        conditions=conditions({**beside, **said, **_checkpoint_said(facts), **_contended_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
         pinned=pins.pinned(facts, raising.afresh),
         view=raising.view or None,
@@ -153,6 +155,16 @@ def _checkpoint_said(facts: Facts) -> dict[str, Say]:
     if checkpoint(facts) is not None:
         return {"CheckpointReady": Say("True", "Committed", "a lost shard restores the last checkpoint")}
     return {}
+
+
+def _contended_said(facts: Facts) -> dict[str, Say]:
+    """Contended: another operator writes this job's objects. The one whose words stand may not notice, and keeps the other's condition."""
+    words, kept = facts.snapshot.contended, facts.stored.condition("Contended")
+    since = unix(kept.last_transition_time) if kept is not None else None
+    if kept is not None and (words or (since is not None and facts.now < since + CONTENDED_SECONDS)):
+        # Unchanged: each of the two may name other objects, and they would write this in turns too.
+        return {"Contended": Say(kept.status, kept.reason, kept.message)}
+    return {"Contended": Say("True", "OtherWriter", words)} if words else {}
 
 
 def _phase(facts: Facts, raising: Raising, up: bool) -> Phase:
