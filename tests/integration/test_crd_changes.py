@@ -13,6 +13,8 @@ from tests.unit.api_manifest import GOOD, REMOVED, changed
 
 pytestmark = pytest.mark.cluster
 FIXED = "is fixed; make a new job"
+FIXED_UNTIL_SUSPENDED = "is fixed while the job is not suspended; suspend the job to place its pods anew, or make a new job"
+PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
 FULL = changed(
     GOOD,
     {
@@ -93,7 +95,7 @@ def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> Non
     code, answer = job_api.merge(job, "digits", changed({}, {path: value}))
     assert code == 422, answer
     assert f"{path}: Invalid value: " in answer["message"]
-    assert FIXED in answer["message"]
+    assert (FIXED_UNTIL_SUSPENDED if path in PLACED else FIXED) in answer["message"]
 
 
 def test_stages_are_fixed(job_api: Api, namespace: str) -> None:
@@ -109,11 +111,58 @@ def test_stages_are_fixed(job_api: Api, namespace: str) -> None:
         ("spec.workers.replicas", 3),
     ):
         code, answer = job_api.merge(namespace, "digits", changed({}, {path: value}))
-        assert code == 422 and f"{path}: Invalid value: " in answer["message"] and FIXED in answer["message"], (path, answer)
+        assert code == 422 and f"{path}: Invalid value: " in answer["message"], (path, answer)
+        assert FIXED in answer["message"] or (path in PLACED and FIXED_UNTIL_SUSPENDED in answer["message"]), (path, answer)
     code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "async"}}})
     assert (
         code == 422 and "spec.training.mode: Invalid value: " in answer["message"] and "must be sync with spec.stages" in answer["message"]
     )
+
+
+PLACING: list[dict[str, Any]] = [
+    {"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}},
+    {"spec": {"nodeSelector": {"pool": "a"}, "tolerations": [{"operator": "Exists"}], "schedulingGates": [{"name": "example.com/gate"}]}},
+    {"spec": {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}},
+]
+
+
+def test_a_suspended_job_may_be_placed_anew_and_resumed_in_one_write(job_api: Api, job: str) -> None:
+    for part in ("workers", "ps"):
+        for template in PLACING:
+            code, answer = job_api.merge(job, "digits", {"spec": {part: {"template": template}}})
+            assert code == 422 and f"spec.{part}.template: Invalid value: " in answer["message"], answer
+            code, answer = job_api.merge(job, "digits", {"spec": {"suspend": True, part: {"template": template}}})
+            assert code == 422, "the write that suspends places nothing: its pods still run"
+    assert job_api.merge(job, "digits", {"spec": {"suspend": True}})[0] == 200
+    for part in ("workers", "ps"):
+        for template in PLACING:
+            code, answer = job_api.merge(job, "digits", {"spec": {part: {"template": template}}})
+            assert code == 200, answer
+    code, answer = job_api.merge(job, "digits", {"spec": {"workers": {"replicas": 5}}})
+    assert code == 422 and FIXED in answer["message"], answer
+    code, answer = job_api.merge(job, "digits", {"spec": {"suspend": False, "workers": {"template": PLACING[0]}}})
+    assert code == 200, answer
+    code, answer = job_api.merge(job, "digits", {"spec": {"workers": {"template": {"metadata": {"labels": {"a": "z"}}}}}})
+    assert code == 422 and FIXED_UNTIL_SUSPENDED in answer["message"], answer
+
+
+def test_stages_of_a_suspended_job_may_be_placed_anew_and_nothing_else_of_them(job_api: Api, namespace: str) -> None:
+    worker = GOOD["spec"]["workers"]["template"]
+    stages = [{"name": "a"}, {"name": "b", "cut": "1", "replicas": 2, "template": worker}]
+    first = {"spec.workers.replicas": REMOVED, "spec.stages": stages, "spec.training.pipeline": {"microbatches": 4}, "spec.suspend": True}
+    assert job_api.create(namespace, changed(GOOD, first))[0] == 201
+    placed = {**worker, "spec": {**worker["spec"], "nodeSelector": {"pool": "a"}}}
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"stages": [stages[0], {**stages[1], "template": placed}]}})
+    assert code == 200, answer
+    for other in (
+        [stages[0], {**stages[1], "replicas": 3}],
+        [stages[0], {**stages[1], "cut": "2"}],
+        [stages[0], {"name": "b", "cut": "1", "replicas": 2}],
+        [{**stages[0], "name": "c"}, stages[1]],
+        stages[:1],
+    ):
+        code, answer = job_api.merge(namespace, "digits", {"spec": {"stages": other}})
+        assert code == 422 and "spec.stages" in answer["message"], (other, answer)
 
 
 def test_what_may_change(job_api: Api, job: str) -> None:

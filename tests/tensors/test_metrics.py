@@ -71,6 +71,7 @@ def busy() -> Meter:
     meter.pulled(True)
     meter.recovered("Error", 12.3)
     meter._objects.labels("pods").set(3)
+    meter._refused.labels("team-a").set(1)
     return meter
 
 
@@ -82,7 +83,13 @@ def value(found: dict[str, Family], name: str, **labels: str) -> float | None:
 
 def test_the_table_is_what_is_exposed_and_nothing_else() -> None:
     stage = {"name": "front", "step": 7, "idle": 0.25, "delay": 0.0, "peakBytes": 4096}
-    found = page(job(answer=told([3], [0.1], stages=[stage]), stages=[{"name": "front", "workersReady": "1/2"}]))
+    found = page(
+        job(
+            conditions=[{"type": "Contended", "status": "True"}],
+            answer=told([3], [0.1], stages=[stage]),
+            stages=[{"name": "front", "workersReady": "1/2"}],
+        )
+    )
     wanted = {metric.name.removesuffix("_total"): metric for metric in metrics.METRICS}
     assert {name for name in found if not name.startswith("process_")} == set(wanted)
     for name, metric in wanted.items():

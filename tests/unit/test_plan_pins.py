@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,13 @@ from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Process, Refusal, Snapshot
+from psjob_operator.plan.templates import essence
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
 OLD, NEW = "registry/psjob-runtime:1", "registry/psjob-runtime@sha256:2222"
+
+
+DIGESTED = functools.partial(Pinned, templates=essence(job().spec))
 
 
 def begun(**changes: Process | None) -> Snapshot:
@@ -33,7 +38,7 @@ def images(decided: Plan, snapshot: Snapshot) -> set[str]:
 def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
     snapshot = job(runtime_image=OLD)
     decided = plan(snapshot, NOW)
-    assert decided.intent and decided.status.pinned == Pinned(
+    assert decided.intent and decided.status.pinned == DIGESTED(
         runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker", encryption="auto", key=1
     )
     assert images(decided, snapshot) == {OLD}
@@ -74,7 +79,7 @@ def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list
 
 
 def test_the_pins_of_an_older_operators_run_are_those_of_its_pods() -> None:
-    assert pins.pinned(Facts.of(unpinned(), NOW), afresh=True) == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
+    assert pins.pinned(Facts.of(unpinned(), NOW), afresh=True) == DIGESTED(runtime_image=OLD, config_format=1, wire=1, container="worker")
 
 
 @pytest.mark.parametrize("wire", [None, 1])
@@ -94,7 +99,7 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
     assert over.status.phase == "Suspended" and (over.status.pinned or Pinned()).key is None
     on = replace(snapshot, status=over.status, processes=())
     resumed = plan(on, NOW + 90)
-    assert resumed.status.pinned == Pinned(
+    assert resumed.status.pinned == DIGESTED(
         runtime_image=NEW, config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1
     )
     assert len(names(resumed)) == 5 and images(resumed, on) == {NEW} and EnsureKey(1) in resumed.actions
@@ -102,7 +107,7 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
 
 def test_without_injection_no_image_is_pinned() -> None:
     pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned
-    assert pinned == Pinned(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
+    assert pinned == DIGESTED(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
 
 
 def test_a_suspension_keeps_them_and_a_resumed_run_is_pinned_anew() -> None:
@@ -193,7 +198,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
-    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=3, container="worker", encryption="auto", key=1)
+    assert fresh.status.pinned == DIGESTED(runtime_image=NEW, config_format=2, wire=3, container="worker", encryption="auto", key=1)
     assert EnsureConfig(2) in fresh.actions
 
 

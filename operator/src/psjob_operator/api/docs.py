@@ -8,7 +8,7 @@ from typing import Any
 
 from psjob_operator.api import podschema
 from psjob_operator.api.crd import schema
-from psjob_operator.api.immutability import MUTABLE
+from psjob_operator.api.immutability import MUTABLE, PLACEMENT
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.template import template_rules
 from psjob_operator.contract import GOES_ON
@@ -93,7 +93,8 @@ def _mutable() -> str:
     names = ", ".join(f"`{name}`" for name in MUTABLE)
     return (
         f"Once the job is made, only {names} may change, and `spec.training.mode` among {', '.join(GOES_ON)}, "
-        "with `spec.training.staleness`.\n"
+        "with `spec.training.staleness`. While the job is suspended, labels and annotations of its pod templates may change too,\n"
+        f"and what places pods ({', '.join(f'`{name}`' for name in PLACEMENT)}); the write that does so may resume it.\n"
     )
 
 

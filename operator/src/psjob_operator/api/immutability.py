@@ -29,6 +29,12 @@ MUTABLE = (
 """Fields of the spec that may change while the job lives. The operator reads them anew each time."""
 SWITCHABLE = ("spec.training.mode", "spec.training.staleness")
 """Fields that may change while the mode is one of those among which a running job goes over."""
+PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
+"""Fields of a pod's spec that say where and when it is scheduled."""
+DESCRIBING = ("labels", "annotations")
+"""Fields of its metadata that a queue may write."""
+PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
+"""Pod templates, and what holds some: while a job is suspended its pods may be placed anew. plan/templates.py holds the rest against it."""
 _AMONG = json.dumps(list(contract.GOES_ON))
 _LIMIT = "is fixed"
 _REMEDY = "make a new job (resumeFrom goes on)"
@@ -36,13 +42,13 @@ _REMEDY = "make a new job (resumeFrom goes on)"
 
 def immutability_rules(whole: Schema) -> tuple[FieldRule, ...]:
     """Every transition rule of the object that `whole` is the schema of."""
-    return (*_spec("spec", whole["properties"]["spec"]), *_SWITCHING, *_STATUS)
+    return (*_spec("spec", whole["properties"]["spec"]), *_PLACING, *_SWITCHING, *_STATUS)
 
 
 def _spec(at: str, part: Schema) -> Iterator[FieldRule]:
     for name, child in part["properties"].items():
         path = f"{at}.{name}"
-        if path in MUTABLE or path in SWITCHABLE:
+        if path in MUTABLE or path in SWITCHABLE or path in PLACED:
             continue
         if "default" not in child and name not in part.get("required", []):
             # Absent on one side, a field's own transition rule is not asked: its parent's is.
@@ -57,6 +63,33 @@ def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy:
     return FieldRule(at, lambda _: True, limit, remedy, cel=cel, about=about)
 
 
+_RESTS = "has(oldSelf.suspend) && oldSelf.suspend"
+
+
+def _while_suspended(name: str, optional: bool) -> FieldRule:
+    """A template changes only where the job was suspended before the write, which may resume it."""
+    same = f"self.{name} == oldSelf.{name}"
+    if optional:
+        same = f"(has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same}))"
+    remedy = "suspend the job to place its pods anew, or make a new job (resumeFrom goes on)"
+    return _transition("spec", f"({_RESTS}) || {same}", name, "is fixed while the job is not suspended", remedy)
+
+
+_PLACING = (
+    _while_suspended("workers.template", optional=False),
+    _while_suspended("ps.template", optional=True),
+    _while_suspended("stages", optional=True),
+    _transition(
+        "spec",
+        "has(self.stages) == has(oldSelf.stages) && (!has(self.stages) || ("
+        + " && ".join(
+            f"self.stages.map(s, {field}) == oldSelf.stages.map(s, {field})"
+            for field in ("s.name", "s.replicas", "has(s.cut) ? s.cut : ''", "has(s.template)")
+        )
+        + "))",
+        "stages",
+    ),
+)
 _SWITCHING = (
     _transition(
         "spec.training.mode",

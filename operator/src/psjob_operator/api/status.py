@@ -134,6 +134,8 @@ class Pinned(StatusModel):
     """Container of spec.workers.template that is trained in."""
     encryption: str | None = None
     """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
+    templates: str | None = None
+    """Digest of its pod templates without labels, annotations and what places pods: those may change while it is suspended."""
     key: Number | None = None
     """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed. Absent in a run without keys."""
 

@@ -67,6 +67,12 @@ def another_version(facts: Facts) -> Ending | Hold | None:
     return ending or Hold(_stall(facts, "RunOfAnotherVersion", words))
 
 
+def templates_changed(facts: Facts) -> Hold | None:
+    """Suspended, changed in what its pods are, and resumed: no process is made of another program in the middle of a run."""
+    words = pins.templates_changed(facts)
+    return Hold(_stall(facts, "TemplateChanged", words)) if words else None
+
+
 def name_taken(facts: Facts) -> Hold | None:
     """A stranger holds a name that the job needs: no number rises and nothing is created until it has gone."""
     words = objects.conflict(facts.snapshot)

@@ -8,6 +8,7 @@ from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT, CONFIG_FORMATS, WIRE, WIRES
 from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.templates import essence
 
 UNPINNED_FORMAT, UNPINNED_WIRE = 1, 1
 """Of runs whose operator stored no pins."""
@@ -32,7 +33,19 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
         wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
         encryption=kept.encryption or (None if begun or kept.key else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
+        templates=stored.templates or essence(facts.snapshot.spec),
         key=None if wire < AUTHENTICATED_WIRE else key,
+    )
+
+
+def templates_changed(facts: Facts) -> str:
+    """Why a run that was suspended does not go on; empty where its pods are what they were, wherever they are placed."""
+    kept = facts.stored.pinned.templates if facts.stored.pinned is not None else None
+    if facts.first_seen or kept is None or kept == essence(facts.snapshot.spec):
+        return ""
+    return (
+        "a pod template was changed while the job was suspended, in more than labels, annotations and placement."
+        " Set spec.suspend to true, put it back and resume, or make a new job (resumeFrom goes on)"
     )
 
 

@@ -42,6 +42,7 @@ POLICIES: tuple[Policy, ...] = (
     endings.pending_too_long,
     # After all ends: an operator that cannot read the spec makes nothing, and still ends the job in its time.
     holds.unreadable,
+    holds.templates_changed,
     holds.name_taken,
     # Nothing ends the job or holds it. At first sight and after a suspension everything starts; later what was lost does.
     restarts.afresh,
