@@ -118,16 +118,18 @@ def test_a_quota_that_is_used_up(place: World, name: str) -> None:
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": name},
-        "spec": {"hard": {"pods": "1"}, "scopeSelector": scope},
+        "spec": {"hard": {"pods": "2"}, "scopeSelector": scope},
     }
     place.cluster.api.create(place.path("resourcequotas"), quota)
     place.until("the quota to hold", lambda: place.cluster.api.get(place.path("resourcequotas", name))["status"].get("hard"))
     place.create(manifest(name, shards=1, workers=2, pod={"priorityClassName": f"{place.namespace}-{name}"}))
     status = told(place, name, "CreateRefused", "exceeded quota")
     assert status["phase"] == "Pending" and status["restarts"]["total"] == 0
-    assert len([pod for pod in place.pods() if pod.startswith(name)]) == 2, "the shard, which the quota does not hold, and one worker"
+    assert len([pod for pod in place.pods() if pod.startswith(name)]) == 2, (
+        "two of three: the shard has its workers' priority class, and is in their quota"
+    )
     place.cluster.api.merge(place.path("resourcequotas", name), {"spec": {"hard": {"pods": "5"}}})
-    place.until("the second worker", lambda: f"{name}-worker-1-r1" in place.pods())
+    place.until("the third", lambda: len([pod for pod in place.pods() if pod.startswith(name)]) == 3)
     assert place.status(name)["workers"]["start"] == 1, "a definite no keeps the number"
     place.cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{place.namespace}-{name}")
 

@@ -238,7 +238,7 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": True,
     }
-    for foreign in ("nvidia", "serviceAccountName", "trainer", "IPC_LOCK", "TOKEN", "priorityClassName", "a100", "team"):
+    for foreign in ("nvidia", "serviceAccountName", "trainer", "IPC_LOCK", "TOKEN", "a100", "team"):
         assert foreign not in json.dumps(made).replace("run-1", ""), foreign
     assert env(container) == {
         "PSJOB_ROLE": "shard",
@@ -257,6 +257,36 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
     assert (spec["hostname"], spec["subdomain"]) == ("job-ps-1", "job-ps")
     labels = made["metadata"]["labels"]
     assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
+
+
+SCHEDULED = [
+    ("priorityClassName", "high"),
+    ("preemptionPolicy", "Never"),
+    ("schedulerName", "volcano"),
+    ("runtimeClassName", "gvisor"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SCHEDULED)
+def test_a_shard_runs_when_its_workers_do(name: str, value: str) -> None:
+    container = {"name": "worker", "image": "a", "command": ["python", "a.py"]}
+    workers = {"template": {"spec": {name: value, "containers": [container]}}}
+    assert shard(job(workers=workers))["spec"][name] == value
+    assert name not in shard(job())["spec"]
+    own = {"shards": 2, "template": {"spec": {name: "other"}}}
+    assert shard(job(workers=workers, ps=own))["spec"][name] == "other", "the shards' own word holds"
+    taken = {"shards": 2, "template": {"spec": {name: None}}}
+    assert name not in shard(job(workers=workers, ps=taken))["spec"]
+
+
+@pytest.mark.parametrize("asked", [{"limits": {"nvidia.com/gpu": 1}}, {"requests": {"amd.com/gpu": 1}}, {"limits": {"cpu": 1}}])
+def test_a_runtime_class_of_workers_with_devices_is_not_the_shards(asked: dict[str, Any]) -> None:
+    container = {"name": "worker", "image": "a", "command": ["python", "a.py"], "resources": asked}
+    made = shard(
+        job(workers={"template": {"spec": {"runtimeClassName": "nvidia", "priorityClassName": "high", "containers": [container]}}})
+    )
+    assert made["spec"].get("runtimeClassName") == ("nvidia" if "cpu" in asked.get("limits", {}) else None)
+    assert made["spec"]["priorityClassName"] == "high"
 
 
 def test_a_shard_is_guarded() -> None:

@@ -168,6 +168,11 @@ def test_a_good_job_has_no_warning() -> None:
         ({f"{WORKER}.envFrom": [{"configMapRef": {"name": "x"}}]}, f"{PLACE}.envFrom", "psjob run"),
         ({f"{WORKER}.resources": {}}, f"{PLACE}.resources", "evicted"),
         ({f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 8}}}, f"{PLACE}.resources.limits.nvidia.com/gpu", "take 1"),
+        (
+            {f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1}}, "spec.workers.template.spec.runtimeClassName": "kata"},
+            "spec.workers.template.spec.runtimeClassName",
+            "is not the shards' too",
+        ),
     ],
 )
 def test_what_is_likely_wrong_is_told(change: dict[str, Any], field: str, words: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from psjob_operator.api.containers import TRAINED, container_of
+from psjob_operator.api.containers import TRAINED, asks_devices, container_of
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem
@@ -57,6 +57,18 @@ def _policies(job: PSTrainingJob) -> Iterator[Problem]:
             policy.ttl_seconds_after_finished,
             "deletes a job that a GitOps engine makes again, and it would be trained again",
             "leave it out",
+        )
+
+
+def _runtime_class(job: PSTrainingJob) -> Iterator[Problem]:
+    worker, shard = job.spec.workers.template.get("spec") or {}, (job.spec.ps.template or {}).get("spec") or {}
+    name = worker.get("runtimeClassName")
+    if name and asks_devices(worker) and "runtimeClassName" not in shard:
+        yield Problem(
+            "spec.workers.template.spec.runtimeClassName",
+            name,
+            "is not the shards' too, since nodes without devices may not have it",
+            "set it in spec.ps.template.spec where it isolates pods, or set it there to null",
         )
 
 
@@ -148,4 +160,4 @@ def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
             )
 
 
-LOOKS: tuple[Callable[[PSTrainingJob], Iterator[Problem]], ...] = (_numbers, _policies, _checkpoints, _containers)
+LOOKS: tuple[Callable[[PSTrainingJob], Iterator[Problem]], ...] = (_numbers, _policies, _runtime_class, _checkpoints, _containers)

@@ -22,3 +22,10 @@ def chosen(containers: list[dict[str, Any]], name: str) -> dict[str, Any] | None
     if len(containers) == 1:
         return containers[0]
     return next((container for container in containers if container.get("name") == name), None)
+
+
+def asks_devices(pod: Mapping[str, Any]) -> bool:
+    """A container of this pod's spec asks for a device, such as a GPU: a resource with a domain in its name."""
+    containers = [it for it in pod.get("containers") or () if isinstance(it, Mapping)]
+    amounts = [part for it in containers for part in (it.get("resources") or {}).values() if isinstance(part, Mapping)]
+    return bool(pod.get("resourceClaims")) or any("/" in str(name) for part in amounts for name in part)

@@ -211,7 +211,8 @@ class ParameterServers(Model):
     that only one node at a time can mount then run on one node."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
-    the container `shard`. Image, command and security context come from the workers where it says nothing."""
+    the container `shard`. Image, command, security context, priorityClassName, preemptionPolicy and schedulerName come from the workers
+    where it says nothing. So does runtimeClassName, unless a worker asks for a device."""
     shard_timeout_seconds: int = 10
     """Seconds without progress after which a shard counts as lost and is started again from its checkpoint; 2..3600."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from psjob_operator.api.containers import SERVING, container_of
+from psjob_operator.api.containers import SERVING, asks_devices, container_of
 from psjob_operator.api.quantity import quantity
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
@@ -19,6 +19,8 @@ from psjob_operator.render.security import NOBODY, container_security, keep_rest
 VOLUME = "psjob-checkpoints"
 SCRATCH_VOLUME, SCRATCH = "psjob-scratch", "/tmp"  # noqa: S108 (the folder of a container)
 """What a library of the image may write to, where the image itself is read-only; psjob writes nothing there."""
+INHERITED = ("priorityClassName", "preemptionPolicy", "schedulerName")
+"""Fields of the workers' pods that say when they run and who else waits."""
 GRACE_SECONDS = 60
 """Workers leave first, then the last cut is written."""
 START_ATTEMPTS = 3600
@@ -63,6 +65,10 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
+    # Else the scheduler preempts a shard for others while its workers keep their nodes, or waits for one half of a gang.
+    spec |= {name: worker[name] for name in INHERITED if worker.get(name) is not None}
+    if worker.get("runtimeClassName") and not asks_devices(worker):
+        spec["runtimeClassName"] = worker["runtimeClassName"]
     if job.spec.ps.placement == "colocated":  # it has no other node to go to
         spec["tolerations"] = tolerations(spec["tolerations"], copy.deepcopy(worker.get("tolerations") or []))
     if volume_group is not None:
