@@ -215,6 +215,24 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
     place.until("the clean-up", lambda: goes(place, first), AGAIN_SECONDS)
 
 
+def test_a_job_that_may_not_be_deleted_in_its_time_says_so(place: World, node: str, name: str) -> None:
+    jobs = {"apiGroups": ["psjob.dev"], "apiVersions": ["v1alpha1"], "resources": ["pstrainingjobs"], "operations": ["DELETE"]}
+    place.create(labelled(name, workers=1, runPolicy={"ttlSecondsAfterFinished": 1}))
+    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.until_phase("Running", name)
+    probe = place.path("pstrainingjobs", name) + "?dryRun=All"
+    with denying.policy(place, [name], jobs, lambda: place.cluster.api.call("DELETE", probe)):
+        place.end(f"{name}-worker-0-r1")
+        place.end(f"{name}-ps-0-a1")
+        place.until_phase("Complete", name)
+        place.until("an Event", lambda: place.events("DeleteRefused", name), 30)
+        (event,) = place.events("DeleteRefused", name)
+        assert "ttlSecondsAfterFinished is over" in event["message"] and "nothing new today" in event["message"]
+        time.sleep(12)
+        assert len(place.events("DeleteRefused", name)) == 1, "once for these words"
+    place.until("the job to go", lambda: all(job["metadata"]["name"] != name for job in place.items("pstrainingjobs")), AGAIN_SECONDS)
+
+
 @contextlib.contextmanager
 def somewhere(cluster: Cluster, folder: Path) -> Iterator[World]:
     """A namespace with an operator in it."""

@@ -181,6 +181,14 @@ TEMPLATES_REFUSED: list[Case] = [
         Case(field_, {f"{POD}.{field_}": "x"}, f"{POD}.{field_}", "must be left out; psjob names its pods")
         for field_ in ("hostname", "subdomain")
     ),
+    Case("dns-default", {f"{POD}.dnsPolicy": "Default"}, f"{POD}.dnsPolicy", "must not be Default; the node's resolver does not know"),
+    Case(
+        "dns-none",
+        {f"{POD}.dnsPolicy": "None"},
+        f"{POD}.dnsPolicy",
+        "must not be None without dnsConfig.nameservers; ",
+        server=False,
+    ),
     Case("host-network", {f"{POD}.hostNetwork": True}, f"{POD}.dnsPolicy", "must be ClusterFirstWithHostNet with hostNetwork: true; "),
     Case(
         "host-dns",
@@ -496,6 +504,8 @@ TEMPLATES_PASSED: list[Case] = [
             ]
         },
     ),
+    Case("dns-cluster", {f"{POD}.dnsPolicy": "ClusterFirst"}),
+    Case("dns-own", {f"{POD}.dnsPolicy": "None", f"{POD}.dnsConfig": {"nameservers": ["192.0.2.10"]}}),
     Case(
         "everything-of-a-pod",
         {

@@ -228,12 +228,29 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             cel="!has(self.hostNetwork) || !self.hostNetwork || (has(self.dnsPolicy) && self.dnsPolicy == 'ClusterFirstWithHostNet')",
             about="dnsPolicy",
         ),
+        FieldRule(
+            pod,
+            lambda spec: spec.get("dnsPolicy") != "Default",
+            "must not be Default",
+            "the node's resolver does not know the names of the other pods; leave it out",
+            cel="!has(self.dnsPolicy) || self.dnsPolicy != 'Default'",
+            about="dnsPolicy",
+        ),
+        FieldRule(
+            pod,
+            lambda spec: spec.get("dnsPolicy") != "None" or bool((spec.get("dnsConfig") or {}).get("nameservers")),
+            "must not be None without dnsConfig.nameservers",
+            "name the cluster's DNS, which knows the names of the other pods, or leave it out",
+            about="dnsPolicy",
+            obstacle=OPEN,
+        ),
         *(
             FieldRule(
                 f"{pod}.{what}resources",
                 _within_limits,
                 "must not have requests above their limits",
                 "raise the limit, or lower the request; of devices and huge pages the two must be equal",
+                obstacle=OPEN,
             )
             for what in ("", "containers[].", "initContainers[].")
         ),

@@ -55,6 +55,8 @@ class ApplyOutcome:
     """Acts are left for the next turn, which may begin at once."""
     held: ApiError | None = None
     """Why no pod is made now: something that pods need is not there."""
+    kept: str = ""
+    """Why the job was not deleted, though its time has come."""
     unguarded: str = ""
     """Why a NetworkPolicy is not there, without which pods are made."""
 
@@ -102,8 +104,8 @@ class Apply:
                 case DeleteProcess():
                     deletes.append(action)
                 case DeleteJob():
-                    await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
-            if outcome.failure is not None:
+                    await self._delete_job(snapshot, outcome)
+            if outcome.failure is not None and not outcome.kept:
                 raise outcome.failure
         answers: list[ApiError | None] = []
         for first in range(0, len(deletes), AT_ONCE):
@@ -121,6 +123,13 @@ class Apply:
         # A delete that was refused is tried again in a later turn; it has held back no create.
         outcome.failure = outcome.failure or next((error for error in answers if error is not None), None)
         return outcome
+
+    async def _delete_job(self, snapshot: Snapshot, outcome: ApplyOutcome) -> None:
+        try:
+            await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
+        except ApiError as error:
+            outcome.failure = error
+            outcome.kept = error.message if error.definite else ""
 
     async def _delete(self, snapshot: Snapshot, action: DeleteProcess) -> ApiError | None:
         """Delete one pod; answers why it was not."""

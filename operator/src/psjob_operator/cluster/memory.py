@@ -73,6 +73,8 @@ class Memory:
     """Why the API server refused the last status write; empty where it took it."""
     unguarded: str = ""
     """Why the API server last refused a NetworkPolicy of this job."""
+    kept: str = ""
+    """Why the API server last refused to delete this job in its time."""
     numbers: tuple[Any, ...] = ()
     """View, start and attempts of the status when last looked at."""
     numbers_at: float = 0.0

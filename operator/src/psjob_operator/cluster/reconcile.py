@@ -141,6 +141,7 @@ class Reconciler:
         outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
         self._again(key, now, outcome.again_at)
         self._tell_unguarded(job, outcome.unguarded, memory, now)
+        self._tell_kept(job, outcome.kept, memory, now)
         if outcome.refused:
             # What was just refused is news that the status must tell.
             seen = await self._observe(job, memory, now, live=seen.snapshot.live)
@@ -228,6 +229,13 @@ class Reconciler:
             words = f"the job goes on without it, and other pods can reach its ports: {why}"
             self.teller.tell(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
             _log.warning("%s", words, extra=self._where(Key(job.namespace, job.name)))
+
+    def _tell_kept(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
+        """A job that has ended has a status that stands: an Event tells that it is not deleted, once for these words."""
+        if why and why != memory.kept:
+            memory.kept = why
+            words = f"spec.runPolicy.ttlSecondsAfterFinished is over and the job cannot be deleted; it is tried again: {why}"
+            self.teller.tell(job, [Event("Warning", "DeleteRefused", words)], now)
 
     async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""
