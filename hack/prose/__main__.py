@@ -8,8 +8,6 @@ page with fewer errors than it counts is named too. Warnings are printed where p
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hack.cluster.build import find_go
-from hack.cluster.paths import ClusterError, Unavailable, cache
+from hack.cluster.paths import ClusterError, Unavailable
+from hack.gotool import GoTool
 from hack.prose.extract import Said, extract
 from hack.prose.lag import bare
 from hack.prose.sources import lags, sources, written
@@ -146,33 +145,7 @@ def pending() -> dict[str, int]:
 
 def vale() -> Path:
     """The program, built from its pinned module into the cache where it is not there."""
-    seen = hashlib.sha256(b"".join((MODULE / name).read_bytes() for name in ("go.mod", "go.sum")))
-    home = cache() / "bin" / f"vale-{seen.hexdigest()[:12]}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with home.with_suffix(".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if not home.exists():
-            _build(home)
-    return home / "vale"
-
-
-def _build(home: Path) -> None:
-    scratch = home.with_suffix(".partial")
-    command = [_go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", str(scratch / "vale"), PACKAGE]
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    env = {
-        **os.environ,
-        "GOCACHE": str(cache() / "go-build"),
-        "GOFLAGS": "-buildvcs=false -mod=readonly",
-        "GOWORK": "off",
-        "CGO_ENABLED": "1",
-    }
-    print("building vale, the prose linter, once (a minute or two)", file=sys.stderr)
-    done = subprocess.run(command, cwd=MODULE, env=env, capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode != 0:
-        raise ClusterError(f"go could not build vale; its last words:\n{done.stderr[-2000:]}")
-    scratch.rename(home)
+    return GoTool("vale", PACKAGE, MODULE, "the prose linter, once (a minute or two)", cgo=True).built(_go)
 
 
 def _go() -> str:

@@ -177,6 +177,7 @@ OTHER_VALUES = {
     "tolerations": '[{"operator":"Exists"}]',
     "affinity": '{"nodeAffinity":{}}',
     "topologySpreadConstraints": '[{"maxSkew":2}]',
+    "networkPolicy.operator": "false",
     "replicas": "3",
     "leaderElection.enabled": "false",
     "podDisruptionBudget.enabled": "false",
@@ -197,7 +198,6 @@ SEEN = {
     "metrics.serviceMonitor.enabled": "true",
     "metrics.prometheusRule.enabled": "true",
     "metrics.dashboard.enabled": "true",
-    "networkPolicy.operator": "true",
 }
 OF_SEEN = {
     "metrics.service.port": "9090",
@@ -355,7 +355,8 @@ def test_the_dashboard_asks_for_what_the_operator_exposes() -> None:
 UNSEEN = {
     "psjob_operator_info", "psjob_operator_ready", "psjob_operator_watch_events_total", "psjob_job_phase", "psjob_job_shards",
     "psjob_job_shards_ready", "psjob_job_failures_counted", "psjob_job_checkpoint_step", "psjob_job_checkpoint_bytes",
-    "psjob_job_progress_age_seconds",
+    "psjob_job_progress_age_seconds", "psjob_job_completion_time_seconds", "psjob_job_checkpoint_interval_seconds", "psjob_job_contended",
+    "psjob_operator_namespace_refused",
 }  # fmt: skip
 
 
@@ -445,7 +446,7 @@ def test_the_operators_key_is_mounted_and_never_rendered() -> None:
 def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
     setting = 'watchNamespaces=["a","b"]'
     found = objects(setting, "crds.enabled=false")
-    kinds = {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "Pod"}
+    kinds = {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Pod"}
     assert {document["kind"] for document in found} == kinds
     (test,) = (document for document in found if document["kind"] == "Pod")
     assert test["spec"]["containers"][0]["args"][-2:] == ["--namespace=a", "--namespace=b"]
@@ -564,13 +565,36 @@ def test_two_replicas_by_a_lease_that_they_have_the_right_to() -> None:
 def test_replicas_are_on_different_nodes_and_a_drain_takes_one_at_a_time() -> None:
     found = deployment()["spec"]
     labels = found["template"]["metadata"]["labels"]
-    (spread,) = found["template"]["spec"]["topologySpreadConstraints"]
+    spread, zones = found["template"]["spec"]["topologySpreadConstraints"]
+    assert (zones["topologyKey"], zones["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
     assert (spread["topologyKey"], spread["maxSkew"], spread["nodeTaintsPolicy"]) == ("kubernetes.io/hostname", 1, "Honor")
     (budget,) = of_kind("PodDisruptionBudget")
-    for selector in (spread["labelSelector"], budget["spec"]["selector"]):
+    for selector in (spread["labelSelector"], zones["labelSelector"], budget["spec"]["selector"]):
         assert selector["matchLabels"].items() <= labels.items()
     assert budget["spec"]["maxUnavailable"] == 1
     assert not of_kind("PodDisruptionBudget", "replicas=1"), "a budget of one pod would keep its node from ever being drained"
+
+
+def test_a_fraction_may_come_by_set_which_makes_it_a_text() -> None:
+    settings = {"qps": "0.5", "metrics.prometheusRule.enabled": "true", "metrics.prometheusRule.apiErrorShare": "0.25"}
+    answer = helm("template", "x", str(CHART), *(part for key, value in settings.items() for part in ("--set", f"{key}={value}")))
+    assert answer.returncode == 0 and "--qps=0.5" in answer.stdout and "> 0.25" in answer.stdout, answer.stderr
+    for key, value in (
+        ("qps", "fast"),
+        ("qps", "0.5.1"),
+        *(("metrics.prometheusRule.apiErrorShare", bad) for bad in ("0.0", "1.5", "half")),
+    ):
+        answer = helm("template", "x", str(CHART), "--set", f"{key}={value}")
+        assert answer.returncode != 0 and key.rpartition(".")[2] in answer.stderr, (key, value)
+
+
+def test_the_operators_port_alone_takes_connections_and_its_start_has_time() -> None:
+    (found,) = [it for it in of_kind("NetworkPolicy") if it["spec"]["policyTypes"] == ["Ingress"]]
+    assert found["spec"]["ingress"] == [{"ports": [{"port": "health", "protocol": "TCP"}]}]
+    (container,) = deployment()["spec"]["template"]["spec"]["containers"]
+    start = container["startupProbe"]
+    assert start["httpGet"] == container["livenessProbe"]["httpGet"] and start["periodSeconds"] * start["failureThreshold"] >= 60
+    assert "initialDelaySeconds" not in container["livenessProbe"]
 
 
 def test_pod_labels_do_not_change_with_the_chart_version() -> None:

@@ -23,6 +23,7 @@ from psjob_operator.cluster.jobmetrics import Seen
 from psjob_operator.cluster.meter import CONTENT_TYPE, Meter, Sources, resource_of, written
 from psjob_operator.cluster.progress import parse
 from psjob_operator.cluster.queue import Key, Queue
+from psjob_operator.plan.text import stamp
 
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {
@@ -85,6 +86,7 @@ def test_the_table_is_what_is_exposed_and_nothing_else() -> None:
     stage = {"name": "front", "step": 7, "idle": 0.25, "delay": 0.0, "peakBytes": 4096}
     found = page(
         job(
+            completionTime=stamp(NOW),
             conditions=[{"type": "Contended", "status": "True"}],
             answer=told([3], [0.1], stages=[stage]),
             stages=[{"name": "front", "workersReady": "1/2"}],
@@ -164,6 +166,41 @@ def test_without_a_checkpoint_its_age_counts_from_the_beginning_and_disabled_one
     found = page(job("young", checkpoint=None), Seen(Key("a", "off"), {"checkpoint": {"disabled": True}}, {**STATUS, "checkpoint": None}))
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="young") == 800
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="off") is None
+
+
+def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer() -> None:
+    at = {"namespace": "a", "job": "one"}
+    kept = {"step": 3, "time": stamp(NOW - 90_000), "bytes": 1}
+    found = page(job(checkpoint=kept, startTime=stamp(NOW - 50)))
+    assert value(found, "psjob_job_checkpoint_age_seconds", **at) == 50
+    found = page(job(checkpoint={**kept, "time": stamp(NOW - 20)}, startTime=stamp(NOW - 50)))
+    assert value(found, "psjob_job_checkpoint_age_seconds", **at) == 20
+    for odd in (None, 3, "yesterday"):
+        assert value(page(job(checkpoint=kept, startTime=odd)), "psjob_job_checkpoint_age_seconds", **at) == 90_000
+
+
+@pytest.mark.parametrize(
+    ("brief", "interval"),
+    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"interval": "2h"}}, 7200), ({"checkpoint": {"interval": "soon"}}, 30)],
+)
+def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
+    found = page(Seen(Key("a", "one"), brief, STATUS))
+    assert value(found, "psjob_job_checkpoint_interval_seconds", namespace="a", job="one") == interval
+
+
+def test_a_job_that_failed_has_nobody_ready_and_a_time() -> None:
+    at = {"namespace": "a", "job": "one"}
+    found = page(job(phase="Failed", completionTime=stamp(NOW - 60)))
+    for name, number in {"workers_ready": 0, "shards_ready": 0, "workers": 4, "shards": 2, "completion_time_seconds": NOW - 60}.items():
+        assert value(found, f"psjob_job_{name}", **at) == number, name
+    found = page(job(phase="Complete", completionTime=stamp(NOW - 60)))
+    assert value(found, "psjob_job_workers_ready", **at) == 3
+    assert value(page(job()), "psjob_job_completion_time_seconds", **at) is None
+
+
+def test_the_first_fault_of_a_process_is_an_increase() -> None:
+    found = page(meter=Meter())
+    assert {value(found, "psjob_operator_turns_total", result=result) for result in ("ok", "api", "error")} == {0}
 
 
 @pytest.mark.parametrize("phase", ["Complete", "Failed", "Suspended", "Pending"])

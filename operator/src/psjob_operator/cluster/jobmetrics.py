@@ -13,12 +13,15 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 
+from psjob_operator.api.duration import seconds
+from psjob_operator.api.spec import Checkpoint
 from psjob_operator.cluster import metrics as m
 from psjob_operator.cluster.metrics import Metric
 from psjob_operator.cluster.queue import Key
 from psjob_operator.plan.text import unix
 
 MOST_BUCKETS = 64
+DEFAULT_INTERVAL = str(Checkpoint.model_fields["interval"].default)
 ACTIVE = ("Running", "Recovering")
 PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 
@@ -89,7 +92,7 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
     ):
         there, _, wanted = text.partition("/") if isinstance(text, str) else ("", "", "")
         if there.isdecimal() and wanted.isdecimal():
-            page.set(ready, labels, int(there))
+            page.set(ready, labels, 0 if phase == "Failed" else int(there))
             page.set(declared, labels, int(wanted))
     for name, stage in _stages(status):
         there, _, _ = str(stage.get("workersReady")).partition("/")
@@ -105,7 +108,9 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
     page.set(m.CHECKPOINT_STEP, labels, kept.get("step"))
     page.set(m.CHECKPOINT_BYTES, labels, kept.get("bytes"))
     if phase in ACTIVE and not _map(job.brief, "checkpoint").get("disabled"):
-        page.set(m.CHECKPOINT_AGE, labels, _age(_newest(job, now) or kept.get("time") or status.get("startTime"), now))
+        page.set(m.CHECKPOINT_AGE, labels, _age(_since(job, now), now))
+        page.set(m.CHECKPOINT_INTERVAL, labels, _interval(job))
+    page.set(m.FINISHED, labels, unix(_text(status.get("completionTime"))))
 
 
 def _says(status: Mapping[str, Any], kind: str) -> bool:
@@ -113,6 +118,25 @@ def _says(status: Mapping[str, Any], kind: str) -> bool:
     told = status.get("conditions")
     found = (it for it in told if isinstance(it, Mapping)) if isinstance(told, list | tuple) else ()
     return any(it.get("type") == kind and it.get("status") == "True" for it in found)
+
+
+def _since(job: Seen, now: float) -> float | None:
+    """From when a checkpoint is waited for: the last one, or the job's start, which a resumption sets anew."""
+    kept = _newest(job, now) or unix(_text(_map(job.status, "checkpoint").get("time")))
+    times = [at for at in (kept, unix(_text(job.status.get("startTime")))) if at is not None]
+    return max(times, default=None)
+
+
+def _interval(job: Seen) -> float:
+    """Of spec.checkpoint.interval; of what cannot be read, the default."""
+    try:
+        return seconds(str(_map(job.brief, "checkpoint").get("interval", DEFAULT_INTERVAL)))
+    except ValueError:
+        return seconds(DEFAULT_INTERVAL)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _newest(job: Seen, now: float) -> float | None:

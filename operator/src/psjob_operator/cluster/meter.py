@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, get_args
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -69,6 +69,8 @@ class Meter:
         self._objects = self._gauge(metrics.OBJECTS)
         self._gauge(metrics.INFO).labels(psjob_operator.__version__).set(1)
         prometheus_client.ProcessCollector(registry=self.registry)
+        for result in get_args(TurnResult):
+            self._turns.labels(result)  # from 0 on: the first fault is an increase
         self.leads(True)
 
     # -- told by others ----------------------------------------------------------------------------

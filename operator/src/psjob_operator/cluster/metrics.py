@@ -90,9 +90,9 @@ JOBS = Metric("psjob_jobs", "gauge", "Jobs.", ("namespace", "phase"))
 
 PHASE = Metric("psjob_job_phase", "gauge", "1 for the phase that the job is in; the others have no series.", (*JOB, "phase"))
 SHARDS = Metric("psjob_job_shards", "gauge", "Shards declared.", JOB)
-SHARDS_READY = Metric("psjob_job_shards_ready", "gauge", "Shards that serve.", JOB)
+SHARDS_READY = Metric("psjob_job_shards_ready", "gauge", "Shards that serve; 0 of a job that has failed.", JOB)
 WORKERS = Metric("psjob_job_workers", "gauge", "Workers declared.", JOB)
-WORKERS_READY = Metric("psjob_job_workers_ready", "gauge", "Workers that run, or have succeeded.", JOB)
+WORKERS_READY = Metric("psjob_job_workers_ready", "gauge", "Workers that run, or have succeeded; 0 of a job that has failed.", JOB)
 RESTARTS = Metric("psjob_job_restarts_total", "counter", "Starts beyond the first, by cause.", (*JOB, "cause"))
 CONTENDED = Metric(
     "psjob_job_contended", "gauge", "1 while another operator, or another controller, keeps changing an object of the job.", JOB
@@ -110,6 +110,8 @@ CHECKPOINT_AGE = Metric(
     "Age of the last committed checkpoint of a job that is Running or Recovering; without one, time since the job began.",
     JOB,
 )
+CHECKPOINT_INTERVAL = Metric("psjob_job_checkpoint_interval_seconds", "gauge", "Time between two checkpoints, as the job asks for it.", JOB)
+FINISHED = Metric("psjob_job_completion_time_seconds", "gauge", "Unix time at which the job was complete or failed.", JOB)
 CHECKPOINT_STEP = Metric("psjob_job_checkpoint_step", "gauge", "Step of the last committed checkpoint.", JOB)
 CHECKPOINT_BYTES = Metric("psjob_job_checkpoint_bytes", "gauge", "Size of its files together.", JOB)
 STAGE_WORKERS_READY = Metric("psjob_job_stage_workers_ready", "gauge", "Workers of a stage that run, or have succeeded.", (*JOB, "stage"))
@@ -163,7 +165,7 @@ OF_OPERATOR = (
 OF_ALL_JOBS = (JOBS, RECOVERY)
 OF_A_JOB = (
     PHASE, SHARDS, SHARDS_READY, WORKERS, WORKERS_READY, RESTARTS, CONTENDED, FAILURES, INTERRUPTED, LAST_RECOVERY, STEPS_LOST,
-    UPDATES_LOST, CHECKPOINT_AGE, CHECKPOINT_STEP, CHECKPOINT_BYTES, STAGE_WORKERS_READY,
+    UPDATES_LOST, CHECKPOINT_AGE, CHECKPOINT_INTERVAL, CHECKPOINT_STEP, CHECKPOINT_BYTES, FINISHED, STAGE_WORKERS_READY,
 )  # fmt: skip
 TOLD_BY_SHARD_0 = (
     STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, LAG, GAP, STAGE_STEP, STAGE_IDLE, STAGE_DELAY, STAGE_MEMORY,

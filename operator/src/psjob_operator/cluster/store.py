@@ -28,7 +28,7 @@ from psjob_operator.render.names import LABEL_JOB
 _TOMBSTONES = 20_000
 LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
-_BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"))
+_BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
 
 
 @dataclass(frozen=True)
@@ -281,9 +281,17 @@ def _job(raw: Mapping[str, Any]) -> JobEntry:
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
         kept=zlib.compress(text, 1) if len(text) > LARGE else spec,
-        brief={part: {name: found[name]} for part, name in _BRIEF if isinstance(found := counted.get(part), Mapping) and name in found},
+        brief=_brief(counted),
         status=raw.get("status") or {},
     )
+
+
+def _brief(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for part, name in _BRIEF:
+        if isinstance(fields := spec.get(part), Mapping) and name in fields:
+            found.setdefault(part, {})[name] = fields[name]
+    return found
 
 
 def _child(raw: Mapping[str, Any]) -> Child:
