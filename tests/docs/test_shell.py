@@ -31,6 +31,7 @@ LINES = [(block.place, words) for block in SHOWN for words in simple(block.text)
 WRITTEN = {block.text.partition("\n")[0] for block in ALL}
 """First lines of blocks: `# name` where the page gives a file."""
 FOREIGN = {
+    "velero": "a tool of others, whose server no test has",
     "buildah": "builds images as root; hack/cluster/pack.py calls it with these words in the tests of images",
     "cosign": "signs with keys that only a maintainer has",
     "docker": "not on this machine; its target and folder are looked for in the Dockerfile",
