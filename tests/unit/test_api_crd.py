@@ -61,7 +61,8 @@ def test_no_default_on_what_others_own_nor_in_status() -> None:
 
 def test_numbers_that_name_processes_and_keys_have_the_limit_that_processes_have() -> None:
     status = schema()["properties"]["status"]
-    for at in ("pinned.key", "view", "placement", "shards[].attempt", "workers.start", "interruption.attempt", "restarts.lastIncident.start"):
+    numbers = ("pinned.key", "view", "placement", "shards[].attempt", "workers.start", "interruption.attempt", "restarts.lastIncident.start")
+    for at in numbers:
         assert (at, node(status, at)["maximum"]) == (at, contract.MOST_NUMBER)
 
 

@@ -15,7 +15,7 @@ from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.restarts import Raising, counted, restarts
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.stages import stages, stages_ready
-from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text
+from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text, unix
 from psjob_operator.plan.troubles import Trouble, explain
 
 PROBLEMS = 8
@@ -40,7 +40,9 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
     return JobStatus(
         observed_generation=generation,
         phase=phase,
-        conditions=conditions({**beside, **said, **_checkpoint_said(facts), **_contended_said(facts)}, stored.conditions, generation, facts.now),
+        conditions=conditions(
+            {**beside, **said, **_checkpoint_said(facts), **_contended_said(facts)}, stored.conditions, generation, facts.now
+        ),
         run=facts.snapshot.uid,
         pinned=pins.pinned(facts, raising.afresh),
         view=raising.view or None,
