@@ -1,5 +1,6 @@
 """Writes every generated file: the CRD and the chart's copy, the references of API, commands, metrics, reasons and Python, the page of
-programs, Argo CD's settings, the copy of the contract for the operator, the blocking verbs of the client, the licence in each distribution.
+programs, a table of docs/security.md, Argo CD's settings, the copy of the contract for the operator, the blocking verbs of the client, the
+licence in each distribution.
 
 `python hack/generate.py` writes what differs and names it; `--check` writes nothing and exits 1 where something differs.
 """
@@ -56,7 +57,7 @@ def copies() -> dict[Path, str]:
 
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
-    from hack import argocd, housemap, metricspage, pythonpage, reasonspage
+    from hack import argocd, believedtable, housemap, metricspage, pythonpage, reasonspage
     from psjob_client.cli.main import cli
     from psjob_client.cli.reference import reference
     from psjob_operator.api.crd import crd_yaml
@@ -71,6 +72,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs/cli.md": reference(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reasons.md": reasonspage.page(),
+        believedtable.PAGE: believedtable.page(),
         ROOT / "docs/reference.md": pythonpage.page(),
         ROOT / "docs/programs.md": programspage.page(),
         ROOT / "docs/contributing/house.svg": housemap.picture(),

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from psjob import rules
 from psjob.shard.checks import info_of
+from psjob.shard.fromconfig import rule_problem
 from psjob.shard.statusport import status
-from psjob.wire.frame import WireError
+from psjob.wire.frame import Kind, WireError
 from psjob.worker.clip import Clip
 from psjob.worker.session import WorkerSession
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, together
@@ -81,6 +83,69 @@ def test_a_worker_counts_for_as_many_processes_as_it_may_have(tmp_path: Path) ->
         assert info_of(shards.servers[0].store, 1, body | {"processes": 2}).processes == 2
         with pytest.raises(WireError, match="a push of 3 processes, and a worker of this job has 2 at most"):
             info_of(shards.servers[0].store, 1, body | {"processes": 3})
+
+
+def test_the_manifests_rule_and_its_numbers_hold_whatever_a_worker_says(tmp_path: Path) -> None:
+    with serving(tmp_path, mode="async", update_rule="dc-asgd", rule_options={"lam": 0.5}, shards=1, workers=1) as shards:
+        worker = pair_of_workers(shards)[0]
+        together([worker], steps(lambda rank: 1.0, made=1))
+        store = shards.servers[0].store
+        group = {**rules.named("dc-asgd").hyperparameters, "lr": LR, "lam": 1e30}
+        (taken,) = info_of(store, 0, {"hyperparameters": [group], "none": []}).hyperparameters
+        assert taken["lam"] == 0.5 and taken["lr"] == LR
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "problem"),
+    [
+        ({"mode": "async", "update_rule": "dc-asgd"}, "sgd", "the manifest says dc-asgd"),
+        ({"mode": "async", "update_rule": "dc-asgd"}, "dc-asgd", None),
+        ({"mode": "local"}, "sgd", "the manifest says outer-nesterov"),
+        ({"update_at": "server"}, "reduce", "updateAt: server"),
+        ({"update_at": "worker"}, "reduce", None),
+        ({}, "adam", None),
+    ],
+)
+def test_a_hello_names_the_manifests_rule(tmp_path: Path, config: dict[str, str], said: str, problem: str | None) -> None:
+    with serving(tmp_path, shards=1, **config) as shards:
+        found = rule_problem(shards.config, 0, said)
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_a_push_is_based_on_no_weights_that_are_to_come(tmp_path: Path) -> None:
+    """Its staleness would be below 0, and a push that is always newest is never dropped."""
+    with serving(tmp_path, mode="threshold", shards=1, workers=1, transport="tcp") as shards:
+        worker = pair_of_workers(shards)[0]
+        seen: list[int | None] = []
+        exchange = worker.session.exchange
+
+        def act(worker: Worker) -> None:
+            cells = shards.servers[0].store.cells.values()
+            for cell in cells:
+                apply = cell._apply
+                cell._apply = lambda batch, lag, weights=None, apply=apply: (seen.append(lag), apply(batch, lag, weights))[1]  # type: ignore
+            claimed = dict.fromkeys(exchange.versions, (1, 1 << 40))
+            exchange.versions.update(claimed)
+            steps(lambda rank: 1.0, made=1)(worker)
+
+        all_well([worker], act)
+    assert seen and all(lag == 0 for lag in seen)
+
+
+@pytest.mark.parametrize("kind", [Kind.STEP_LOST, Kind.MEASURED])
+def test_a_job_without_stages_hears_nothing_of_stages(tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    """A lost step of a stage sends all workers back to the last checkpoint."""
+    with serving(tmp_path, shards=1) as shards:
+        workers = pair_of_workers(shards)
+
+        def act(worker: Worker) -> None:
+            if worker.rank == 1:
+                worker.session.links[0].send_json(worker.session.header(kind), {"rank": 0, "step": 0})
+                assert eventually(lambda: shards.servers[0].bad_connections > 0)
+            steps(lambda rank: 1.0)(worker)
+
+        all_well(workers, act)
+        assert f"sends {kind.name}, and this job has no stages" in caplog.text
 
 
 def looks_at_nothing(session: WorkerSession) -> None:

@@ -144,6 +144,24 @@ def test_points_that_were_left_long_ago_are_forgotten(tmp_path: Path, monkeypatc
     assert len(kept._points) <= MOST_POINTS + 1
 
 
+@pytest.mark.parametrize(("said", "most"), [("x", kept_meetings.MOST_OPEN), ("x" * (16 << 20), 4)])
+def test_one_worker_holds_a_bounded_part_of_shard_0_at_points_that_nobody_else_knows(tmp_path: Path, said: str, most: int) -> None:
+    with serving(tmp_path, workers=2, shards=1) as shards:
+        kept = Meetings(shards.place(0), list, lambda: False)
+
+    def come(rank: int, number: int) -> None:
+        kept.meet(_Stream(), Header(Kind.HELLO, worker=rank), {"role": "worker", "point": f"{number}", "said": said})()  # type: ignore
+
+    for number in range(most):
+        come(1, number)
+    with pytest.raises(WireError, match=f"worker 1 waits at {most} points"):
+        come(1, most)
+    come(1, 0)  # again, as after a restart
+    come(0, most)  # another worker has a part of its own
+    come(0, 0)
+    come(1, most)
+
+
 VALUES: list[Any] = [
     3, 0.5, float("inf"), "text", None, (1, [2, {"a": torch.arange(3)}]), torch.tensor(True), torch.ones(2, 0),
     torch.randn(3, dtype=torch.bfloat16), torch.complex(torch.ones(2), torch.ones(2)).conj(),

@@ -13,7 +13,8 @@ from psjob.process.config import Config, Place
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.rules.options import checked_options, listed
+from psjob.rules.manifest import OUTER, of_manifest
+from psjob.rules.options import listed
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 
@@ -203,7 +204,7 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         raise Refused(_whole_numbers(odd, "rules of training.mode local"))
     hyperparameters = {"lr": job.local.lr, "momentum": job.local.momentum}
     if job.update_rule is None:
-        return RuleChoice("outer-nesterov", None, hyperparameters)
+        return RuleChoice(OUTER, None, hyperparameters)
     return RuleChoice(job.update_rule, None, {**hyperparameters, **_options(job.update_rule, job)})
 
 
@@ -220,8 +221,7 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
             f"training.updateRule {wanted} takes {listed(taken)} from {goes.words()}; "
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
-    own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
-    made = RuleChoice(wanted, like, {**_options(wanted, job), **own})
+    made = RuleChoice(wanted, like, _options(wanted, job))
     made.hyperparameters(optimizer)  # what cannot be is refused at attach
     return made
 
@@ -233,10 +233,8 @@ def _own(wanted: str) -> tuple[str, ...]:
 
 def _options(wanted: str, job: Config) -> Hyperparameters:
     """training.ruleOptions as the rule takes them; Refused names one that it does not know, or whose value cannot be."""
-    rule, known = rules.named(wanted), contract.UPDATE_RULES[wanted]
-    given = {**({"every": float(job.workers)} if "every" in known else {}), **job.rule_options}
     try:
-        return checked_options(rule, known, given, "training.ruleOptions", "updateRule")
+        return of_manifest(wanted, job.workers, job.rule_options)
     except ValueError as error:
         raise Refused(str(error)) from None
 

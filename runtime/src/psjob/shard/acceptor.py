@@ -15,6 +15,7 @@ from typing import Any
 from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
+from psjob.shard.believed import known
 from psjob.wire.auth import Peer, Standing, Unproven
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit
@@ -101,6 +102,8 @@ class Acceptor:
             if older is not None:
                 older.close()
         hello = yield from stream.hello(header)
+        if peer.role == "worker":
+            hello = known(Kind.HELLO, hello)
         _check(peer, header, hello)
         return header, hello
 

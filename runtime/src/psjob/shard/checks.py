@@ -109,7 +109,7 @@ def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
         if store.layout is not None and len(body["none"]) > len(store.layout.table):
             raise ValueError(f"{len(body['none'])} tensors have no gradient, the model has {len(store.layout.table)}")
         none = frozenset(int(t) for t in body["none"])
-        clip, clamp = (clip_limit(store, body.get(what)) for what in ("clip", "clamp"))
+        clip, clamp = clip_limit(store, body.get("clip")), clip_limit(store, body.get("clamp"))
         processes = int(body.get("processes", 1))
         if not 1 <= processes <= store.processes:
             raise ValueError(f"a push of {processes} processes, and a worker of this job has {store.processes} at most")
@@ -130,7 +130,8 @@ def group_hyperparameters(store: Store, groups: Sequence[Mapping[str, Any]]) -> 
         raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {wanted}")
     if store.layout is not None and len(groups) > _groups(store) + SPARE_GROUPS:
         raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {_groups(store)}")
-    return tuple(check_hyperparameters(rules.named(store.rule_name), group) for group in groups)
+    own = store.own(store.rule_name)
+    return tuple(check_hyperparameters(rules.named(store.rule_name), {**group, **own}) for group in groups)
 
 
 def clip_limit(store: Store, limit: Any) -> float | None:

@@ -34,6 +34,7 @@ from psjob.protocol.coordinator.stream import Stream
 from psjob.shard import counts
 from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.counts import JobCounts
+from psjob.shard.fromconfig import rule_problem
 from psjob.shard.lateness import Lateness
 from psjob.shard.mailbox import Mailbox
 from psjob.shard.norms import read_order
@@ -179,6 +180,8 @@ class Coordination:
             self.post(events.CheckpointAsked(stream))
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
+        elif kind in (Kind.STEP_LOST, Kind.MEASURED) and not self.place.config.stages:
+            raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
         elif kind is Kind.STEP_LOST:
             self.post(border.step_lost(stream, body, self.place.config.workers))
         elif kind is Kind.MEASURED:
@@ -351,7 +354,7 @@ class Coordination:
     def _listens(self, session: Session) -> tuple[str, int] | None:
         """Where a worker of a stage waits for its neighbours. Raises WireError for what is no port."""
         port = session.hello.get("port")
-        if port is None:
+        if port is None or not self.place.config.stages:
             return None
         if type(port) is not int or not 0 < port < 1 << 16:
             raise WireError(f"worker {session.rank}: port of its hello is {str(port)[:40]!r}, expected 1 to 65535")
@@ -379,6 +382,8 @@ class Coordination:
             rules.named(str(hello.get("rule")))
         except ValueError as error:
             return (), (), str(error)
+        if problem := rule_problem(self.place.config, rank, str(hello.get("rule"))):
+            return (), (), problem
         tables = hello.get("tables") or []
         if not isinstance(tables, list) or len(tables) > MAX_TABLES:
             return (), (), f"this worker's hello has no list of at most {MAX_TABLES} tables"

@@ -23,6 +23,8 @@ HOLD_SECONDS: Final = 5.0
 MOST_POINTS: Final = 256
 MOST_BYTES: Final = 64 << 20
 """Of all that is kept. Points that were left long ago go first."""
+MOST_OPEN: Final = 4096
+"""Points at which a worker waits for others, or says something without a wait."""
 
 
 class Meetings:
@@ -41,8 +43,17 @@ class Meetings:
             raise WireError(f"a {str(hello.get('role'))[:40]} {header.worker} comes to a point, where this job's workers meet")
         if not isinstance(name, str) or len(name) > MOST_NAME or not isinstance(said, str):
             raise WireError(f"worker {header.worker}: a point has a name of at most {MOST_NAME} characters, and something is said there")
+        self._check_open(header.worker, name, len(said))
         waits, needs = bool(hello.get("waits")), 1 if hello.get("first") else self._place.config.workers
         return partial(self._answer, stream, header.worker, name, said, waits, needs)
+
+    def _check_open(self, rank: int, name: str, size: int) -> None:
+        """Raise WireError where a worker has more at points that others have not come to than a script can have."""
+        with self._there:
+            there = [points for point, points in self._points.items() if point != name and rank in points]
+            opened = [len(points[rank]) for points in there if len(points) < self._place.config.workers]
+        if len(opened) >= MOST_OPEN or (opened and sum(opened) + size > MOST_BYTES):
+            raise WireError(f"worker {rank} waits at {len(opened)} points with {sum(opened)} bytes, and no other worker comes there")
 
     def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
         """`needs`: the first so many ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
+from psjob.shard.fromconfig import own_hyperparameters
 from psjob.shard.keeper import Held, Keeping
 from psjob.shard.keptcuts import KeptCuts
 from psjob.shard.letin import WAITING_SECONDS
@@ -78,6 +80,7 @@ class Server:
         self.store.budget = config.gradients
         self.store.non_finite.policy, self.store.non_finite.on_refused = config.non_finite, self._broken
         self.store.max_grad_norm, self.store.processes = config.max_grad_norm, config.processes
+        self.store.own = functools.partial(own_hyperparameters, config)
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.view = place.view
         self.admitting: dict[Session, None] = {}

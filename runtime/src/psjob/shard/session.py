@@ -19,6 +19,7 @@ from psjob.layout import memory
 from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
+from psjob.shard.believed import known
 from psjob.shard.cell import Cell, Gradient
 from psjob.shard.checks import REACHED, check_acked, check_leave, check_pull, check_push, check_reached, info_of, most_info
 from psjob.shard.encoded import Encoded
@@ -302,10 +303,10 @@ class Session:
         """A frame with a body that the coordinator or this stream itself is told."""
         kind = header.kind
         if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.STEP_LOST, Kind.MEASURED, Kind.DIGEST):
-            body = yield from self.stream.json(header)
+            body = known(kind, (yield from self.stream.json(header)))
             self.to_coordinator(header, body)
         elif kind is Kind.CODEC:
-            body = yield from self.stream.json(header)
+            body = known(kind, (yield from self.stream.json(header)))
             self.encoded.chosen(body.get("pull"))
         else:
             raise WireError(f"{kind.name} is not a worker's message")
@@ -375,7 +376,7 @@ class Session:
         return grad
 
     def _info(self, lane: ShardLane, header: Header) -> Wants[None]:
-        body = yield from lane.stream.json(header, most_info(self.store))
+        body = known(Kind.INFO, (yield from lane.stream.json(header, most_info(self.store))))
         self.store.infos.learn(self.rank, header.info, info_of(self.store, self.rank, body))
 
     def _init(self, header: Header) -> Wants[None]:

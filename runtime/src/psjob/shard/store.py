@@ -17,7 +17,7 @@ from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.lentspan import LentSpan
 from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
@@ -84,6 +84,8 @@ class Store(ShardProgress):
         """`training.maxGradNorm`."""
         self.processes = 1
         """Of one worker at most."""
+        self.own: Callable[[str], Hyperparameters] = lambda rule: {}
+        """By name of a rule, the hyperparameters that the config gives it."""
         self.samples = PushSamples(0)
         self._differing = DifferingPushes()
         self._missing: set[int] = set()
@@ -407,7 +409,7 @@ class Store(ShardProgress):
                     self._compare(header, cell, grad)
                 elif verdict is Verdict.FENCED:
                     self.counters.fenced += 1
-                base = header.version[1] if header.version[0] == self.attempt else None
+                base = min(header.version[1], cell.n) if header.version[0] == self.attempt else None
                 if verdict is Verdict.ADMIT and self.decided is not None:
                     self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):

@@ -89,7 +89,10 @@ class Drift:
     def came(self, rank: int, digest: Digest, alive: int) -> list[str]:
         """A worker's digest; what is new, in sentences. `alive`: how many workers have not left."""
         if digest.names and digest.look != WINDOWS:
+            self._names.pop(digest.kinds, None)
             self._names[digest.kinds] = digest.names
+            if len(self._names) > VIEWS:  # stages have different tensors
+                del self._names[next(iter(self._names))]
         moment = self._moments.setdefault(digest.moment, _Moment())
         moment.add(rank, digest)
         found = self.settled(alive)
