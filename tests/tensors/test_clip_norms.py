@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.norms import Norms, clip_factor
+from psjob.protocol.coordinator.stands import ShardStands
 from psjob.shard.norms import PART, ClipNorms, squares_of
 
 
@@ -68,7 +69,7 @@ class Progress:
 
 class World:
     def __init__(self) -> None:
-        self.recovery, self.progress = Recovery(), Progress()
+        self.recovery, self.progress, self.now = Recovery(), Progress(), 0.0
         self.norms = Norms(self)  # type: ignore[arg-type]
 
     def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, dict[str, Any]]]:
@@ -101,6 +102,26 @@ def test_a_norm_that_is_no_number_makes_a_factor_that_is_none() -> None:
     world = World()
     world.tell(2, 0, math.nan)
     assert world.tell(0, 0, 1.0)[0][1]["factor"] is None
+
+
+def test_a_shard_that_has_gone_on_without_a_norm_is_asked_and_has_no_part_in_it() -> None:
+    """A worker may name a limit to one shard, and none to another."""
+    world = World()
+    world.tell(0, 7, 9.0)
+    world.norms.tick(0.5)
+    assert world.recovery.orders == []
+    world.norms.tick(1.5)
+    ((shard, body),) = world.recovery.orders
+    assert (shard, body["do"], body["ranks"]) == (2, "where", [])
+    world.norms.where(events.StandsAt(2, body["ask"], ShardStands(7, 8, 2, 7), {}))
+    assert len(world.recovery.orders) == 1, "a block of it still waits for pushes"
+    world.norms.where(events.StandsAt(2, body["ask"] - 1, ShardStands(8, 8, 2, 8), {}))
+    assert len(world.recovery.orders) == 1, "the answer to another question"
+    world.norms.where(events.StandsAt(2, body["ask"], ShardStands(8, 8, 2, 8), {}))
+    assert world.progress.norm == 3.0
+    assert [each["factor"] for shard, each in world.recovery.orders[1:]] == [pytest.approx(1 / (3 + 1e-6))] * 2
+    world.norms.tick(99.0)
+    assert len(world.recovery.orders) == 3, "nothing waits any more"
 
 
 @dataclass
@@ -155,3 +176,30 @@ def test_a_shard_tells_once_when_all_blocks_are_measured_and_carries_an_order_ou
     assert store.cells[1].factors == store.cells[4].factors == [(5, 0.5)] and not store.problems
     norms.tell_again()
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("order", [(1, 4), (4, 1)])
+def test_a_block_that_has_gone_on_without_a_norm_holds_up_no_other(order: tuple[int, int]) -> None:
+    """A worker may name a limit for one block, and be absent from another."""
+    store: Any = Store({4: Block(4), 1: Block(1), 7: Block(7)})
+    for block in store.cells.values():
+        block.n = 5
+    norms, told = ClipNorms(), []
+    norms.measured = told.append
+    store.cells[order[0]].n = 6
+    norms.note(store, 7, 5, 2.0, 1.5)
+    assert told == [] and norms.waits == 5
+    store.cells[order[1]].n = 6
+    norms.passed(store, order[1], 6)
+    assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 2.0, "nan": False}] and norms.waits is None
+    norms.carry_out(store, {"recovery": 1, "version": 5, "factor": 0.5})
+    assert store.cells[7].factors == [(5, 0.5)] and store.cells[1].factors == store.cells[4].factors == [] and not store.problems
+
+
+def test_of_several_limits_the_lowest_holds() -> None:
+    store: Any = Store({4: Block(4), 1: Block(1)})
+    norms, told = ClipNorms(), []
+    norms.measured = told.append
+    norms.note(store, 4, 0, 3.0, 1.5)
+    norms.note(store, 1, 0, 2.0, 9.0)
+    assert told[0]["limit"] == 1.5 and told[0]["squares"] == 5.0

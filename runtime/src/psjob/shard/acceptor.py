@@ -17,7 +17,7 @@ from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.shard.believed import known
 from psjob.wire.auth import Peer, Standing, Unproven
-from psjob.wire.frame import Flag, Header, Kind, WireError, dump, run_digest
+from psjob.wire.frame import MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
@@ -36,6 +36,7 @@ class Acceptor:
         self.run = run_digest(here.run)
         self.refused: Callable[[Pooled, Exception], None] = self._answer_error
         self._together = mode_of(here.config).rewinds_together
+        self._values: Callable[[], int] = lambda: MAX_VALUES
         self._meet: Meet | None = None
         self._waiting: dict[Pooled, None] = {}
         self._lock = threading.Lock()
@@ -44,9 +45,9 @@ class Acceptor:
         self._large: dict[Peer, Pooled] = {}
         """Of these the one whose hello has more than one frame."""
 
-    def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None]) -> None:
-        """From now on streams go to `meet`."""
-        self.refused = refused
+    def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None], values: Callable[[], int] = lambda: MAX_VALUES) -> None:
+        """From now on streams go to `meet`. `values`: how many a hello may have by now."""
+        self.refused, self._values = refused, values
         self._meet = meet
         for stream in list(self._waiting):
             stream.wake()
@@ -101,7 +102,7 @@ class Acceptor:
                 older, self._large[peer] = self._large.get(peer), stream
             if older is not None:
                 older.close()
-        hello = yield from stream.hello(header)
+        hello = yield from stream.hello(header, self._values())
         if peer.role == "worker":
             hello = known(Kind.HELLO, hello)
         _check(peer, header, hello)

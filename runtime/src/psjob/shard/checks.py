@@ -10,7 +10,8 @@ from psjob import rules
 from psjob.contract import MOST_NUMBER
 from psjob.rules.base import check_hyperparameters
 from psjob.shard.cell import Cell
-from psjob.shard.pending import Info
+from psjob.shard.pending import MOST_PENDING, Info
+from psjob.shard.rows import RowCell
 from psjob.shard.store import Store
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
 
@@ -34,11 +35,27 @@ def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) 
             f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
             f"({cell.block.length} elements of {cell.block.dtype})"
         )
+    check_ahead(store, header, cell)
     if header.flags & Flag.STORE:
         _check_store(header, cell)
     if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
         return
     check_info(store, header, cell.name)
+
+
+def check_ahead(store: Store, header: Header, cell: Cell | RowCell) -> None:
+    """Refuse a push that its worker makes before others' are here that it has to wait for.
+
+    In sync an update is made of all that came: it would count twice in one update, and be missed in the next. Elsewhere each push that
+    waits holds the memory of a gradient.
+    """
+    if header.kind is Kind.EARLY or header.flags & Flag.STORE:
+        return
+    rank = header.worker
+    if store.in_step and header.clock > cell.n:
+        raise WireError(f"worker {rank} pushes step {header.clock} of {cell.name}, which waits for pushes of step {cell.n}")
+    if cell.pending.of(rank) > MOST_PENDING:
+        raise WireError(f"{cell.pending.of(rank)} pushes of {cell.name} by worker {rank} wait already")
 
 
 def _check_store(header: Header, cell: Cell) -> None:

@@ -73,8 +73,8 @@ class Coordination:
         self._sessions: dict[int, Session] = {}
         self._streams: dict[Session, int] = {}
         self._orders: dict[int, SendOrder] = {0: lambda body: server.control.order(body)}
-        self._table: tuple[TensorSpec, ...] = ()
-        """The one that came last: workers of one job share it."""
+        self._table: tuple[list[Any], tuple[TensorSpec, ...]] = ([], ())
+        """The one that came last, as it came and as it was read: workers of one job share it."""
         self._lock = threading.Lock()
         self._staleness_told = 0.0
 
@@ -363,21 +363,22 @@ class Coordination:
         except OSError as error:
             raise WireError(f"worker {session.rank}: it has gone: {error}") from None
 
-    def _read_model(self, rank: int, hello: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:
+    def _read_model(self, rank: int, hello: dict[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:
         """Parameters and tables, and why they can be no job's."""
         raw = hello.get("table")
         if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
             return (), (), "this worker's hello has no parameter table"
-        try:
-            table = tuple(TensorSpec.from_json(row) for row in raw)
-            check_table(table)
-            for row in table:
-                self.machine.job.stages.who(row.stages)
-        except (ValueError, KeyError, TypeError) as error:
-            return (), (), f"the parameter table of this worker cannot be: {error}"
-        if table == self._table:
-            table = self._table
-        self._table = table
+        last, table = self._table
+        if raw != last:  # else a look at each row would take longer
+            try:
+                table = tuple(TensorSpec.from_json(row) for row in raw)
+                check_table(table)
+                for stages in {row.stages for row in table}:
+                    self.machine.job.stages.who(stages)
+            except (ValueError, KeyError, TypeError) as error:
+                return (), (), f"the parameter table of this worker cannot be: {error}"
+            self._table = raw, table
+        hello.pop("table")  # megabytes, which would stay with the session
         try:
             rules.named(str(hello.get("rule")))
         except ValueError as error:

@@ -29,6 +29,12 @@ class ClipNorms:
         self.measured: Callable[[dict[str, Any]], None] = lambda body: None
         self._squares: dict[int, float] = {}
         """By block, of the update under way."""
+        self._limit = math.inf
+        """The lowest that was told of these."""
+        self._passed: set[int] = set()
+        """Blocks that have made this update already: no worker asked for a norm there. A right worker asks in all blocks or in none."""
+        self.waits: int | None = None
+        """The update of which some blocks are measured, and not all."""
         self._told: dict[str, Any] | None = None
         """What the coordinator was told and has not answered."""
         self.ordered: tuple[int, float] | None = None
@@ -39,7 +45,7 @@ class ClipNorms:
     def begin(self) -> None:
         """Serving begins, or blocks were restored: nothing waits."""
         with self._lock:
-            self._squares.clear()
+            self._clear()
             self._told = None
             self.ordered, self._taken = self._taken, None
 
@@ -54,16 +60,42 @@ class ClipNorms:
     def note(self, store: Store, block: int, version: int, squares: float, limit: float) -> None:
         """A block of update `version` is measured, and waits. Called with its lock held."""
         with self._lock:
+            if self.waits != version:
+                self._clear()
+                self.waits = version  # first: a block that passes from here on tells it
+                self._passed = {index for index, cell in store.cells.items() if cell.n > version}
             self._squares[block] = squares
-            if len(self._squares) < len(store.cells):
-                return
-            total = sum(self._squares[index] for index in store.cells)
-            self._squares.clear()
-            self._told = body = {
-                "did": "measured", "recovery": store.recovery, "version": version, "limit": limit,
-                "squares": total if math.isfinite(total) else None, "nan": math.isnan(total),
-            }  # fmt: skip
-        self.measured(body)
+            self._limit = min(self._limit, limit)
+            body = self._whole(store)
+        if body is not None:
+            self.measured(body)
+
+    def passed(self, store: Store, block: int, made: int) -> None:
+        """A block has made updates up to `made` without a norm, while others wait for theirs. Called with its lock held."""
+        body = None
+        with self._lock:
+            if self.waits is not None and made > self.waits:
+                self._passed.add(block)
+                body = self._whole(store)
+        if body is not None:
+            self.measured(body)
+
+    def _whole(self, store: Store) -> dict[str, Any] | None:
+        """What the coordinator is told, once all blocks are here."""
+        if not self._squares or len(self._squares) + len(self._passed) < len(store.cells):
+            return None
+        total = sum(self._squares[index] for index in store.cells if index in self._squares)
+        self._told = body = {
+            "did": "measured", "recovery": store.recovery, "version": self.waits, "limit": self._limit,
+            "squares": total if math.isfinite(total) else None, "nan": math.isnan(total),
+        }  # fmt: skip
+        self._clear()
+        return body
+
+    def _clear(self) -> None:
+        self._squares.clear()
+        self._passed.clear()
+        self._limit, self.waits = math.inf, None
 
     def tell_again(self) -> None:
         """On a new stream to the coordinator: what the one before may have lost."""
@@ -84,6 +116,8 @@ class ClipNorms:
             for cell in store.cells.values():
                 with cell.lock:
                     before = cell.n
+                    if before > version:
+                        continue  # it has made this update without a norm
                     cell.clip(version, factor)
                     store.moved(before, cell.n)
         except Exception as error:  # some blocks have the update and others have not

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from psjob.modes import Push
 from psjob.shard.decided import Key
+
+MOST_PENDING = 64
+"""Pushes of one worker that a block holds where workers need not wait for each other's."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class PendingPushes:
         self._arrived: dict[Key, Arrived] = {}
         self._pushes: list[Push] | None = []
         """None: to be made again."""
+        self._of: Counter[int] = Counter()
         self.changes = 0
 
     def __len__(self) -> int:
@@ -65,10 +70,15 @@ class PendingPushes:
         return self._arrived[key]
 
     def __setitem__(self, key: Key, arrived: Arrived) -> None:
+        self._of[key[0]] += key not in self._arrived
         self._arrived[key] = arrived
         self.changes += 1
         if self._pushes is not None:
             self._pushes.append(arrived.push)
+
+    def of(self, worker: int) -> int:
+        """How many are a worker's."""
+        return self._of[worker]
 
     @property
     def pushes(self) -> Sequence[Push]:
@@ -80,6 +90,7 @@ class PendingPushes:
     def take(self, keys: Iterable[Key]) -> list[Arrived]:
         """These, in this order, which wait no longer. Raises KeyError where one is not here."""
         taken = [self._arrived.pop(key) for key in keys]
+        self._of.subtract(arrived.push.worker for arrived in taken)
         self._pushes = None if self._arrived else []
         self.changes += 1
         return taken

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob.layout import memory
-from psjob.shard.checks import check_info
+from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.phase import Phase
 from psjob.shard.rowlending import RowLending
 from psjob.shard.rows import Buffers, RowCell, RowGradient
@@ -138,6 +138,7 @@ class RowFrames:
         """Take a clock's gradient rows."""
         session, store, cell = self._session, self._store, self._store.row_cell(header.table)
         grad = None
+        check_ahead(store, header, cell)
         if header.flags & (Flag.ABSENT | Flag.SKIP):
             if header.length:
                 raise WireError(f"push of {cell.name} has {header.length} bytes and says that it has none")

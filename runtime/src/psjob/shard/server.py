@@ -44,13 +44,15 @@ from psjob.shard.statusport import status
 from psjob.shard.store import Store
 from psjob.shard.waiting import Waiter, named
 from psjob.wire import shared
-from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
+from psjob.wire.frame import MAX_VALUES, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import StreamClosed, Wants
 from psjob.wire.words import one_line
 
+HELLO_VALUES, ROW_VALUES = 100_000, 32
+"""Values of a hello of a job that serves: so many, and so many for each tensor and table that it has."""
 ROOM_SECONDS = 1.0
 """Between two tries to make the run's folder."""
 log = logging.getLogger("psjob.shard")
@@ -82,7 +84,7 @@ class Server:
         self.store.max_grad_norm, self.store.processes = config.max_grad_norm, config.processes
         self.store.own = functools.partial(own_hyperparameters, config)
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
-        self.store.view = place.view
+        self.store.view, self.store.flushes = place.view, config.flushes
         self.admitting: dict[Session, None] = {}
         """Sessions that wait until this shard serves their view."""
         self.sessions: dict[int, Session] = {}
@@ -252,6 +254,13 @@ class Server:
                 session.rewind()
             else:
                 session.hang_up()
+
+    def hello_values(self) -> int:
+        """How many a hello may have: once it is known how large the job's model is, not many more than its tables take."""
+        layout = self.store.layout
+        if layout is None or self.store.phase is not Phase.SERVING:
+            return MAX_VALUES
+        return min(MAX_VALUES, HELLO_VALUES + ROW_VALUES * (len(layout.table) + len(self.store.row_cells)))
 
     def refuse(self, stream: Pooled, error: Exception) -> None:
         """Count a bad stream, say why (see Notices) and answer; it is closed after."""

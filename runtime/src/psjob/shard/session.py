@@ -40,6 +40,8 @@ from psjob.wire.shared import Region
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
+MOST_SAID = 4 << 20
+"""Bytes of what a worker says to the coordinator, such as the names of a digest."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -303,10 +305,10 @@ class Session:
         """A frame with a body that the coordinator or this stream itself is told."""
         kind = header.kind
         if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.STEP_LOST, Kind.MEASURED, Kind.DIGEST):
-            body = known(kind, (yield from self.stream.json(header)))
+            body = known(kind, (yield from self.stream.json(header, MOST_SAID)))
             self.to_coordinator(header, body)
         elif kind is Kind.CODEC:
-            body = known(kind, (yield from self.stream.json(header)))
+            body = known(kind, (yield from self.stream.json(header, MOST_SAID)))
             self.encoded.chosen(body.get("pull"))
         else:
             raise WireError(f"{kind.name} is not a worker's message")

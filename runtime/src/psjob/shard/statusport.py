@@ -29,8 +29,8 @@ IDLE_SECONDS = 5.0
 """Who has connected may say nothing for so long, and take as long to read a part of an answer."""
 
 
-def serve_status(server: Server, bind: str | None, port: int) -> None:
-    """Listen in a thread. Raises OSError when the port is taken."""
+def serve_status(server: Server, bind: str | None, port: int) -> ThreadingHTTPServer:
+    """Listen in a thread, until what is returned is shut down. Raises OSError when the port is taken."""
     nonces, questions = Nonces(contract.CHALLENGE_SECONDS), server.place.keys.questions
 
     class Handler(BaseHTTPRequestHandler):
@@ -116,6 +116,7 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
 
     http = Quiet((bind or "", port), Handler)
     supervise.start(http.serve_forever, "status", 0.5)
+    return http
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -86,6 +86,8 @@ class Store(ShardProgress):
         """Of one worker at most."""
         self.own: Callable[[str], Hyperparameters] = lambda rule: {}
         """By name of a rule, the hyperparameters that the config gives it."""
+        self.flushes = True
+        """Does every step of a worker wait for its update? Not in a job of stages without flush."""
         self.samples = PushSamples(0)
         self._differing = DifferingPushes()
         self._missing: set[int] = set()
@@ -300,6 +302,11 @@ class Store(ShardProgress):
         self._look()
 
     @property
+    def in_step(self) -> bool:
+        """Does a worker push a step only once the update of the one before was made of the pushes of all?"""
+        return self.mode.name == "sync" and not self.mode.decided and self.flushes
+
+    @property
     def clips(self) -> bool:
         """Can the mean gradient of all blocks be clipped here?"""
         return self.mode.name == "sync" and not self.mode.decided and not self.row_cells
@@ -509,6 +516,8 @@ class Store(ShardProgress):
         except Exception as error:  # the push is taken and not applied: who waits for it would wait for ever
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
+        if made and self.norms.waits is not None:
+            self.norms.passed(self, cell.index, cell.n)
         self.moved(before, cell.n)
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()

@@ -18,6 +18,7 @@ from psjob.wire.frame import (
     HEADER_BYTES,
     MAX_BODY,
     MAX_JSON,
+    MAX_VALUES,
     ROW_KINDS,
     Flag,
     Header,
@@ -278,9 +279,12 @@ class Reading:
         """As `recv_json`, of at most `most` bytes."""
         return self._json(header, SILENCE_SECONDS, None, most=most)
 
-    def hello(self, header: Header) -> Wants[dict[str, Any]]:
-        """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time."""
-        return self._json(header, HELLO_SECONDS, LEAST_RATE, time.monotonic() + HELLO_WHOLE_SECONDS)
+    def hello(self, header: Header, values: int = MAX_VALUES) -> Wants[dict[str, Any]]:
+        """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time.
+
+        `values`: of the body at most; each takes much more time than the bytes of a text.
+        """
+        return self._json(header, HELLO_SECONDS, LEAST_RATE, time.monotonic() + HELLO_WHOLE_SECONDS, values=values)
 
     def skip(self, header: Header) -> Wants[None]:
         """As `drain`."""
@@ -292,14 +296,14 @@ class Reading:
             left -= len(part)
 
     def _json(
-        self, header: Header, silence: float, rate: int | None, until: float = math.inf, most: int = MAX_BODY
+        self, header: Header, silence: float, rate: int | None, until: float = math.inf, most: int = MAX_BODY, values: int = MAX_VALUES
     ) -> Wants[dict[str, Any]]:  # fmt: skip
         body = yield from self._body(header, MAX_JSON, silence, rate, until)
         while header.flags & Flag.MORE:
             before, header = header, (yield from self.next_header(silence))
             continues(before, header, len(body), most)
             body += yield from self._body(header, MAX_JSON, silence, rate, until)
-        return load(body)
+        return load(body, values)
 
     def _body(self, header: Header, limit: int, silence: float, rate: int | None, until: float = math.inf) -> Wants[bytearray]:
         if header.length > limit:

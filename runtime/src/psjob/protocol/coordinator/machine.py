@@ -148,6 +148,7 @@ class Coordinator:
                 recovery.joining.doubted(event)
             case events.StandsAt():
                 recovery.joining.where(event)
+                self.norms.where(event)
             case signs.WorkersAwaited():
                 self.hanging.awaited(event)
             case events.PushArrived():
@@ -302,6 +303,7 @@ class Coordinator:
         self.hanging.tick(now)
         if not self.recovery.open or self.completion.over:
             return
+        self.norms.tick(now)
         if self.deciding is not None:
             self.deciding.tick(now)
         if self.completion.tick(now):

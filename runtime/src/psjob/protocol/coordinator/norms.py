@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from psjob.protocol.coordinator.machine import Coordinator
 
 EPSILON: Final = 1e-6
+ASK_SECONDS: Final = 1.0
+"""After so long a shard that has not told is asked whether it has made the update without a norm."""
+FIRST_QUESTION: Final = 1 << 40
+"""Above the numbers of `joining`'s."""
 
 
 class Norms:
@@ -26,6 +30,9 @@ class Norms:
         self._told: dict[int, events.NormMeasured] = {}
         self._early: dict[int, events.NormMeasured] = {}
         """Told before training was on: of a recovery that goes on, it is not told again."""
+        self._since = 0.0
+        """When a shard was last told, or asked, of the update under way."""
+        self._question = FIRST_QUESTION
         self._last: dict[str, Any] | None = None
         """The newest order."""
 
@@ -53,13 +60,37 @@ class Norms:
         if (event.recovery, event.version) != (self._recovery, self._version):
             self._recovery, self._version, self._told = event.recovery, event.version, {}
         self._told[event.shard] = event
-        owning = sorted(set(recovery.assignment))
+        self._since = self.c.now
+        self._whole()
+
+    def tick(self, now: float) -> None:
+        """Ask shards that have not told of an update. A worker may ask for a norm at one shard only, and others would wait for ever."""
+        if not self._told or now - self._since < ASK_SECONDS or not self.c.recovery.open:
+            return
+        self._since = now
+        self._question += 1
+        for index in self._owning():
+            if index not in self._told:
+                self.c.recovery.order(index, {"do": "where", "ask": self._question, "ranks": []})
+
+    def where(self, event: events.StandsAt) -> None:
+        """A shard says where its blocks are: beyond the update under way it has no part in the norm."""
+        if event.ask != self._question or not self._told or event.stands.lo <= self._version:
+            return
+        self._told.setdefault(event.shard, events.NormMeasured(event.shard, self._recovery, self._version, 0.0, math.inf))
+        self._whole()
+
+    def _owning(self) -> list[int]:
+        return sorted(set(self.c.recovery.assignment))
+
+    def _whole(self) -> None:
+        owning = self._owning()
         if self._told.keys() >= set(owning):
             self._order([self._told[index] for index in owning])
 
     def _order(self, told: list[events.NormMeasured]) -> None:
         norm = math.sqrt(sum(each.squares for each in told))
-        factor = clip_factor(norm, told[0].limit)
+        factor = clip_factor(norm, min(each.limit for each in told))
         self._last = _order(self._recovery, self._version, factor)
         self._told = {}
         self.c.progress.note_norm(norm)

@@ -1,0 +1,128 @@
+"""What a worker sends costs a shard a tenth of a second of a processor at most, for each MiB. Inputs that are slow are grown further."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.layout.blocks import TensorSpec, check_aliases, check_table
+from psjob.protocol.coordinator import border
+from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
+from psjob.resume import record
+from psjob.shard.believed import known
+from psjob.shard.coordination import numbers_of
+from psjob.tables import TableSpec
+from psjob.wire.frame import Kind, load
+from tests.costs import LIMIT_SECONDS, MOST_BYTES, slowest
+from tests.fuzzing import byte_changes, changed_bytes
+from tests.soaking import soak
+
+
+def a_table(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"w{i}", "shape": [1], "dtype": "float32", "group": 0} for i in range(count)]
+
+
+def read_hello(raw: bytes) -> None:
+    """As shard 0 reads what a hello says of the model."""
+    body = known(Kind.HELLO, load(raw))
+    table = tuple(TensorSpec.from_json(row) for row in body.get("table") or [])
+    check_table(table)
+    check_aliases(body.get("aliases") or {}, table)
+    for spec in list(body.get("tables") or [])[:10_000]:
+        TableSpec.from_json(spec)
+
+
+def read_said(kind: Kind, reader: Callable[[dict[str, Any]], object]) -> Callable[[bytes], None]:
+    def read(raw: bytes) -> None:
+        reader(known(kind, load(raw)))
+
+    return read
+
+
+def read_delta(raw: bytes) -> None:
+    stream = RecordsOnStream()
+    stream.last = raw[: 64 << 10]
+    stream.take(RecordDelta(len(raw) % 100, 0, min(len(raw), 64 << 10), raw[: 32 << 10]))
+
+
+def a_record(body: dict[str, Any], tensors: int = 1) -> bytes:
+    raw = json.dumps(body).encode()
+    return record.MAGIC + struct.pack("<IQ", record.FORMAT, len(raw)) + raw + record._write_tensors([torch.zeros(2)] * tensors)
+
+
+READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
+    "hello": (read_hello, [
+        json.dumps({"table": a_table(2000), "aliases": {f"a{i}": f"w{i}" for i in range(500)}}).encode(),
+        json.dumps({"tables": [{"name": f"t{i}", "dim": 4, "rule": "sgd"} for i in range(2000)]}).encode(),
+        json.dumps({"table": [[]] * 9000, "aliases": [{}] * 9000, "deep": [[[[{}]]]] * 2000}).encode(),
+    ]),
+    "digest": (read_said(Kind.DIGEST, border.digest), [
+        json.dumps({"clock": 1, "look": "windows", "kinds": "t" * 4000, "sums": [10**200] * 4000, "names": ["x"] * 4000,
+                    "numbers": [{f"n{i}": 1.0 for i in range(4000)}] * 3}).encode(),
+    ]),
+    "inputs": (read_said(Kind.INPUTS, lambda body: (border.inputs(body), border.data(body))), [
+        json.dumps({"inputs": [1e300] * 9000, "data": {"site": 1, "number": 1, "loader": "x" * 9000}}).encode(),
+    ]),
+    "report": (read_said(Kind.REPORT, numbers_of), [json.dumps({f"{i}": 1.0 for i in range(9000)}).encode()]),
+    "delta": (read_delta, [b"\0" * 90_000, bytes(range(256)) * 300]),
+    "record": (record.buffers_of, [
+        a_record({"buffers": {f"b{i}": {"~tensor": 0} for i in range(30_000)}}),
+        a_record({"buffers": {"b": {"~set": list(range(100_000))}}, "unsaved": [f"b{i}" for i in range(30_000)]}),
+        a_record({"buffers": {f"b{i}": {"~tensor": i} for i in range(9000)}}, 9000),
+        a_record({"buffers": {f"b{i}": 1 for i in range(30_000)}, "unsaved": [f"x{i}" for i in range(30_000)]}),
+        a_record({"buffers": {f"b{i}": {"~tuple": [[]]} for i in range(30_000)}}),
+    ]),
+}  # fmt: skip
+"""By name, what reads an input, and inputs to begin with."""
+
+
+def change(random: Random, one: bytes, other: bytes) -> bytes:
+    """More of what is there: a part once more, many times; parts of two; a part of JSON; a few bytes."""
+    if random.random() < 0.15:
+        return changed_bytes(one, byte_changes(random))
+    begin = random.randrange(len(one) + 1)
+    part = one[begin : begin + random.choice((1, 2, 8, 64, 1024, 1 << 16))]
+    if random.random() < 0.7 and (comma := part.find(b",")) >= 0:  # from one comma to another it stays JSON
+        end = part.rfind(b",")
+        begin, part = begin + comma, part[comma:end] if end > comma else part[comma : comma + 1]
+    times = random.choice((1, 2, 10, 100)) if part else 1
+    made = one[:begin] + part * min(times, max(1, (MOST_BYTES - len(one)) // max(1, len(part)))) + one[begin:]
+    if random.random() < 0.1:
+        made = made[: len(made) // 2] + other[len(other) // 2 :]
+    if made.startswith(record.MAGIC):  # else most of what was grown is cut off
+        body = made.find(b"}}", 16) if random.random() < 0.5 else -1
+        if body > 0:
+            length = len(made) - 16 if random.random() < 0.1 else struct.unpack_from("<Q", one, 8)[0] + len(made) - len(one)
+            made = made[:8] + struct.pack("<Q", max(0, length)) + made[16:]
+    return made
+
+
+@pytest.mark.parametrize("rounds", [12, soak(2500)])
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.timeout(3600)
+def test_no_input_of_a_mebibyte_costs_more_than_a_tenth_of_a_second(name: str, rounds: int) -> None:
+    reader, seeds = READERS[name]
+    seed = 1 if rounds < 100 else Random().randrange(1 << 32)
+    took, worst = slowest([*seeds, *map(grown, seeds)], change, len, reader, rounds, seed)
+    assert took <= LIMIT_SECONDS, f"{took:.3f} s of {len(worst)} bytes: {worst[:300]!r} … {worst[-300:]!r}, seed {seed}"
+
+
+def grown(seed: bytes) -> bytes:
+    """The same seed with its elements once more until it has a mebibyte, where it is JSON; else as it is."""
+    try:
+        body = json.loads(seed)
+    except ValueError:
+        return seed
+    times = max(1, (MOST_BYTES - (1 << 17)) // len(seed))
+    if all(isinstance(value, list | str) for value in body.values()):
+        big = {key: value * times for key, value in body.items()}
+    else:
+        big = {f"{key}{i}" if i else key: value for i in range(times) for key, value in body.items()}
+    raw = json.dumps(big).encode()
+    return raw if len(raw) <= MOST_BYTES else seed
