@@ -48,7 +48,7 @@ def run_name(number: int) -> str:
 
 def address(served: Served) -> str:
     """Without its token, which the browser has."""
-    return served.address.partition("?")[0]
+    return served.address.partition("#")[0]
 
 
 def compared() -> Comparison:

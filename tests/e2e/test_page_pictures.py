@@ -87,7 +87,7 @@ def view(chromium: Browser, served: Served, folder: Path, what: str, scheme: str
             expect(page.locator("figure svg").first).to_be_visible()
         else:
             page.goto(served.address)
-            page.goto(served.address.partition("?")[0] + place[what])
+            page.goto(served.address.partition("#")[0] + place[what])
             expect(page.locator(".plot canvas").first).to_be_visible()
             expect(page.locator("nav li")).to_have_count(5)
             heading = {"job": "hello", "runs": "4 runs over one another", "comparison": "Comparison: digits"}[what]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from psjob_client.sdk.client import AsyncClient
+from psjob_client.ui.opening import opened
 from psjob_client.ui.server import Page
 
 
@@ -28,21 +30,37 @@ def asked(served: Page, path: str, method: str = "GET", **headers: str) -> tuple
     return answer, text
 
 
-@pytest.mark.parametrize("path", ["/", "/api/jobs", "/?token=wrong", "/page.js"])
-def test_strangers_are_refused(served: Page, path: str) -> None:
-    answer, text = asked(served, path)
+def token(served: Page) -> str:
+    return served.address.partition("#token=")[2]
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/api/jobs?token={token}", "/api/jobs/0/x/log", "/api/comparisons"])
+@pytest.mark.parametrize("given", ["", "Bearer wrong", "Basic {token}", "cookie"])
+def test_strangers_are_refused(served: Page, path: str, given: str) -> None:
+    said = {"Cookie": f"psjob-{served.port}={token(served)}"} if given == "cookie" else {"Authorization": given.format(token=token(served))}
+    answer, text = asked(served, path.format(token=token(served)), **said)
     assert answer.status == 403 and "psjob ui" in text
 
 
 def test_who_has_the_address_sees_the_page_and_nothing_beside_it(served: Page) -> None:
-    path = served.address.removeprefix(f"http://127.0.0.1:{served.port}")
-    assert asked(served, path, Host=f"evil.example:{served.port}")[0].status == 421
-    assert asked(served, path, "POST")[0].status == 405
-    answer, _ = asked(served, path)
-    assert answer.status == 303 and answer.headers["location"] == "/", "the token goes from the address into a cookie"
-    cookie = answer.headers["set-cookie"].partition(";")[0]
-    answer, _ = asked(served, "/", Cookie=cookie)
+    right = {"Authorization": f"Bearer {token(served)}"}
+    assert asked(served, "/", Host=f"evil.example:{served.port}", **right)[0].status == 421
+    assert asked(served, "/", "POST", **right)[0].status == 405
+    answer, text = asked(served, "/")
     assert answer.status == 200 and "default-src 'self'" in answer.headers["content-security-policy"]
-    assert asked(served, "/api/jobs", Cookie=cookie)[0].status == 200
+    assert "set-cookie" not in answer.headers, "it would go to every port of this machine"
+    assert token(served) not in text
+    assert asked(served, "/api/jobs", **right)[0].status == 200
     for beside in ("/../../etc/passwd", "/api/comparisons/..%2f..%2fsecret"):
-        assert asked(served, beside, Cookie=cookie)[0].status == 404
+        assert asked(served, beside, **right)[0].status == 404
+
+
+def test_no_command_line_has_the_token(served: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine can read the browser's."""
+    seen: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", seen.append)
+    with opened(served.address) as file:
+        assert seen == [file.as_uri()] and token(served) not in seen[0]
+        assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+        assert served.address in file.read_text()
+    assert not file.parent.exists()

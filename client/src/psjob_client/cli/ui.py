@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated
 
 import typer
@@ -34,6 +33,7 @@ def ui(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
+    from psjob_client.ui.opening import opened
     from psjob_client.ui.server import Page
 
     where = Where(local, folder, namespace, context, kubeconfig)
@@ -42,10 +42,9 @@ def ui(
         say("psjob: the page is at this address, on this machine alone; anyone here who has the address can read it; Ctrl-C ends it")
         echo(page.address)
         sys.stdout.flush()
-        if browser:
-            webbrowser.open(page.address)
         try:
-            page.wait()
+            with opened(page.address) if browser else nullcontext():
+                page.wait()
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -66,7 +66,7 @@ class Page:
     @property
     def address(self) -> str:
         """What is opened in a browser; anyone who has it may read."""
-        return f"http://{HOST}:{self.port}/?token={self._token}"
+        return f"http://{HOST}:{self.port}/#token={self._token}"
 
     def __enter__(self) -> Page:
         """It is served from now on."""

@@ -12,6 +12,7 @@ const main = document.getElementById("main");
 const state = document.getElementById("state");
 const find = document.getElementById("find");
 const picked = document.getElementById("picked");
+let token = keptToken(); // of this address with its port, in all tabs
 let jobs = null;
 let comparisons = [];
 let shown = null; // {key, draw(), …} of what main holds
@@ -26,10 +27,31 @@ function kept() {
   }
 }
 
+// The token comes behind the # of the address, and goes from there: it is not to be copied with the address of a job.
+function takeToken() {
+  const found = location.hash.match(/^#token=([\w-]+)$/);
+  if (!found) return;
+  try {
+    localStorage.setItem("psjob-token", found[1]);
+  } catch {
+    // this tab has it all the same
+  }
+  token = found[1];
+  history.replaceState(null, "", location.pathname);
+}
+
+function keptToken() {
+  try {
+    return localStorage.getItem("psjob-token") ?? "";
+  } catch {
+    return "";
+  }
+}
+
 async function ask(path) {
   let answer;
   try {
-    answer = await fetch(path, { headers: { Accept: "application/json" } });
+    answer = await fetch(path, { headers: { Accept: "application/json", Authorization: `Bearer ${token}` } });
   } catch {
     throw new Error("psjob ui is not there any more: start it again, and open the address that it prints");
   }
@@ -348,6 +370,7 @@ async function turn() {
 }
 
 find.addEventListener("input", () => jobs && rows());
+takeToken();
 if (location.hash) open();
-addEventListener("hashchange", () => { open(); main.focus({ preventScroll: true }); });
+addEventListener("hashchange", () => { takeToken(); open(); main.focus({ preventScroll: true }); });
 turn();
