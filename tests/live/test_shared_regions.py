@@ -92,6 +92,9 @@ def test_a_token_opens_one_handover() -> None:
     os.close(fd)
     with pytest.raises(OSError):
         handover.fetch(counter.address, token, ours.fd)
+    for name, word in (("another-program", token), ("psjob-\0", token), (f"{counter.address}x", token), (counter.address, "short")):
+        with pytest.raises(OSError, match="is not where memory is handed over"):
+            handover.fetch(name, word, ours.fd)
     counter.forget(counter.expect(give))
     assert not counter._expected
     counter.close()

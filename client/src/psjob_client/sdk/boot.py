@@ -7,6 +7,7 @@ that goes back to a checkpoint starts it again. It is imported from the working 
 import hashlib
 import importlib.metadata
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,28 @@ def missing(packages: list[str]) -> list[str]:
     return found
 
 
+def own_folder(parent: str) -> str:
+    """A folder of this user in `parent`, where others may write too: the same each time, unless somebody else has put something there."""
+    folder = os.path.join(parent, f"psjob-scripts-{os.getuid()}")
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        found = os.lstat(folder)  # a link would lead to a folder of this user that others may write to
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            return tempfile.mkdtemp(prefix="psjob-scripts-", dir=parent)
+    return folder
+
+
+def written(source: str, folder: str) -> str:
+    """The script's file, by its content; it takes the place of what is there."""
+    path = os.path.join(folder, f"train-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py")
+    made, part = tempfile.mkstemp(dir=folder)
+    with os.fdopen(made, "w", encoding="utf-8") as file:
+        file.write(source)
+    os.replace(part, path)
+    return path
+
+
 def main() -> None:
     """Install what is missing, write the script, become it."""
     source, words = sys.argv[1], sys.argv[2:]
@@ -43,15 +66,7 @@ def main() -> None:
         if done.returncode:
             sys.exit(f"packages: pip could not install {', '.join(wanted)}; put them into the image, or correct their names")
         paths.insert(0, target)
-    folder = os.path.join(tempfile.gettempdir(), f"psjob-scripts-{os.getuid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        folder = tempfile.mkdtemp(prefix="psjob-scripts-")
-    path = os.path.join(folder, f"train-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py")
-    part = f"{path}.{os.getpid()}"
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(source)
-    os.replace(part, path)
+    path = written(source, own_folder(tempfile.gettempdir()))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, path, *arguments])
 

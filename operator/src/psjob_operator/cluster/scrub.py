@@ -59,7 +59,13 @@ _FORMS = (
         r"(?<![0-9A-Za-z])(?:eyJ[\w.-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_\w{20,}|gl(?:pat|rt)-[\w.-]{16,}"
         r"|hf_[0-9A-Za-z]{20,}|wandb_v\d_\w{20,}|xox[a-z]-[0-9A-Za-z-]{8,}|xapp-[0-9A-Za-z-]{8,}|AIza[\w-]{30,}|ya29\.[\w.-]{20,}"
         r"|sk-(?:ant-|proj-)[\w-]{16,}|sk-[0-9A-Za-z]{20,}|npm_[0-9A-Za-z]{30,}|pypi-[\w-]{30,}|[sr]k_(?:live|test)_[0-9A-Za-z]{10,}"
-        r"|hv[sbr]\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{16,})",
+        r"|hv[sbr]\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{16,}"
+        # More of gitleaks' rules (config/gitleaks.toml), by the beginning that each service gives its tokens.
+        r"|(?:ABIA|ACCA|A3T[0-9A-Z])[0-9A-Z]{16}|sk-(?:svcacct|admin|or-v1)-[\w-]{16,}|gl(?:soat|oas|dt|ft|agent|imt|ptt|cbt|ffct)-[\w.-]{16,}"
+        r"|api_org_[0-9A-Za-z]{20,}|nvapi-[\w-]{20,}|r8_[0-9A-Za-z]{20,}|gsk_[0-9A-Za-z]{20,}|xai-[0-9A-Za-z]{20,}|pplx-[0-9A-Za-z]{20,}"
+        r"|dapi[0-9a-f]{32}|dckr_(?:pat|oat)_[\w-]{20,}|glc_[0-9A-Za-z+/=]{32,}|glsa_\w{32,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}|SG\.[\w=.-]{60,}"
+        r"|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{20,}|sq0[a-z]{3}-[\w-]{20,}|PMAK-[\w-]{20,}|lin_api_[0-9A-Za-z]{20,}|sntry[su]_[\w+/=.-]{20,}"
+        r"|tskey-[\w-]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|figd_[\w-]{20,}|NRAK-[0-9A-Z]{20,}|(?:pul-|sbp_|ph[cx]_)[0-9A-Za-z]{32,})",
         0,
         "",
     ),

@@ -25,8 +25,13 @@ INLINE = frozenset({"-s", "--script"})
 ENVIRONMENT = re.compile(r"conda|mamba|venv|/envs?/")
 """Folders of an environment, whose programs have their Python beside them."""
 HOME_OF_ROOT = "/root"
-VARIABLES = re.compile(r"PATH|HOME|LD_LIBRARY_PATH|VIRTUAL_ENV|(PYTHON|CONDA_|MAMBA_|UV_)\w*")
-"""What decides which Python starts and what it can import."""
+VARIABLES = re.compile(
+    r"PATH|HOME|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON[A-Z]*"
+    r"|CONDA_(PREFIX(_\d+)?|DEFAULT_ENV|EXE|PYTHON_EXE|SHLVL|ROOT|ENVS_PATH|ENVS_DIRS|PKGS_DIRS|OFFLINE)|CONDARC|MAMBA_(EXE|ROOT_PREFIX)"
+    r"|UV_(PROJECT|PROJECT_ENVIRONMENT|PYTHON|PYTHON_(INSTALL_DIR|PREFERENCE|DOWNLOADS|BIN_DIR)|SYSTEM_PYTHON|MANAGED_PYTHON|NO_MANAGED_PYTHON"
+    r"|CACHE_DIR|NO_CACHE|NO_SYNC|FROZEN|LOCKED|OFFLINE|ISOLATED|NO_CONFIG|CONFIG_FILE|WORKING_DIRECTORY|LINK_MODE|NO_DEV|NO_PROGRESS|TOOL_DIR)"
+)
+"""What decides which Python starts and what it can import, by name: the runners' other variables may hold credentials of an index."""
 DEFAULT = "python3"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import threading
@@ -22,6 +23,7 @@ SECONDS = 5.0
 LIMIT = 64
 """Handovers at one time."""
 TOKEN_BYTES = 32
+NAME, TOKEN = re.compile(r"psjob-[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{{TOKEN_BYTES}}}")
 Give = Callable[[int], Region]
 """Takes over the other side's descriptor; returns the memory to lend, which stays open until it is sent. Raises WireError or OSError."""
 
@@ -90,7 +92,12 @@ class Caller:
 
 
 def fetch(address: str, token: str, fd: int) -> int:
-    """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach."""
+    """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach.
+
+    Or where the other side names what no counter is called: it could send this process to any program of the machine.
+    """
+    if not NAME.fullmatch(address) or not TOKEN.fullmatch(token):
+        raise OSError(f"{address[:80]!r} is not where memory is handed over")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(SECONDS)
         sock.connect("\0" + address)
