@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from psjob_client.cli import output, rows
+from psjob.wire.words import one_line
+from psjob_client.cli import doctor, output, rows
+from psjob_client.cli.output import TextForm
+from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.report import page as report
+from psjob_client.doctor.findings import Finding
 from psjob_client.jobs.html import job_html
+from psjob_client.jobs.problems import JobProblem
 from psjob_client.jobs.text import as_json, as_yaml
 from psjob_client.jobs.view import EventView, JobView, ProcessView, Series, ShardView, WorkerView
+from psjob_client.local.display import Display
+from psjob_client.local.screen import screen
+from psjob_client.local.watch import Watch
+from psjob_client.ui import shown
 from psjob_operator.cluster import scrub
 from psjob_operator.plan.text import short
 from psjob_operator.printable import LINE_ENDS, coloured, printable
@@ -55,7 +67,42 @@ HOSTILE = {
     "an order mark": "\ufeffa",
     "next line": "a\x85b",
     "delete": "a\x7fb",
+    "a link with a bell": "\x1b]8;id=1;file:///etc/passwd\x07open\x1b]8;;\x07",
+    "one byte link": "\x9d8;;http://evil.example\x9cclick\x9d8;;\x9c",
+    "asks for the clipboard": "\x1b]52;p;?\x1b\\",
+    "a long clipboard": "\x1b]52;c;" + "QUFB" * 5000 + "\x07",
+    "an OSC without an end": "\x1b]0;" + "a" * 3000,
+    "a CSI without an end": "\x1b[" + "1;" * 2000,
+    "asks for colours": "\x1b]11;?\x07",
+    "sets colours": "\x1b]4;1;#000000\x07",
+    "a notification": "\x1b]777;notify;t;b\x07",
+    "a folder": "\x1b]7;file://evil/\x07",
+    "a mark of the shell": "\x1b]133;A\x07",
+    "a picture of kitty": "\x1b_Ga=T,f=100;AAAA\x1b\\",
+    "a picture of sixel": "\x1bPq#0;2;0;0;0~\x1b\\",
+    "a private message": "\x1b^hidden\x1b\\",
+    "a string of the start": "\x1bXhidden\x1b\\",
+    "keys of the mouse": "\x1b[?1003h",
+    "pasted": "\x1b[201~",
+    "a title that is told": "\x1b[21t",
+    "scrolls": "\x1b[1;1r\x1b[50S",
+    "inserts lines": "\x1b[4h\x1b[9L",
+    "other letters": "\x1b(0qqq\x1b(B\x0e",
+    "tmux": "\x1bPtmux;\x1b\x1b]52;c;AA\x07\x1b\\",
+    "screen": "\x1bk owned\x1b\\",
+    "repeats": "a\x1b[999999999b",
+    "an escape in an escape": "\x1b[3\x1b[2J1m",
+    "goes up": "\x1b[A\x1b[2Kall well",
+    "a word in Arabic marks": "\u061ca\u06ddb",
+    "old marks of direction": "\u202da\u2067b\u2068c",
+    "markup of HTML": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "markup of rich": "[link=http://evil.example]x[/link] [/nothing] [bold",
+    "ends of HTML": "</pre></td></table>\"'><svg/onload=alert(1)>",
+    "very long": "\x1b" * 9000,
+    "markup of TeX": "$\\frac{ $x^",
 }
+LETTERS = 100_000 * 8
+"""Of one text at most, as it is shown."""
 
 
 def acts(text: str) -> list[str]:
@@ -113,6 +160,82 @@ def test_a_line_of_a_log_keeps_its_colours_only(hostile: str, capsys: pytest.Cap
     assert not acts(capsys.readouterr().out.replace("\x1b[0m", "").replace("\x1b[8m", "").replace("\x1b[28m", ""))
     assert coloured("\x1b[1;31mred\x1b[2K") == "\x1b[1;31mred\\x1b[2K\x1b[0m"
     assert coloured("a\tb") == "a\tb"
+
+
+def drawn(shown: RenderableType) -> str:
+    """As a terminal draws it, without colours."""
+    out = io.StringIO()
+    Console(file=out, width=300, color_system=None, force_terminal=False).print(shown)
+    return out.getvalue()
+
+
+def printed(act: Callable[[], object]) -> str:
+    """What a command prints, on both streams."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        act()
+    return out.getvalue() + err.getvalue()
+
+
+def of_a_run(text: str) -> str:
+    """The live part of `psjob run`, of a shard 0 that says `text` wherever it says a word."""
+    watch = Watch(10.0, b"")
+    watch.progress = {
+        "step": 1, "totalSteps": 9, "waiting": text, "checkpointProblem": text, "workers": [{"rank": 0, "state": text, "clock": 1}],
+        "metrics": {text: 1.0}, "loss": text,
+    }  # fmt: skip
+    return drawn(screen("job", None, watch, 0.0, "step", text)) + drawn(screen(text, None, watch, 0.0, "step"))
+
+
+def a_comparison(text: str) -> Comparison:
+    side = SideOutcome(text, text, text, 1.0, 1.0, {text: [(0.0, 0.0, 1.0)]}, {text: 1.0}, warnings=[text])
+    return Comparison(text, "s", {text: text}, text, [side])
+
+
+COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+OUTPUTS: dict[str, Callable[[str], str]] = {
+    "get": lambda text: printed(lambda: output.table(rows.WATCHED, rows.jobs([job(text)], 0.0, rows.WATCHED))),
+    "get -o name": lambda text: printed(lambda: output.job_names([job(text)])),
+    "get -o json": lambda text: as_json(job(text).to_manifest()),
+    "get -o yaml": lambda text: as_yaml(job(text).to_manifest()),
+    "describe": lambda text: printed(lambda: [output.echo(f"{word}: {told}") for word, told in rows.facts(job(text), 0.0)]),
+    "processes": lambda text: printed(lambda: output.table(rows.PROCESSES, rows.processes(job(text)))),
+    "top": lambda text: drawn(output.grid(rows.PROCESSES, rows.processes(job(text)))),
+    "events": lambda text: " ".join(map(str, rows.event(EventView(time=0.0, reason=text, message=text, about=text)))),
+    "metrics": lambda text: " ".join(map(str, rows.metric(Series(name=text, times=(0.0,), steps=(1,), values=(1.0,))))),
+    "logs": lambda text: COLOURS.sub("", printed(lambda: output.log_line(text))),
+    "a refusal": lambda text: printed(lambda: output.say(JobProblem(text))),
+    "doctor": lambda text: printed(lambda: doctor._print([Finding("problem", text, text, text, text)], TextForm.text)),
+    "run": of_a_run,
+    "run in a pipe": lambda text: printed(lambda: Display("job", progress=False).say(text)),
+    "a notebook": lambda text: job_html(job(text)),
+    "the page": lambda text: json.dumps(
+        shown.detail(job(text), [], [EventView(time=0.0, reason=text, message=text)], [], 0.0), ensure_ascii=False
+    ),
+    "the page's list": lambda text: json.dumps(shown.row(job(text)), ensure_ascii=False),
+    "a report": lambda text: report(a_comparison(text)),
+    "status": lambda text: "".join(scrub.told(f"first\n{text}\n")),
+    "status of JSON": lambda text: scrub.told(json.dumps({"error": text, text: 1}))[0],
+    "a condition": short,
+    "words of the kubelet": scrub.sentence,
+    "a shard's log": lambda text: one_line(text, 4000),
+}
+"""Where a text of a script, a pod, a node or an API message comes to people."""
+PAGES = ("a notebook", "a report")
+
+
+def test_there_are_as_many_texts_and_outputs_as_are_promised() -> None:
+    assert len(HOSTILE) >= 60 and len(set(HOSTILE.values())) == len(HOSTILE) and len(OUTPUTS) >= 20
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_no_text_acts_where_it_is_shown(name: str) -> None:
+    for what, text in HOSTILE.items():
+        told = OUTPUTS[name](f"before {text} after")
+        assert not acts(told), (what, acts(told)[:5])
+        assert len(told) <= 20 * LETTERS, what
+        if name in PAGES:
+            assert "<script>alert" not in told and "<img src=x" not in told and "<svg/onload" not in told, what
 
 
 def test_status_and_events(hostile: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from html import escape
+from html import escape as as_html
 
 from psjob_client.compare.judged import judged
 from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, Comparison, SideOutcome
 from psjob_client.compare.plots import MOST_BARS, plots, swatch
+from psjob_operator.printable import LINE_ENDS, printable
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #fcfcfd; --card: #ffffff; --line: #d9dee5;
@@ -122,6 +123,11 @@ def best(comparison: Comparison) -> list[list[int]]:
     """[row, column] of each cell of `rows` below its head that is the best of its column."""
     found = (_best_of(column, comparison) for column in columns(comparison))
     return [[row, at] for at, rows_of in enumerate(found, 2) for row in rows_of]
+
+
+def escape(text: str) -> str:
+    """Text of others in HTML: neither markup nor what acts where the page is read as text."""
+    return as_html(printable(text, LINE_ENDS))
 
 
 def page(comparison: Comparison) -> str:

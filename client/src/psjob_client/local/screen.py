@@ -35,20 +35,20 @@ def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     """The live part of the terminal; lines of the script scroll above it. `drawn`: a line that the script draws again and again."""
     told = watch.coordinator
     phase = (status and status.phase) or PENDING
-    head = Text(APART.join([job, phase, *progress(told, unit)]), overflow="fold")
+    head = Text(printable(APART.join([job, phase, *progress(told, unit)])), overflow="fold")
     head.stylize("bold", 0, len(job))
     head.stylize(STYLES.get(phase, "green"), len(job) + len(APART), len(job) + len(APART) + len(phase))
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     if shards := _shards(status):
-        rows.add_row("shards", shards)
+        rows.add_row("shards", Text(printable(shards)))
     if workers := _workers(list(told.get("workers") or ()), unit):
-        rows.add_row("workers", workers)
+        rows.add_row("workers", Text(printable(workers)))
     if kept := checkpoint(told, now, unit):
-        rows.add_row("checkpoint", kept)
+        rows.add_row("checkpoint", Text(printable(kept)))
     if events := APART.join(happened(status, watch)):
-        rows.add_row("so far", events)
+        rows.add_row("so far", Text(printable(events)))
     if drawn:
         rows.add_row("script", Text.from_ansi(coloured(drawn), no_wrap=True, overflow="ellipsis"))
     if told.get("waiting"):
