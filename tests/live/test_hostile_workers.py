@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from psjob import rules
+from psjob.protocol.coordinator import events
+from psjob.shard import coordination
 from psjob.shard.checks import info_of
 from psjob.shard.fromconfig import rule_problem
 from psjob.shard.statusport import status
@@ -146,6 +150,33 @@ def test_a_job_without_stages_hears_nothing_of_stages(tmp_path: Path, kind: Kind
 
         all_well(workers, act)
         assert f"sends {kind.name}, and this job has no stages" in caplog.text
+
+
+def test_what_a_worker_reports_waits_at_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a flood of it would take the memory of shard 0: to send a word costs less than to hear it."""
+    monkeypatch.setattr(coordination, "MOST_SAID", 40)
+    with serving(tmp_path, shards=1, transport="tcp") as shards:
+        coordinator = shards.servers[0].coordinator
+        assert coordinator is not None
+        most, heard, feed = [0], [0], coordinator.feed
+
+        def slowly(event: Any) -> None:
+            most[0] = max(most[0], coordinator.pending.qsize())
+            if isinstance(event, events.Reported):
+                heard[0] += 1
+                time.sleep(0.001)
+            feed(event)
+
+        monkeypatch.setattr(coordinator, "feed", slowly)
+
+        def act(worker: Worker) -> None:
+            for number in range(300 if worker.rank == 1 else 0):
+                worker.session.links[0].send_json(worker.session.header(Kind.REPORT), {"flood": float(number)})
+            steps(lambda rank: 1.0)(worker)
+
+        all_well(pair_of_workers(shards), act)
+        assert heard[0] == 300, "all of it is heard"
+        assert 0 < most[0] < 60
 
 
 def looks_at_nothing(session: WorkerSession) -> None:

@@ -31,6 +31,7 @@ from psjob.protocol.coordinator.job import JobFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.progress import MAX_METRICS
 from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.records import PIECE
 from psjob.shard import counts
 from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.counts import JobCounts
@@ -46,6 +47,8 @@ from psjob.wire.words import one_line
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
+MOST_SAID = 2048
+"""What a worker has said and the coordinator has not heard; with more, no more of its frames are read."""
 TICK_SECONDS = 0.05
 PATIENT_SECONDS = 1.0
 """Where checkpoints are at least so far apart, steps and records between them are handled by ticks."""
@@ -76,6 +79,8 @@ class Coordination:
         self._table: tuple[list[Any], tuple[TensorSpec, ...]] = ([], ())
         """The one that came last, as it came and as it was read: workers of one job share it."""
         self._lock = threading.Lock()
+        self._said: dict[int, int] = {}
+        """By stream, what its worker has said and the machine has not handled: frames, and for each PIECE of a record one more."""
         self._staleness_told = 0.0
 
     def take_up(self, said: Mapping[str, Any]) -> None:
@@ -121,10 +126,16 @@ class Coordination:
         """Let the machine handle an event, and carry out what it wants."""
         for action in self.machine.handle(event, self.clock()):
             self.carry_out(action)
+        stream = getattr(event, "stream", None)
+        if type(stream) is int and stream in self._said:
+            with self._lock:
+                self._said[stream] -= _weight(event)
         if isinstance(event, events.StreamEnded):
             session = self._sessions.pop(event.stream, None)
             if session is not None:
                 self._streams.pop(session, None)
+            with self._lock:
+                self._said.pop(event.stream, None)
         elif isinstance(event, events.ShardLost):
             self._orders.pop(event.link, None)
 
@@ -139,6 +150,10 @@ class Coordination:
     def post(self, event: Event) -> None:
         """Let the coordinator's thread handle an event."""
         self.pending.put(event)
+
+    def behind(self, session: Session) -> bool:
+        """Has this worker said so much that no more of it should be read before the coordinator has heard some? Memory bounds it."""
+        return self._said.get(self._streams.get(session, -1), 0) > MOST_SAID
 
     def _post_step(self, event: Event) -> None:
         """As `post`, of what comes at every step: while no checkpoint is near nobody waits for it, and no thread is woken."""
@@ -166,33 +181,47 @@ class Coordination:
         stream, kind = self._streams.get(session), header.kind
         if stream is None:
             return
-        if kind is Kind.RECORD:
-            idle = min(1.0, header.request / IDLE_PARTS) if header.part else None
-            came = events.RecordCame(stream, header.clock, blob, idle)
-            (self.post if header.clock < 0 else self._post_step)(came)
-        elif kind is Kind.MARK:
-            self.post(events.Marked(stream, header.request, header.clock))
-        elif kind is Kind.LEAVE:
-            self.post(events.WorkerLeft(stream, header.clock))
-        elif kind is Kind.REPORT:
-            self.post(events.Reported(stream, numbers_of(body)))
-        elif kind is Kind.CHECKPOINT:
-            self.post(events.CheckpointAsked(stream))
-        elif kind is Kind.STOP:
-            self.post(events.WorkerStops(stream))
-        elif kind in (Kind.STEP_LOST, Kind.MEASURED) and not self.place.config.stages:
-            raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
-        elif kind is Kind.STEP_LOST:
-            self.post(border.step_lost(stream, body, self.place.config.workers))
-        elif kind is Kind.MEASURED:
-            self.post(border.measured(stream, header.clock, body, self.place.config.workers))
-        elif kind is Kind.STIRRED:
-            self.post(signs.Stirred(stream, border.passes(body)))
-        elif kind is Kind.INPUTS:
-            told = border.data(body)
-            self.post(signs.InputsSeen(stream, border.inputs(body)) if told is None else signs.DataSeen(stream, told))
-        elif kind is Kind.DIGEST and (digest := border.digest(body)) is not None:
-            self.post(signs.DigestCame(stream, digest))
+        posted = self._event(session, stream, kind, header, body, blob)
+        if posted is None:
+            return
+        event, soon = posted
+        with self._lock:
+            self._said[stream] = self._said.get(stream, 0) + _weight(event)
+        (self.post if soon else self._post_step)(event)
+
+    def _event(
+        self, session: Session, stream: int, kind: Kind, header: Header, body: Mapping[str, Any], blob: bytes
+    ) -> tuple[Event, bool] | None:
+        """What a worker says, and whether the coordinator's thread is to be woken for it. Raises WireError."""
+        workers = self.place.config.workers
+        match kind:
+            case Kind.RECORD:
+                idle = min(1.0, header.request / IDLE_PARTS) if header.part else None
+                return events.RecordCame(stream, header.clock, blob, idle), header.clock < 0
+            case Kind.MARK:
+                return events.Marked(stream, header.request, header.clock), True
+            case Kind.LEAVE:
+                return events.WorkerLeft(stream, header.clock), True
+            case Kind.REPORT:
+                return events.Reported(stream, numbers_of(body)), True
+            case Kind.CHECKPOINT:
+                return events.CheckpointAsked(stream), True
+            case Kind.STOP:
+                return events.WorkerStops(stream), True
+            case Kind.STEP_LOST | Kind.MEASURED if not self.place.config.stages:
+                raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
+            case Kind.STEP_LOST:
+                return border.step_lost(stream, body, workers), True
+            case Kind.MEASURED:
+                return border.measured(stream, header.clock, body, workers), True
+            case Kind.STIRRED:
+                return signs.Stirred(stream, border.passes(body)), True
+            case Kind.INPUTS:
+                told = border.data(body)
+                return signs.InputsSeen(stream, border.inputs(body)) if told is None else signs.DataSeen(stream, told), True
+            case Kind.DIGEST if (digest := border.digest(body)) is not None:
+                return signs.DigestCame(stream, digest), True
+        return None
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
@@ -395,6 +424,10 @@ class Coordination:
         names = [spec.name for spec in specs]
         twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         return table, tuple(spec.to_json() for spec in specs), None if twice is None else f"this worker has table {twice} twice"
+
+
+def _weight(event: Event) -> int:
+    return 1 + len(event.record) // PIECE if isinstance(event, events.RecordCame) else 1
 
 
 def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:

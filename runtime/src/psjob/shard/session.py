@@ -34,12 +34,14 @@ from psjob.shard.rowframes import RowFrames
 from psjob.shard.stateframes import StateFrames
 from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.pooled import Pooled
-from psjob.wire.reading import StreamClosed, Wants
+from psjob.wire.reading import Pause, StreamClosed, Wants
 from psjob.wire.shared import Region
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
+BEHIND_SECONDS = 0.01
+"""From one look to the next at whether the coordinator has heard what a worker has said."""
 MOST_SAID = 4 << 20
 """Bytes of what a worker says to the coordinator, such as the names of a digest."""
 log = logging.getLogger("psjob.shard")
@@ -117,6 +119,8 @@ class Session:
             while True:
                 if lane.stream.full:
                     yield from lane.stream.emptied()
+                while self.server.coordinator is not None and self.server.coordinator.behind(self):
+                    yield Pause(BEHIND_SECONDS)
                 header = yield from lane.stream.next_header(None)
                 wants = self._handle(lane, header)
                 if wants is not None:
