@@ -12,7 +12,7 @@ from psjob_operator.api.immutability import MUTABLE, immutability_rules
 from psjob_operator.api.rules import rules
 from psjob_operator.api.spec import UpdateRule
 from psjob_operator.api.template import template_rules
-from psjob_operator.api.validate import validate_job
+from psjob_operator.api.validate import MOST_PROBLEMS, validate_job
 from psjob_operator.contract import UPDATE_RULES
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
@@ -103,3 +103,19 @@ def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
         assert bool(rule.obstacle) != rule.at_admission, (rule.at, rule.limit)
     outside = {rule.about or rule.at for rule in rules() if not rule.at_admission}
     assert outside == {"workers.processes"}, "all others the API server says"
+
+
+@pytest.mark.parametrize(
+    "path_and_value",
+    [
+        ("spec", {f"x{number}": 1 for number in range(20_000)}),
+        ("spec.runPolicy", {"failureRules": [{"action": 1}] * 20_000}),
+    ],
+    ids=["unknown fields", "rules"],
+)
+def test_of_many_problems_the_first_are_told(path_and_value: tuple[str, Any]) -> None:
+    """Each takes time: a manifest of a mebibyte took the operator a second."""
+    path, value = path_and_value
+    job, problems = validate_job(changed(GOOD, {path: value}))
+    assert job is None and MOST_PROBLEMS < len(problems) <= MOST_PROBLEMS + 10
+    assert any("more problems" in str(problem) for problem in problems)

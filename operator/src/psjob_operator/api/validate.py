@@ -26,6 +26,8 @@ from psjob_operator.contract import GROUP, KIND, VERSION
 
 LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
+MOST_PROBLEMS = 500
+"""Told of one manifest."""
 DEEPEST = 100
 schema = cache(make_schema)
 RULES = "x-kubernetes-validations"
@@ -48,7 +50,11 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     try:
         job = PSTrainingJob.model_validate(mine)
     except ValidationError as error:
-        problems = [_told(detail) for detail in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        problems = [_told(detail) for detail in found[:MOST_PROBLEMS]]
+        if len(found) > MOST_PROBLEMS:  # to look for the word that was meant takes time for each
+            rest = len(found) - MOST_PROBLEMS
+            problems.append(Problem("spec", None, f"has {rest} more problems", f"correct the first {MOST_PROBLEMS} and ask again"))
         fields = {problem.field for problem in problems}
         return None, problems + [problem for problem in _in_templates(raw) if problem.field not in fields]
     problems = _in_templates(raw) or _too_large(raw)
