@@ -27,8 +27,7 @@ KEPT = (
     "required",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
-    "x-kubernetes-patch-merge-key",
-    "x-kubernetes-patch-strategy",
+    "x-kubernetes-map-type",
 )
 """What decides whether a value is right, and by what keys lists merge."""
 
@@ -62,9 +61,11 @@ def written(whole: Schema) -> str:
 
 
 def _short(part: Schema, todo: list[str]) -> Schema:
-    """`part` without prose and defaults; names that it refers to are added to `todo`."""
+    """`part` without prose, and of defaults with texts only, such as TCP, a key. Names that it refers to are added to `todo`."""
     refers = part.get("$ref") or next((one["$ref"] for one in part.get("allOf", ()) if "$ref" in one), "")
     own = {key: part[key] for key in KEPT if key in part}
+    if part.get("default") and isinstance(part["default"], str):
+        own["default"] = part["default"]
     if refers:
         name = refers.rpartition(".")[2]
         todo.append(name)

@@ -15,7 +15,10 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "NotSuspended": ("Suspended", "False: a suspension is asked for, and processes are still there, or the job has ended"),
     "NameConflict": ("Ready, Reconciling", "an object with a name that the job needs is not the job's"),
     "CreateRefused": ("Ready, Reconciling, Degraded", "the API server refuses an object of the job; it is tried again"),
-    "ClaimPending": ("Ready, Reconciling, CheckpointReady", "the claim for checkpoints is not bound, or is being deleted"),
+    "NamespaceTerminating": ("Ready, Reconciling", "the namespace is being deleted, and takes no more pods"),
+    "ClaimPending": ("Ready, Reconciling, CheckpointReady", "the claim for checkpoints is not bound"),
+    "ClaimTerminating": ("CheckpointReady", "the claim with the checkpoints is being deleted, and goes when no pod uses it"),
+    "ClaimMissing": ("CheckpointReady", "the claim with the checkpoints is not there"),
     "Ending": ("Ready, Reconciling", "a process waits with its start until shards have made a last checkpoint"),
     "BackOff": ("Ready, Reconciling", "a process that failed waits until it is started again"),
     "Unschedulable": ("Ready, Reconciling", "the scheduler finds no node for a pod"),
@@ -24,6 +27,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "Waiting": ("Ready, Reconciling", "a container waits, and the kubelet's word for it is no reason"),
     "TemplateInvalid": ("Ready, Stalled, Failed", "a pod template breaks a rule, or the API server refuses each pod of it"),
     "SpecInvalid": ("Ready, Stalled, Failed", "the spec outside templates breaks a rule that only the operator can see"),
+    "TemplateChanged": ("Ready, Stalled", "more than the placement of a run's pods was changed while it was suspended; change it back"),
     "RunOfAnotherVersion": ("Ready, Stalled", "the run was begun by a version that this operator does not serve"),
     "WaitingForMember": ("Ready, Degraded", "a process waits for another"),
     "SidecarCrashing": ("Ready, Degraded", "a sidecar of a pod restarts"),
@@ -35,6 +39,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "WorkersDiffer": ("Ready, WorkersDiffer, Complete", "weights of workers that should be equal are not"),
     "BuffersDiffer": ("Ready, BuffersDiffer", "buffers of workers that should be equal are not"),
     "DataNotSharded": ("Ready, DataNotSharded", "workers read the same data"),
+    "OtherWriter": ("Contended", "another operator or controller keeps changing an object of the job"),
     "Cleared": ("the conditions of warnings", "False: it is over"),
     "Committed": ("CheckpointReady", "a lost shard restores the last checkpoint"),
     "CheckpointProblem": ("CheckpointReady", "checkpoints cannot be written; the message says why"),
@@ -48,7 +53,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "PendingTimeout": ("Ready, Stalled, Failed", "spec.runPolicy.pendingTimeoutSeconds is over"),
     "Refused": ("Ready, Stalled, Failed", "a process ended with exit code 77: it says that a restart is of no use"),
     "CheckpointLost": ("Ready, Stalled, Failed", "a shard found no checkpoint where one was known (exit code 78)"),
-    "FailureRule": ("Ready, Stalled, Failed", "a rule of spec.runPolicy.failureRules says Fail"),
+    "FailureRule": ("Ready, Stalled, Failed", "a rule of spec.runPolicy.failureRules says FailJob"),
 }
 """Reason of a condition -> its conditions, and what it says. Other words are the kubelet's own, of a container that waits."""
 EVENTS: Mapping[str, tuple[str, str]] = {
@@ -60,6 +65,8 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "Resumed": ("Normal or Warning", "all processes start from the last checkpoint; Warning if there is none"),
     "KeysTaken": ("Warning", "a Secret of the run's keys was there before any pod; new keys are made"),
     "StatusRefused": ("Warning", "the API server refuses the job's status; nothing is started until it takes it"),
+    "Contended": ("Warning", "another operator or controller keeps changing an object of the job"),
+    "DeleteRefused": ("Warning", "the API server refuses to delete the job whose ttlSecondsAfterFinished is over"),
     "NetworkPolicyRefused": ("Warning", "the job goes on without its NetworkPolicy"),
 }
 """Reason of an Event -> its type, and when it comes."""
@@ -79,6 +86,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     "TerminationByKubelet": ("no", "the kubelet ended it for its node's sake"),
     "Moved": ("no", "its pod goes to the node of its partner, or of those with which it shares a volume"),
     "Deleted": ("no", "somebody deleted the pod"),
+    "ContainerStatusUnknown": ("no", "nobody saw how it ended: its node or container runtime was restarted"),
     "Missing": ("no", "the pod is gone and nobody saw it end"),
     "Fenced": ("no", "a shard met a newer view and ended"),
     "Retry": ("no", "it asked to be started again (exit code 75)"),

@@ -68,12 +68,7 @@ def parts(name: str) -> dict[str, Template]:
         {"name": "AT", "value": "$(NODE)"},
     ]
     chart = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "digits-1.2.3"}
-    # Server-side apply takes no list that holds a key twice.
-    twice = (
-        {} if name == "shard" else {"variables twice": of_container(name, env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}])}
-    )
     return {
-        **twice,
         "labels of a chart": {"metadata": {"labels": chart}},
         "annotations": {"metadata": {"annotations": {"prometheus.io/scrape": "true", "checksum/config": "0" * 64}}},
         "finalizers": {"metadata": {"finalizers": ["example.com/keep"]}},

@@ -345,7 +345,11 @@ TEMPLATES_REFUSED: list[Case] = [
             "must not have ownerReferences, managedFields, uid, ",
             server=False,
         )
-        for name, value in (("ownerReferences", [{"uid": "a"}]), ("creationTimestamp", "2026-01-01T00:00:00Z"), ("uid", "a"))
+        for name, value in (
+            ("ownerReferences", [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "a"}]),
+            ("creationTimestamp", "2026-01-01T00:00:00Z"),
+            ("uid", "a"),
+        )
     ),
     *(
         Case(

@@ -75,6 +75,9 @@ _SHAPES: dict[str, Schema] = {
     "status.restarts.byProcess[].time": {"format": "date-time"},
     "status.restarts.lastCounted": {"format": "date-time"},
     "status.restarts.lastReset": {"format": "date-time"},
+    "status.restarts.lastIncident.time": {"format": "date-time"},
+    "status.restarts.lastIncident.nodes": {"maxItems": 8, **_ATOMIC},
+    "status.restarts.lastIncident.nodes[]": {"maxLength": 253},
     "status.startTime": {"format": "date-time"},
     "status.completionTime": {"format": "date-time"},
 }

@@ -203,6 +203,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             lambda metadata: not any(metadata.get(word) for word in SYSTEMS),
             f"must not have {', '.join(SYSTEMS)}",
             "psjob and the API server give them to each pod; leave them out",
+            obstacle=OPEN,
         ),
         FieldRule(
             f"{pod}.ephemeralContainers",

@@ -45,8 +45,9 @@ def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, .
         return Trouble(seat, "NameConflict", f"pod {name} exists and is not this job's; it starts when that pod is gone")
     refusal = refused(seat)
     if refusal is not None:
-        going = "NamespaceTerminating" if NAMESPACE_GOES in refusal.message else "CreateRefused"
-        return Trouble(seat, "NameConflict" if refusal.code == CONFLICT else going, refusal.message)
+        if refusal.code == CONFLICT:
+            return Trouble(seat, "NameConflict", refusal.message)
+        return Trouble(seat, "NamespaceTerminating" if NAMESPACE_GOES in refusal.message else "CreateRefused", refusal.message)
     until = raising.held_until(seat)
     if until is not None and seat.role == "shard" and any(ends_at(other) > facts.now for other in facts.shards):
         words = f"{seat.fate.cause}: shards take a last checkpoint; it starts again when they have ended, at {stamp(until)} at the latest"
