@@ -47,7 +47,8 @@ def job(
     (container,) = pod["containers"]
     container |= {"image": image, "imagePullPolicy": "IfNotPresent", "securityContext": RESTRICTED}
     container["resources"] = {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "2Gi"}}
-    container.setdefault("env", []).append({"name": "OMP_NUM_THREADS", "value": "1"})
+    own = [it for it in container.get("env", []) if it["name"] != "OMP_NUM_THREADS"]
+    container["env"] = [*own, {"name": "OMP_NUM_THREADS", "value": "1"}]
     if args:
         container["args"] = [*container.get("args", []), *args]
     shard = {"name": "shard", "resources": {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "1500Mi"}}}

@@ -34,12 +34,12 @@ def token(served: Page) -> str:
     return served.address.partition("#token=")[2]
 
 
-@pytest.mark.parametrize("path", ["/api/jobs", "/api/jobs?token={token}", "/api/jobs/0/x/log", "/api/comparisons"])
 @pytest.mark.parametrize("given", ["", "Bearer wrong", "Basic {token}", "cookie"])
-def test_strangers_are_refused(served: Page, path: str, given: str) -> None:
+def test_strangers_are_refused(served: Page, given: str) -> None:
     said = {"Cookie": f"psjob-{served.port}={token(served)}"} if given == "cookie" else {"Authorization": given.format(token=token(served))}
-    answer, text = asked(served, path.format(token=token(served)), **said)
-    assert answer.status == 403 and "psjob ui" in text
+    for path in ("/api/jobs", "/api/jobs?token={token}", "/api/jobs/0/x/log", "/api/comparisons"):
+        answer, text = asked(served, path.format(token=token(served)), **said)
+        assert answer.status == 403 and "psjob ui" in text, path
 
 
 def test_who_has_the_address_sees_the_page_and_nothing_beside_it(served: Page) -> None:

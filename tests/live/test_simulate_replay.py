@@ -79,11 +79,13 @@ def hyperparameters_of(rule: str) -> Hyperparameters:
     return check_hyperparameters(rules.named(rule), hyperparameters)
 
 
-def fields(mode: Mode) -> dict[str, Any]:
+def fields(mode: Mode, rule: str) -> dict[str, Any]:
     """The mode as a shard that reads `settings` has it."""
-    words = settings(mode)
+    words = settings(mode, hyperparameters_of(rule))
     if "local" in words:
-        words["local"] = LocalConfig(words["local"]["innerSteps"])
+        local = words["local"]
+        words["local"] = LocalConfig(local["innerSteps"], lr=local["lr"], momentum=local["momentum"])
+        words["rule_options"] = words.pop("ruleOptions")
     if "updateRule" in words:
         words["update_rule"] = words.pop("updateRule")
     if "backupWorkers" in words:
@@ -111,7 +113,7 @@ def test_served_and_simulated_weights_are_the_same_bits(tmp_path: Path, mode: st
     assert mode not in ("async", "local-async") or max(outcome.lags) > 3
     assert mode not in ("backup", "threshold") or outcome.dropped > 2
     with (
-        serving(tmp_path, workers=WORKERS, shards=2, **fields(MODES[mode])) as shards,
+        serving(tmp_path, workers=WORKERS, shards=2, **fields(MODES[mode], rule)) as shards,
         ServedRun(Live(shards), Digits(1), rule, hyperparameters_of(rule), INNER.get(mode)) as twin,
     ):
         play(events(path), twin)

@@ -21,6 +21,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.resume import record
+from psjob.rules.manifest import OUTER
 from psjob.shard.checks import group_hyperparameters
 from psjob.shard.coordination import Coordination
 from psjob.shard.hello import hello_body
@@ -92,7 +93,7 @@ class Desk:
         self.folder = folder / run
         places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
-        self.rule = "reduce" if update_at == "worker" else "sgd"
+        self.rule = "reduce" if update_at == "worker" else more.get("update_rule") or (OUTER if mode == "local" else "sgd")
         self.coordination = cast(Coordination, self.servers[0].coordinator)
         self.c = self.coordination.machine
         self.later = 0.0

@@ -38,6 +38,7 @@ def test_generating_twice_gives_the_same_bytes() -> None:
 
 def test_one_document_that_a_client_side_apply_takes_with_room() -> None:
     assert len(json.dumps(crd(), separators=(",", ":"))) < 128 << 10, "an annotation of all of it has at most 256 KiB"
+    assert CRD.stat().st_size <= 120 << 10, "people fetch and read the file"
     documents = list(yaml.safe_load_all(CRD.read_text()))
     assert documents == [crd()]
 

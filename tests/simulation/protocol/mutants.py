@@ -265,6 +265,7 @@ OWN: dict[str, Mutant] = {
     "an order to clip is lost with the process": _several(
         _wrap(norms.ClipNorms, "take_up", lambda was: lambda self, ordered: None),
         _wrap(coordinator_norms.Norms, "take_up", lambda was: lambda self, *args: None),
+        _wrap(coordinator_norms.Norms, "where", lambda was: lambda self, event: None),
     ),
 }
 """Mutants of our own choice."""
@@ -340,7 +341,7 @@ FOUND: dict[str, Found] = {
     "training begins when one shard has read": Found(1, HANGS),
     "a later attempt is not given what the one before had answered": Found(14, HANGS),
     "a checkpoint does not wait for records": Found(190, HANGS),
-    "a cut outlives the rewind": Found(1993, "a durable push is lost"),
+    "a cut outlives the rewind": Found(364, "a finished job trains again"),
     "a void cut releases nobody": Found(184, HANGS),
     "a decided cut is held when the one before has let go": Found(2, "not one cut"),
     "an older process of a rank may join": Found(273, "an older process counts"),

@@ -132,6 +132,10 @@ def crd() -> dict[str, Any]:
     }
 
 
+ONE_LINE = 1000
+"""Characters up to which a part of the CRD stands in one line of YAML."""
+
+
 def crd_yaml() -> str:
     """The CRD as one YAML document, without a header."""
     return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
@@ -212,7 +216,27 @@ def _column(name: str, type_: str, path: str, description: str, priority: int) -
 
 
 class _Plain(yaml.SafeDumper):
-    """No anchors: the two templates share parts, and a reader should not follow references."""
+    """No anchors: the two templates share parts, and a reader should not follow references. What fits a line stands in one: of a deep
+    schema a third would be indentation."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        made = super().represent_mapping(tag, mapping, flow_style)
+        made.flow_style = _length(made) <= ONE_LINE
+        return made
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        made = super().represent_sequence(tag, sequence, flow_style)
+        made.flow_style = _length(made) <= ONE_LINE
+        return made
+
+
+def _length(part: yaml.Node) -> int:
+    """About how many characters it takes in one line."""
+    if isinstance(part, yaml.MappingNode):
+        return sum(_length(key) + _length(value) + 4 for key, value in part.value)
+    if isinstance(part, yaml.SequenceNode):
+        return sum(_length(item) + 2 for item in part.value)
+    return len(part.value)

@@ -45,7 +45,7 @@ def replay(path: Path, shards: int) -> Replayed:
     happened = list(recording.events(path))
     with (
         tempfile.TemporaryDirectory(prefix="psjob-replay-") as folder,
-        served.running(Path(folder), told.workers, shards, told.mode) as job,
+        served.running(Path(folder), told.workers, shards, told.mode, told.hyperparameters) as job,
         served.ServedRun(job, told.problem, told.rule, told.hyperparameters, told.inner) as twin,
     ):
         play(happened, twin)
@@ -63,7 +63,7 @@ def play(happened: Iterable[Push | int], work: Work) -> None:
 
 def check(mode: Mode, workers: int, speeds: Speeds, interrupt: bool) -> None:
     """Raises ValueError for a training that real workers cannot make again."""
-    served.settings(mode)
+    served.settings(mode, {})
     if workers > MOST_WORKERS:
         raise ValueError(f"--workers {workers}: a replay has {MOST_WORKERS} at most, each with threads of its own")
     if speeds.outages:

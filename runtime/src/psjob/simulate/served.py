@@ -268,20 +268,24 @@ class Shards:
 
 
 @contextmanager
-def running(folder: Path, workers: int, shards: int, mode: Mode) -> Iterator[Shards]:
+def running(folder: Path, workers: int, shards: int, mode: Mode, hyperparameters: Hyperparameters) -> Iterator[Shards]:
     """Shards of a job of this mode, which are ended in the end. Raises ValueError for a mode that no job can name."""
-    started = Shards(folder, workers, shards, settings(mode))
+    started = Shards(folder, workers, shards, settings(mode, hyperparameters))
     try:
         yield started
     finally:
         started.close()
 
 
-def settings(mode: Mode) -> dict[str, Any]:
-    """The mode in the words of the config file. Raises ValueError for one that no job can name."""
+def settings(mode: Mode, hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """The mode in the words of the config file, with what shards take from there only. Raises ValueError for one that no job can name."""
     words = modes.config_of(mode)
     if words is None:
         raise ValueError(f"--mode {label(mode)}: no job can have it; leave its options out")
+    if "local" in words:
+        words["local"] |= {name: hyperparameters[name] for name in ("lr", "momentum") if name in hyperparameters}
+        options = contract.UPDATE_RULES.get(words.get("updateRule", ""), ())
+        words["ruleOptions"] = {name: hyperparameters[name] for name in options if name in hyperparameters}
     return words | {"transport": "tcp"}
 
 
