@@ -9,7 +9,7 @@ from psjob.rules.manifest import OUTER, of_manifest
 
 def rule_problem(config: Config, rank: int, rule: str) -> str | None:
     """Where the manifest says which rule a worker's hello must name, and it names another, a sentence."""
-    wanted = config.update_rule or (OUTER if config.mode == "local" else None)
+    wanted = _wanted(config)
     if wanted is not None and rule != wanted:
         return f"worker {rank}'s updates are of rule {rule[:40]}, and the manifest says {wanted}; run one version of psjob in all pods"
     if config.update_at == "server" and rule == "reduce":
@@ -19,11 +19,15 @@ def rule_problem(config: Config, rank: int, rule: str) -> str | None:
 
 def own_hyperparameters(config: Config, rule: str) -> Hyperparameters:
     """Those that a push of this rule has from the manifest, whatever its worker says."""
-    wanted = config.update_rule or (OUTER if config.mode == "local" else None)
-    if rule != wanted:
+    if rule != _wanted(config):
         return {}
     outer = {"lr": config.local.lr, "momentum": config.local.momentum} if config.mode == "local" else {}
     try:
         return outer if config.update_rule is None else {**outer, **of_manifest(rule, config.workers, config.rule_options)}
     except ValueError:
         return outer  # every worker refuses to begin with these
+
+
+def _wanted(config: Config) -> str | None:
+    """The rule that the manifest says; None where it is the script's optimizer's."""
+    return config.update_rule or (OUTER if config.mode == "local" else None)

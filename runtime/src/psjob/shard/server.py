@@ -82,7 +82,7 @@ class Server:
         self.store.budget = config.gradients
         self.store.non_finite.policy, self.store.non_finite.on_refused = config.non_finite, self._broken
         self.store.max_grad_norm, self.store.processes = config.max_grad_norm, config.processes
-        self.store.own = functools.partial(own_hyperparameters, config)
+        self.store.own = functools.cache(functools.partial(own_hyperparameters, config))  # asked at each change of hyperparameters
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.view, self.store.flushes = place.view, config.flushes
         self.admitting: dict[Session, None] = {}
