@@ -222,14 +222,10 @@ class _Plain(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        made = super().represent_mapping(tag, mapping, flow_style)
-        made.flow_style = _length(made) <= ONE_LINE
-        return made
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        made = super().represent_sequence(tag, sequence, flow_style)
-        made.flow_style = _length(made) <= ONE_LINE
+    def represent_data(self, data: Any) -> yaml.Node:
+        made = super().represent_data(data)
+        if isinstance(made, yaml.CollectionNode):
+            made.flow_style = _length(made) <= ONE_LINE
         return made
 
 
