@@ -183,19 +183,15 @@ _POD: Schema = {
 def _shared(template: str) -> tuple[FieldRule, ...]:
     pod = f"{template}.spec"
     return (
-        FieldRule(
-            f"{template}.metadata.labels",
-            lambda labels: not any(key.startswith("psjob.dev/") for key in labels),
-            "must not have keys that begin with psjob.dev/",
-            "those are psjob's own; take another prefix",
-            cel="self.all(key, !key.startsWith('psjob.dev/'))",
-        ),
-        FieldRule(
-            f"{template}.metadata.annotations",
-            lambda annotations: not any(key.startswith("psjob.dev/") for key in annotations),
-            "must not have keys that begin with psjob.dev/",
-            "those are psjob's own; take another prefix",
-            cel="self.all(key, !key.startsWith('psjob.dev/'))",
+        *(
+            FieldRule(
+                f"{template}.metadata.{words}",
+                lambda keyed: not any(key.startswith("psjob.dev/") for key in keyed),
+                "must not have keys that begin with psjob.dev/",
+                "those are psjob's own; take another prefix",
+                cel="self.all(key, !key.startsWith('psjob.dev/'))",
+            )
+            for words in ("labels", "annotations")
         ),
         *(_reserved(f"{template}.metadata.{name}") for name in NAMES),
         FieldRule(
