@@ -86,15 +86,9 @@ class Lookups:
         the answer is old when a turn comes, and where it goes or lacks at its time."""
         known = self._memory.answers.get("claim/" + name)
         if known is None or not known.fresh(self.now):
-            wait = (
-                CLAIM_SECONDS
-                if known is not None and known.words
-                else NODE_SECONDS
-                if known is None
-                else min(known.wait * 2, CLAIM_SECONDS)
-            )
+            words, wait = ((), NODE_SECONDS) if known is None else (known.words, min(known.wait * 2, CLAIM_SECONDS))
             modes, state = await self._read_claim(name)
-            known = Answer(self.now, words=modes or (() if known is None else known.words), state=state, wait=wait)
+            known = Answer(self.now, words=modes or words, state=state, wait=CLAIM_SECONDS if words else wait)
             self._memory.answers["claim/" + name] = known
         if known.state:
             self.at(known.at + known.wait)

@@ -10,7 +10,7 @@ from psjob.api import values
 NEWEST: Final = 32
 """Passes of one place in the script of which numbers are kept."""
 Found = dict[str, dict[str, Any]]
-"""By function under way, and by name in it."""
+"""By function under way, and by name in it: `epoch`, `stopper.best`."""
 Kept = Mapping[str, Mapping[str, Any]]
 """That of a record."""
 

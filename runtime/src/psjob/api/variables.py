@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from psjob.api import advice, asking, foreign, libraries, liveness, objects, unlike, values
-from psjob.api.passends import PassEnds
+from psjob.api.passends import Found, PassEnds
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
 from psjob.process import ownfiles
@@ -34,8 +34,6 @@ ENTERED: Final = 200
 """Objects and lists that are looked into."""
 LOOKED_AT: Final = 2000
 """Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
-Found = dict[str, dict[str, Any]]
-"""By function under way, and by name in it: `epoch`, `stopper.best`."""
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 
