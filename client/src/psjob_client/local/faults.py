@@ -121,6 +121,8 @@ class Recovery:
     """The file of a checkpoint that the process had not finished at that moment, where the fault was to fall there."""
     acknowledged: Mapping[str, Any] = field(default_factory=dict)
     """The shard's own counter at that moment: last clock acknowledged to each rank."""
+    crashes: int = 0
+    """The shard's own counter at that moment: processes of this attempt that another had gone on from."""
     first_push: float | None = None
     """Seconds until a push was applied by the shard's next attempt, or the worker's next start had joined."""
     passed: float | None = None

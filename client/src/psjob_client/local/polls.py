@@ -72,6 +72,9 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
     told = await backend.watch.look(child, backend.sites.shards[fault.index]) if fault.role == "shard" else None
     if not child.running or (fault.role == "shard" and not backend.watch.ready(child)):
         return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
+    crashes = int(numbers(told, "counters", "crashes"))
+    if fault.inside and backend.watch.crashing(child, crashes):
+        return False  # The process that the last fault hit has no successor yet that has gone on.
     torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
     if fault.when == "cut" and torn is None:
         return False
@@ -91,6 +94,7 @@ async def _strike(backend: Backend, fault: Fault, story: Story) -> bool:
         manifests=backend.watch.checkpoints,
         torn=torn,
         acknowledged=part(told, "counters", "acknowledged"),
+        crashes=crashes,
     )
     backend.watch.recoveries.append(recovery)
     kept = "no checkpoint yet" if recovery.checkpoint_step is None else f"last checkpoint at step {recovery.checkpoint_step}"

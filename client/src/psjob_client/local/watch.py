@@ -117,6 +117,11 @@ class Watch:
         """It serves."""
         return self._pulses.setdefault(child.uid, Pulse()).serving
 
+    def crashing(self, child: ChildProcess, crashes: int) -> bool:
+        """The process in this shard that the last fault hit has no successor that has gone on; `crashes`: the shard's counter now."""
+        hits = (it for it in self.recoveries if it.fault.inside and (it.process, it.number) == (child.name, child.number))
+        return any(crashes <= hit.crashes for hit in hits)
+
     def unresponsive(self, child: ChildProcess) -> bool:
         """No good answer for shardTimeout; before the first one, for as long as a start may take."""
         if child.role != "shard":
