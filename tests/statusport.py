@@ -67,6 +67,11 @@ class StatusPort:
         return server
 
 
+def own_loopback() -> str:
+    """A loopback address for one test: tests run beside each other, and the operator knows only this one port."""
+    return f"127.77.{1 + secrets.randbelow(254)}.{1 + secrets.randbelow(254)}"
+
+
 def run_keys(api: Api, namespace: str, job: str, run: str, number: int = 1) -> dict[str, bytes]:
     """The keys of a run by name, read as only an administrator may."""
     raw = api.get(f"/api/v1/namespaces/{namespace}/secrets/{job}-key-{run[:8]}-{number}")

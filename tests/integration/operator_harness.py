@@ -32,7 +32,7 @@ from hack.cluster.paths import REPO
 from hack.cluster.pki import Authority
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_nursery import Nursery
-from tests.statusport import run_keys
+from tests.statusport import own_loopback, run_keys
 
 JOBS = "/apis/psjob.dev/v1alpha1"
 ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}
@@ -186,6 +186,8 @@ class World:
     user: str = field(default_factory=lambda: f"psjob-operator-{uuid.uuid4().hex[:8]}")
     operators: list[Operator] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    address: str = field(default_factory=own_loopback)
+    """The IP of played pods: no other test's status port answers there."""
     silent: set[str] = field(default_factory=set)
     beating: threading.Lock = field(default_factory=threading.Lock)
     """Held from the look at `silent` to the beat: a node that has become silent must not be kept alive once more."""
@@ -342,12 +344,12 @@ class World:
         self.bind(pod, node)
         self.report(pod, conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(-ago)}])
 
-    def run(self, *pods: str, node: str, address: str = "127.77.0.1") -> None:
+    def run(self, *pods: str, node: str, address: str = "") -> None:
         """The pods' containers run and are ready."""
         for pod in pods:
             self.play(self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod)), node, address)
 
-    def play(self, raw: Mapping[str, Any], node: str, address: str = "127.77.0.1") -> None:
+    def play(self, raw: Mapping[str, Any], node: str, address: str = "") -> None:
         """This pod is bound, runs and is ready; nothing happens where it has gone meanwhile."""
         pod = raw["metadata"]["name"]
         with contextlib.suppress(ApiError):
@@ -356,7 +358,9 @@ class World:
                 {"type": kind, "status": "True", "lastTransitionTime": stamp()} for kind in ("PodScheduled", "Ready", "ContainersReady")
             ]
             states = [container_status(item["name"], {"running": {"startedAt": stamp()}}) for item in raw["spec"]["containers"]]
-            self.report(pod, phase="Running", conditions=conditions, containerStatuses=states, podIP=address, startTime=stamp())
+            self.report(
+                pod, phase="Running", conditions=conditions, containerStatuses=states, podIP=address or self.address, startTime=stamp()
+            )
 
     def wait(self, pod: str, reason: str, message: str, container: str = "worker", init: bool = False) -> None:
         """A container of the pod waits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from psjob_operator.cluster.metrics import METRICS
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
-from tests.statusport import StatusPort
+from tests.statusport import StatusPort, own_loopback
 
 pytestmark = pytest.mark.cluster
 
@@ -36,7 +35,7 @@ class Shard:
         """The run's key, which the test reads when the run has begun."""
         self.told: dict[str, Any] = {}
         self.port = StatusPort(self._said, lambda: self.questions)
-        self.address = f"127.77.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+        self.address = own_loopback()
         self.server = self.port.serve(self.address)
 
     def _said(self, _: str) -> dict[str, Any]:

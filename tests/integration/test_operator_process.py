@@ -108,7 +108,7 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
 
     port = StatusPort(told, lambda: keys.get("questions", b""))
     asked = port.asked
-    server = port.serve("127.77.0.1")
+    server = port.serve(place.address)
     try:
         uid["run"] = place.create(manifest())["metadata"]["uid"]
         operator = place.operator("--progress-seconds=0.5")
