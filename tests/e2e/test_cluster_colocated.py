@@ -23,7 +23,7 @@ NAME = "pairs"
 
 def job() -> dict[str, Any]:
     """Two workers on two nodes, as long as there are two, and a shard beside each."""
-    kept = {"interval": "2s", "everySteps": 25, "accessMode": "ReadWriteMany"}
+    kept = {"interval": "2s", "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
     made = digits.job(NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=kept, ps={"shards": 2, "placement": "colocated"})
     selector = {"matchLabels": {"psjob.dev/job-name": NAME, "psjob.dev/role": "worker"}}
     made["spec"]["workers"]["template"]["spec"]["topologySpreadConstraints"] = [

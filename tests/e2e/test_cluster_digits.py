@@ -180,7 +180,7 @@ def test_the_example_trains_and_leaves_what_it_should(kube: Kube, home: Kube) ->
     assert set(job["metadata"]["annotations"]) == {"kubectl.kubernetes.io/last-applied-configuration"}
     kube.kubectl("delete", "psj", "digits", "--wait=true")
     wait_for("the job's children to go", lambda: not kube.names("pods,services,configmaps", f"{digits.LABEL_JOB}=digits"), 60)
-    assert kube.get("pvc", "digits-checkpoints") is not None, "retain: true keeps the claim"
+    assert kube.get("pvc", "digits-checkpoints") is not None, "the claim outlives the job"
 
 
 @pytest.mark.timeout(900)

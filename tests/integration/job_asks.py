@@ -129,13 +129,20 @@ def _jobs() -> dict[str, Job]:
             found[f"{where}-{name}"] = Job(ask.row, manifest(f"{where}-{name}", where, ask), f"spec.{where}.template")
     for name, row, volume in (
         ("hostpath", "baseline", {"hostPath": {"path": "/data"}}),
-        ("claim", "claim", {"claim": "data"}),
         ("source", "claim", {"persistentVolumeClaim": {"claimName": "data"}}),
         ("copy", "claim", begun(dataSourceRef=CLAIM)),
         ("nfs", "nothing", {"nfs": {"server": "nfs.example.com", "path": "/"}}),
     ):
         body = changed(GOOD, {"metadata.name": f"volume-{name}", "spec.checkpoint.volume": volume})
         found[f"volume-{name}"] = Job(row, body, "spec.checkpoint.volume")
+    for name, row, source in (
+        ("copy", "claim", {"dataSource": CLAIM}),
+        ("copy-new", "claim", {"dataSourceRef": CLAIM}),
+        ("snapshot", "nothing", {"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "data"}}),
+        ("class", "nothing", {"storageClassName": "fast"}),
+    ):
+        body = changed(GOOD, {"metadata.name": f"made-{name}", "spec.checkpoint.volumeClaimTemplate.spec": source})
+        found[f"made-{name}"] = Job(row, body, "spec.checkpoint.volumeClaimTemplate")
     return found
 
 

@@ -106,6 +106,51 @@ stages = st.lists(
 plain_stages = st.sampled_from(
     [[{"name": "a"}, {"name": "b", "cut": "1"}], [{"name": name} for name in "abc"], [{"name": "a", "replicas": 4}] * 65]
 )
+sizes = st.sampled_from(["10Gi", 5, 0, "0", "-1Gi", "ten", "", "1e3", 1.5, True, None])
+claims = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": st.one_of(
+            plain,
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "labels": st.sampled_from([{"a": "b"}, {"psjob.dev/x": "y"}, {"a": 1}, None]),
+                    "name": st.just("x"),
+                },
+            ),
+        ),
+        "spec": st.one_of(
+            plain,
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "accessModes": st.one_of(
+                        plain,
+                        st.lists(st.sampled_from(["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod", "ReadOnlyMany"]), max_size=3),
+                    ),
+                    "storageClassName": st.sampled_from(["fast", "", 1, None]),
+                    "volumeMode": st.sampled_from(["Filesystem", "Block", None]),
+                    "resources": st.one_of(
+                        plain,
+                        st.fixed_dictionaries(
+                            {},
+                            optional={
+                                "requests": st.one_of(
+                                    plain,
+                                    st.fixed_dictionaries(
+                                        {},
+                                        optional={"storage": sizes},
+                                    ),
+                                )
+                            },
+                        ),
+                    ),
+                },
+            ),
+        ),
+    },
+)
 PATHS = {
     "spec.workers": st.sampled_from([GOOD["spec"]["workers"], {"template": GOOD["spec"]["workers"]["template"]}]),
     "spec.stages": st.one_of(plain, plain_stages, stages),
@@ -135,11 +180,12 @@ PATHS = {
     "spec.checkpoint.keep": plain,
     "spec.checkpoint.request": plain,
     "spec.checkpoint.volume": st.sampled_from(
-        [{"claim": "a"}, {"emptyDir": {}}, {"nfs": {}}, {"persistentVolumeClaim": {"claimName": "a"}}, {"claim": "A"}, None]
+        [{"emptyDir": {}}, {"nfs": {}}, {"persistentVolumeClaim": {"claimName": "a"}}, {"persistentVolumeClaim": {"claimName": "A"}}, None]
     ),
-    "spec.checkpoint.accessMode": st.sampled_from(["ReadWriteMany", "ReadWriteOnce"]),
-    "spec.checkpoint.size": plain,
-    "spec.checkpoint.retain": plain,
+    "spec.checkpoint.volumeClaimTemplate": st.one_of(plain, claims),
+    "spec.checkpoint.persistentVolumeClaimRetentionPolicy": st.one_of(
+        plain, st.fixed_dictionaries({}, optional={"whenDeleted": st.sampled_from(["Retain", "Delete", "Never", None])})
+    ),
     "spec.checkpoint.resumeFrom": plain,
     "spec.checkpoint.disabled": st.booleans(),
     "spec.runPolicy": plain,

@@ -21,7 +21,7 @@ FULL = changed(
         "spec.training.updateAt": "server",
         "spec.training.compression": {"push": "topk", "ratio": 0.05},
         "spec.ps.template": {"spec": {"nodeSelector": {"a": "b"}}},
-        "spec.checkpoint": {"everySteps": 10, "volume": {"claim": "x"}, "resumeFrom": "r"},
+        "spec.checkpoint": {"everySteps": 10, "volume": {"persistentVolumeClaim": {"claimName": "x"}}, "resumeFrom": "r"},
         "spec.managedBy": "psjob.dev/operator",
     },
 )
@@ -79,10 +79,10 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.checkpoint.everySteps", None),
         ("spec.checkpoint.keep", 4),
         ("spec.checkpoint.volume", None),
-        ("spec.checkpoint.volume", {"claim": "y"}),
-        ("spec.checkpoint.accessMode", "ReadWriteMany"),
-        ("spec.checkpoint.size", "20Gi"),
-        ("spec.checkpoint.retain", False),
+        ("spec.checkpoint.volume", {"persistentVolumeClaim": {"claimName": "y"}}),
+        ("spec.checkpoint.volume", {"persistentVolumeClaim": {"readOnly": False}}),
+        ("spec.checkpoint.volumeClaimTemplate", {"spec": {"accessModes": ["ReadWriteMany"]}}),
+        ("spec.checkpoint.persistentVolumeClaimRetentionPolicy", {"whenDeleted": "Retain"}),
         ("spec.checkpoint.resumeFrom", "other"),
         ("spec.checkpoint.disabled", False),
         ("spec.runPolicy.successPolicy", "FirstWorker"),
@@ -96,6 +96,23 @@ def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> Non
     assert code == 422, answer
     assert f"{path}: Invalid value: " in answer["message"]
     assert (FIXED_UNTIL_SUSPENDED if path in PLACED else FIXED) in answer["message"]
+
+
+def test_a_claims_template_is_fixed_in_fields_that_the_crd_does_not_know_too(job_api: Api, namespace: str) -> None:
+    claim = {"spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "a"}, "metadata": {"labels": {"a": "b"}}}
+    kept = {"volumeClaimTemplate": claim, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"}}
+    assert job_api.create(namespace, changed(GOOD, {"spec.checkpoint": kept}))[0] == 201
+    for path, value in (
+        ("volumeClaimTemplate", {"spec": {"volumeName": "b"}}),
+        ("volumeClaimTemplate", {"spec": {"storageClassName": "fast"}}),
+        ("volumeClaimTemplate", {"spec": {"accessModes": ["ReadWriteMany"]}}),
+        ("volumeClaimTemplate", {"metadata": {"labels": {"a": "c"}}}),
+        ("volumeClaimTemplate", None),
+        ("persistentVolumeClaimRetentionPolicy", {"whenDeleted": "Retain"}),
+        ("persistentVolumeClaimRetentionPolicy", None),
+    ):
+        code, answer = job_api.merge(namespace, "digits", {"spec": {"checkpoint": {path: value}}})
+        assert code == 422 and f"spec.checkpoint.{path}: Invalid value: {FIXED}" in answer["message"], (path, value, answer)
 
 
 def test_stages_are_fixed(job_api: Api, namespace: str) -> None:

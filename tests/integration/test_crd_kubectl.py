@@ -72,7 +72,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         },
         "ps": {"shards": 2, "shardTimeoutSeconds": 10},
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
-        "checkpoint": {"interval": "30s", "keep": 3, "accessMode": "ReadWriteOnce", "size": "10Gi", "retain": True},
+        "checkpoint": {"interval": "30s", "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
         "injection": "auto",
     }

@@ -11,9 +11,10 @@ import pytest
 
 from tests.integration.operator_harness import World, manifest, stamp
 from tests.integration.together import together
+from tests.unit.api_manifest import MANY_NODES
 
 pytestmark = pytest.mark.cluster
-MANY = {"accessMode": "ReadWriteMany"}
+MANY = MANY_NODES
 
 
 def pairs(place: World, name: str, *nodes: str) -> None:
@@ -102,7 +103,8 @@ def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     place.cluster.api.create(place.path("persistentvolumeclaims"), body)
-    place.create(manifest(name, ps={"shards": 2, "placement": "colocated"}, checkpoint={"volume": {"claim": f"{name}-mine"}}))
+    mine = {"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}
+    place.create(manifest(name, ps={"shards": 2, "placement": "colocated"}, checkpoint=mine))
     place.until_phase("Failed", name)
     assert f"claim {name}-mine has the modes ReadWriteOnce; name a claim with ReadWriteMany" in place.conditions(name)["Failed"]["message"]
     assert not place.pods(name)

@@ -408,7 +408,7 @@ def test_shards_of_a_users_claim_stand_together_unless_many_nodes_can_mount_it(p
         "spec": {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}},
     }
     place.cluster.api.create(place.path("persistentvolumeclaims"), body)
-    place.create(manifest(name, shards=2, checkpoint={"volume": {"claim": f"{name}-mine"}}))
+    place.create(manifest(name, shards=2, checkpoint={"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}))
     shards = [f"{name}-ps-0-a1", f"{name}-ps-1-a1"]
     place.until("the shards", lambda: set(shards) <= place.pods(name).keys())
     for pod in shards:

@@ -194,6 +194,26 @@ def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, n
 
 
 @together
+def test_the_claim_is_made_of_its_template_and_goes_with_the_job_if_that_is_asked(place: World, name: str) -> None:
+    spec = {"storageClassName": "none-such", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "5Gi"}}}
+    metadata = {"labels": {"team": "a"}, "annotations": {"example.com/backup": "daily"}}
+    policy = {"whenDeleted": "Delete"}
+    checkpoint = {"volumeClaimTemplate": {"metadata": metadata, "spec": spec}, "persistentVolumeClaimRetentionPolicy": policy}
+    place.create(manifest(name, checkpoint=checkpoint))
+
+    def claim() -> Any:
+        return next((it for it in place.items("persistentvolumeclaims") if it["metadata"]["name"] == f"{name}-checkpoints"), None)
+
+    made = place.until("the claim", claim)
+    assert {key: made["spec"][key] for key in spec} == spec
+    assert made["metadata"]["labels"].items() >= {"team": "a", "psjob.dev/job-name": name}.items()
+    assert made["metadata"]["annotations"].items() >= metadata["annotations"].items()
+    place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
+    # What mounts it is Pending, so nothing holds it.
+    place.until("the claim to go", lambda: claim() is None or claim()["metadata"].get("deletionTimestamp"))
+
+
+@together
 def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
     place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
     place.create(manifest(f"{name}2"))

@@ -19,6 +19,7 @@ from psjob_operator.render.merge import merge
 from psjob_operator.render.podlists import KEYED
 from tests.cluster_fixtures import Cluster
 from tests.integration.pod_templates import Template, templates
+from tests.unit.api_manifest import MANY_NODES
 
 pytestmark = pytest.mark.cluster
 COUNT = 120
@@ -86,7 +87,7 @@ def _job(namespace: str, template: Template, ps: Mapping[str, Any]) -> dict[str,
         "spec": {
             "ps": {"shards": 2, **ps},
             "workers": {"replicas": 1, "template": template},
-            "checkpoint": {"accessMode": "ReadWriteMany"},
+            "checkpoint": MANY_NODES,
         },
     }
 

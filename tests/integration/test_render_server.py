@@ -82,6 +82,15 @@ def rendered(namespace: str, template: dict[str, Any], **spec: Any) -> list[dict
     return documents(PSTrainingJob.model_validate(job), "psjob-runtime:test")
 
 
+CLAIMED = {
+    "volumeClaimTemplate": {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"example.com/backup": "daily"}},
+        "spec": {"storageClassName": "fast", "accessModes": ["ReadWriteOnce", "ReadWriteMany"], "selector": {"matchLabels": {"a": "b"}}},
+    },
+    "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
+}
+
+
 def ask(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
     path = f"/api/v1/namespaces/{document['metadata']['namespace']}/{PATHS[document['kind']]}"
     answer: dict[str, Any] = cluster.api.call("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
@@ -94,7 +103,7 @@ def ask(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
         ("restricted", SAFE, {}),
         ("restricted", SAFE, {"injection": "none"}),
         ("restricted", SAFE, {"checkpoint": {"disabled": True}}),
-        ("restricted", SAFE, {"checkpoint": {"accessMode": "ReadWriteMany", "retain": False}}),
+        ("restricted", SAFE, {"checkpoint": CLAIMED}),
         ("privileged", GPU, {}),
         ("privileged", {**GPU, "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, {"ps": {"template": OVER}}),
         ("privileged", GPU, {"injection": "none"}),

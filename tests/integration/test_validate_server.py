@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster_fixtures import Cluster
 from tests.integration.command import psjob
-from tests.unit.api_manifest import GOOD, changed
+from tests.unit.api_manifest import GOOD, MY_CLAIM, changed
 
 pytestmark = pytest.mark.cluster
 POD = "spec.workers.template.spec"
@@ -39,7 +39,11 @@ ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {f"{POD}.volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
         "claim data: is not there",
     ),
-    "checkpoints": ([], {"spec.checkpoint": {"volume": {"claim": "mine"}}}, "checkpoints: claim mine is not there"),
+    "checkpoints": (
+        [],
+        {"spec.checkpoint": MY_CLAIM},
+        "checkpoints: claim mine is not there",
+    ),
     "storage class": (
         [],
         {f"{POD}.volumes": [{"name": "d", "ephemeral": {"volumeClaimTemplate": {"spec": OWN}}}]},

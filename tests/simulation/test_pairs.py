@@ -16,6 +16,7 @@ from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
 from tests.soaking import rotating, soak
+from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import NOW, job
 
 SHARDS, WORKERS = 2, 3
@@ -35,7 +36,7 @@ class Cluster:
         self.now = NOW
         self.job = job(
             ps={"shards": SHARDS, "placement": "colocated"}, workers={"replicas": WORKERS}, runPolicy={"backoffLimit": 1000},
-            checkpoint={"accessMode": "ReadWriteMany"},
+            checkpoint=MANY_NODES,
         )  # fmt: skip
         self.pods: dict[str, Process] = {}
         self.beside: dict[str, Beside | None] = {}

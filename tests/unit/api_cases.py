@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.contract import MODES
+from tests.unit.api_claim_cases import CLAIMS_PASSED, CLAIMS_REFUSED
 from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
 from tests.unit.api_manifest import REMOVED, Case
 from tests.unit.api_placement_cases import PLACEMENTS_PASSED, PLACEMENTS_REFUSED
@@ -71,15 +72,7 @@ REFUSED: list[Case] = [
         )
         for text in ("0s", "30", "", "auto", "-5s", "1d", "25h", "24h1s", "5 m", "1m1h", "٣s", "30s\n", "1.5h")
     ),
-    *(
-        Case(
-            f"size-{text!r}",
-            {"spec.checkpoint.size": text},
-            "spec.checkpoint.size",
-            "must be a whole quantity with its unit; such as 500Mi",
-        )
-        for text in ("", "0Gi", "10", "-1Gi", "10GB", "1.5Gi", "10Gi\n", "ten")
-    ),
+    *CLAIMS_REFUSED,
     *(
         Case(
             f"resume-{text!r}",
@@ -92,8 +85,8 @@ REFUSED: list[Case] = [
     *(
         Case(
             f"claim-{text!r}",
-            {"spec.checkpoint.volume": {"claim": text}},
-            "spec.checkpoint.volume.claim",
+            {"spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": text}}},
+            "spec.checkpoint.volume.persistentVolumeClaim.claimName",
             "must be the name of a PersistentVolumeClaim in the job's namespace; ",
         )
         for text in ("", "ns/name", "../x", "Data", "a_b")
@@ -309,12 +302,6 @@ REFUSED: list[Case] = [
     *FAILURES_REFUSED,
     Case(
         "claim-disabled",
-        {"spec.checkpoint": {"disabled": True, "volume": {"claim": "x"}}},
-        "spec.checkpoint.volume",
-        "must not name a claim with spec.checkpoint.disabled: true; ",
-    ),
-    Case(
-        "pvc-disabled",
         {"spec.checkpoint": {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}}},
         "spec.checkpoint.volume",
         "must not name a claim with spec.checkpoint.disabled: true; ",
@@ -346,7 +333,7 @@ REFUSED: list[Case] = [
     ),
     Case(
         "volume-two",
-        {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/"}, "claim": "b"}},
+        {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/"}, "persistentVolumeClaim": {"claimName": "b"}}},
         "spec.checkpoint.volume",
         "must name exactly one volume source; such as",
         server_sentence="must have at most 1 item",
@@ -355,7 +342,7 @@ REFUSED: list[Case] = [
         "shards-one-port",
         {"spec.ps": {"shards": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
         "spec.ps.template.spec.hostNetwork",
-        "must not be true with two or more spec.ps.shards and spec.checkpoint.accessMode: ReadWriteOnce; ",
+        "must not be true with two or more spec.ps.shards and a claim for checkpoints without ReadWriteMany; ",
     ),
     # -- unknown fields, types, enums, missing parts
     Case(
@@ -432,7 +419,7 @@ REFUSED: list[Case] = [
             ("training.updateAt", "shard", '"server", "worker"'),
             ("workers.localSum", "ring", '"auto", "shared", "gloo", "nccl"'),
             ("training.compression.push", "lz4", '"none", "bf16", "fp16", "int8", "topk", "randomk", "auto"'),
-            ("checkpoint.accessMode", "ReadOnlyMany", '"ReadWriteOnce", "ReadWriteMany"'),
+            ("checkpoint.persistentVolumeClaimRetentionPolicy.whenDeleted", "Never", '"Retain", "Delete"'),
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
             ("injection", "image", '"auto", "none"'),
@@ -448,7 +435,7 @@ PASSED: list[Case] = [
     *(case for row in _RANGES for case in _edges(*row)),
     *(Case(f"name-{name}", {"metadata.name": name}) for name in ("a", "a" * 40, "digits-2", "a--b")),
     *(Case(f"interval-{text}", {"spec.checkpoint.interval": text}) for text in ("1s", "24h", "90s", "1h30m", "1h0m5s", "1440m")),
-    *(Case(f"size-{text}", {"spec.checkpoint.size": text}) for text in ("1Mi", "10Gi", "2T", "500M")),
+    *CLAIMS_PASSED,
     *(Case(f"managed-{text}", {"spec.managedBy": text}) for text in ("psjob.dev/operator", "kueue.x-k8s.io/multikueue", "a.b/C_d.e")),
     Case("compression", {"spec.training.compression": {"push": "topk", "pull": "bf16", "ratio": 0.05}}),
     Case("compression-auto", {"spec.training.compression": {"push": "auto", "pull": "auto"}}),
@@ -465,7 +452,7 @@ PASSED: list[Case] = [
     Case("disabled", {"spec.checkpoint": {"disabled": True, "volume": {"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}}}),
     Case("disabled-plain", {"spec.checkpoint.disabled": True}),
     Case("nfs", {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/b"}}}),
-    Case("claim", {"spec.checkpoint.volume": {"claim": "my-claim"}}),
+    Case("claim", {"spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": "my-claim"}}}),
     Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
     *FAILURES_PASSED,
     *TEMPLATES_PASSED,

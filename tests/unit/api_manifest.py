@@ -21,6 +21,10 @@ GOOD: dict[str, Any] = {
 }
 """The smallest manifest."""
 REMOVED = object()
+MANY_NODES: dict[str, Any] = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
+"""A spec.checkpoint whose claim several nodes mount."""
+MY_CLAIM: dict[str, Any] = {"volume": {"persistentVolumeClaim": {"claimName": "mine"}}}
+"""A spec.checkpoint on a claim of the user's own."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from tests.unit.api_manifest import REMOVED, Case
 POD = "spec.workers.template.spec"
 WORKER = f"{POD}.containers.0"
 SHARD_POD = "spec.ps.template"
+_CLAIM = "spec.checkpoint.volumeClaimTemplate"
 _TYPE = "must be of type "
 _KEYS = "digits-key-0a1b2c3d-1"
 _ONE = [{"name": "worker", "command": ["python"]}]
@@ -35,7 +36,19 @@ TEMPLATES_REFUSED: list[Case] = [
             (f"{POD}.tolerationz", [], f"{POD}.tolerationz", "tolerations"),
             (f"{WORKER}.envv", [{"name": "A"}], f"{POD}.containers[0].envv", "env"),
             ("spec.workers.template.metadata", {"annotationz": {}}, "spec.workers.template.metadata.annotationz", "annotations"),
-            ("spec.checkpoint.volume", {"claimm": "a"}, "spec.checkpoint.volume.claimm", "claim"),
+            (
+                "spec.checkpoint.volume",
+                {"persistentVolumeClaims": {}},
+                "spec.checkpoint.volume.persistentVolumeClaims",
+                "persistentVolumeClaim",
+            ),
+            (_CLAIM, {"spec": {"volumeModes": "Filesystem"}}, f"{_CLAIM}.spec.volumeModes", "volumeMode"),
+            (
+                _CLAIM,
+                {"spec": {"dataSource": {"kind": "a", "name": "b", "apigroup": "c"}}},
+                f"{_CLAIM}.spec.dataSource.apigroup",
+                "apiGroup",
+            ),
             (
                 "spec.checkpoint.volume",
                 {"nfs": {"server": "a", "path": "/", "readonly": True}},

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from psjob_operator.api.claimtemplate import claim_spec, retained
 from psjob_operator.api.crd import node, schema
 from psjob_operator.api.immutability import MUTABLE, immutability_rules
 from psjob_operator.api.rules import rules
@@ -41,7 +42,11 @@ def test_the_smallest_manifest_gets_the_defaults() -> None:
     assert job.spec.training.seed == 0
     assert job.spec.training.update_at is None
     assert job.spec.checkpoint.interval_seconds == 30.0
-    assert (job.spec.checkpoint.keep, job.spec.checkpoint.size, job.spec.checkpoint.retain) == (3, "10Gi", True)
+    assert (job.spec.checkpoint.keep, retained(job.spec.checkpoint)) == (3, True)
+    assert claim_spec(job.spec.checkpoint.volume_claim_template) == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "10Gi"}},
+    }
     assert (job.spec.run_policy.backoff_limit, job.spec.run_policy.clean_pod_policy) == (6, "Running")
     assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "auto")
 

@@ -19,6 +19,7 @@ from psjob.wire import frame
 from psjob_operator import contract as operators
 from psjob_operator.plan import config
 from tests.runkeys import key_file, write_certificates
+from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import job
 
 FORMAT_1: dict[str, Any] = {
@@ -205,9 +206,9 @@ def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> 
 
 def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
     """On a cluster machines are machines: two pairs of one node may share memory where they can."""
-    pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint={"accessMode": "ReadWriteMany"})
+    pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint=MANY_NODES)
     made = config.cluster_config(pairs)
-    assert "sharing" not in made and made == config.cluster_config(job(checkpoint={"accessMode": "ReadWriteMany"}))
+    assert "sharing" not in made and made == config.cluster_config(job(checkpoint=MANY_NODES))
     assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"
     with pytest.raises(ValueError, match="sharing 'node'; it is one of host, index"):
         reading._config({**made, "sharing": "node"})

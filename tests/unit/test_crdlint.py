@@ -27,7 +27,7 @@ def test_the_crd_is_clean() -> None:
         ("integers", "spec.workers.replicas", (), {"maximum": 2**40}),
         ("nofloats", "spec.runPolicy.backoffLimit", (), {"type": "number"}),
         ("nobools", "spec.checkpoint.keep", (), {"type": "boolean"}),
-        ("maxlength", "spec.checkpoint.size", ("maxLength",), {}),
+        ("maxlength", "spec.checkpoint.interval", ("maxLength",), {}),
         ("maxlength", "status.shards", ("maxItems",), {}),
         ("maxlength", "status.restarts.causes", ("maxProperties",), {}),
         ("ssatags", "spec.stages", ("x-kubernetes-list-type",), {}),

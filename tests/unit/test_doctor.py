@@ -14,7 +14,7 @@ from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_client.doctor.machine import GIB, MIB, Disk, MachineFacts, judge_machine
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.validate import validate_job
-from tests.unit.api_manifest import GOOD, changed
+from tests.unit.api_manifest import GOOD, MANY_NODES, MY_CLAIM, changed
 
 WELL = MachineFacts(
     python=(3, 11, 7),
@@ -173,20 +173,34 @@ def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
         ({"limits": (Limit("l", "min", "cpu", "3"),)}, {}, "job: limit range l", "problem", "0.5 min 3"),
         ({"classes": ()}, {}, "job: checkpoints", "problem", "wait claim"),
         (
-            {"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)}, {"spec__checkpoint": {"accessMode": "ReadWriteMany"}},
+            {"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)}, {"spec__checkpoint": MANY_NODES},
             "job: checkpoints", "problem", "ebs.csi.aws.com ReadWriteMany",
         ),
         ({"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)}, {}, "job: checkpoints", "ok", "10Gi gp3"),
-        ({}, {"spec__checkpoint": {"volume": {"claim": "mine"}}}, "job: checkpoints", "problem", "mine not there"),
         (
-            {"claims": {"mine": Claim(("ReadWriteOnce",), "Bound", False)}}, {"spec__checkpoint": {"volume": {"claim": "mine"}}},
+            {"classes": (StorageClass("nfs", "nfs.csi.k8s.io", False),)},
+            {"spec__checkpoint": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "nfs"}}}},
+            "job: checkpoints", "ok", "10Gi nfs ReadWriteMany",
+        ),
+        (
+            {"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)},
+            {"spec__checkpoint": {"volumeClaimTemplate": {"spec": {"storageClassName": "fast"}}}},
+            "job: checkpoints", "problem", "wait fast storageclass",
+        ),
+        (
+            {"classes": ()}, {"spec__checkpoint": {"volumeClaimTemplate": {"spec": {"storageClassName": ""}}}},
+            "job: checkpoints", "ok", "binds there",
+        ),
+        ({}, {"spec__checkpoint": MY_CLAIM}, "job: checkpoints", "problem", "mine not there"),
+        (
+            {"claims": {"mine": Claim(("ReadWriteOnce",), "Bound", False)}}, {"spec__checkpoint": MY_CLAIM},
             "job: checkpoints", "ok", "mine Bound",
         ),
         ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", False)}}, {}, "job: checkpoints", "problem", "not psjob's"),
         ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Lost", True)}}, {}, "job: checkpoints", "problem", "Lost"),
         (
             {"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", True)}},
-            {"spec__checkpoint": {"accessMode": "ReadWriteMany"}}, "job: checkpoints", "problem", "ReadWriteOnce ReadWriteMany",
+            {"spec__checkpoint": MANY_NODES}, "job: checkpoints", "problem", "ReadWriteOnce ReadWriteMany",
         ),
         ({}, {"spec__checkpoint": {"disabled": True}}, "job: checkpoints", "warning", "lost shard"),
         ({"pull_secrets": ()}, {f"{WORKER}.image": "registry.example.com/a:1"}, "job: image", "warning", "docker-registry"),

@@ -21,7 +21,9 @@ WHOLE = changed(
     {
         "spec.training": {"mode": "async", "seed": 3, "reduction": "mean", "nonFinite": "skip", "transport": "tcp",
                           "compression": {"push": "int8", "pull": "bf16"}, "updateRule": "lr-over-lag"},
-        "spec.checkpoint": {"interval": "30s", "keep": 3, "size": "10Gi", "accessMode": "ReadWriteOnce", "retain": True},
+        "spec.checkpoint": {"interval": "30s", "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
+                            "volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
+                                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}}},
         "spec.runPolicy": {"backoffLimit": 6, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 9, "cleanPodPolicy": "Running"},
         "spec.workers.stepTimeoutSeconds": 60,
         "spec.workers.template.spec.volumes": [{"name": "data", "emptyDir": {}}],

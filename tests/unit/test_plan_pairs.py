@@ -12,10 +12,11 @@ from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess, Plan
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Process, Refusal, Snapshot
+from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, said
 from tests.unit.plan_given import running as up
 
-NODES = {"checkpoint": {"accessMode": "ReadWriteMany"}}
+NODES = {"checkpoint": MANY_NODES}
 PAIRS = job(ps={"shards": 2, "placement": "colocated"}, **NODES)
 """Two shards beside the first two of three workers."""
 DRAINED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
@@ -187,7 +188,10 @@ def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
     ("colocated", ("ReadWriteOnce", "ReadWriteMany"), False), ("colocated", None, False), (None, ("ReadWriteOnce",), False),
 ])  # fmt: skip
 def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: str, modes: tuple[str, ...] | None, refused: bool) -> None:
-    snapshot = job(ps={"shards": 2, **({"placement": placement} if placement else {})}, checkpoint={"volume": {"claim": "mine"}})
+    snapshot = job(
+        ps={"shards": 2, **({"placement": placement} if placement else {})},
+        checkpoint=MY_CLAIM,
+    )
     decided = plan(replace(snapshot, objects=replace(snapshot.objects, modes=modes)), NOW)
     assert (decided.status.phase == "Failed") == refused
     assert not refused or f"claim mine has the modes {', '.join(modes or ())}; name a claim" in said(decided.status)["Failed"].message

@@ -13,6 +13,7 @@ from psjob_operator.plan.actions import CreateProcess, DeleteJob, EnsureClaim, E
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Refusal, Snapshot
 from psjob_operator.plan.text import stamp, unix
+from tests.unit.api_manifest import MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
 
@@ -273,7 +274,7 @@ def test_missing_objects_are_made_again() -> None:
 
 
 def test_no_claim_where_the_spec_names_a_volume_or_keeps_nothing() -> None:
-    for checkpoint in ({"volume": {"claim": "mine"}}, {"disabled": True}):
+    for checkpoint in (MY_CLAIM, {"disabled": True}):
         kinds = {type(action) for action in plan(job(checkpoint=checkpoint, objects=Objects()), NOW).actions}
         assert EnsureClaim not in kinds and EnsureConfig in kinds
 
@@ -295,9 +296,9 @@ GOING = Claim("job-checkpoints", ours=True, bound=True, deleting=True)
     [
         ({}, {"claim": GOING}, "ClaimTerminating", "job-checkpoints"),
         ({}, {"claim": replace(GOING, bound=False)}, "ClaimTerminating", "job-checkpoints"),
-        ({"volume": {"claim": "mine"}}, {"claim": None, "named": "going"}, "ClaimTerminating", "mine"),
-        ({"volume": {"claim": "mine"}}, {"claim": None, "named": "missing"}, "ClaimMissing", "mine"),
-        ({"volume": {"claim": "mine"}}, {"claim": GOING}, "Committed", ""),
+        (MY_CLAIM, {"claim": None, "named": "going"}, "ClaimTerminating", "mine"),
+        (MY_CLAIM, {"claim": None, "named": "missing"}, "ClaimMissing", "mine"),
+        (MY_CLAIM, {"claim": GOING}, "Committed", ""),
     ],
 )
 def test_a_claim_that_goes_is_no_place_for_checkpoints(checkpoint: dict[str, Any], objects: dict[str, Any], reason: str, name: str) -> None:

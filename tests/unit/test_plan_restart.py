@@ -11,6 +11,7 @@ from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG
 from psjob_operator.plan.fate import NOT_ADMITTED, fate
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit
+from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
 GONE = {"phase": "Failed", "ready": False, "started": None}
@@ -50,7 +51,7 @@ TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
 @pytest.mark.parametrize(("seen", "cause", "counts"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 @pytest.mark.parametrize("role", ["shard", "worker"])
 def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) -> None:
-    apart = job(checkpoint={"accessMode": "ReadWriteMany"})
+    apart = job(checkpoint=MANY_NODES)
     snapshot = running(apart, **{f"{role}_1": pod(role, 1, **seen)})
     decided = plan(snapshot, NOW)
     assert decided.intent

@@ -14,13 +14,14 @@ from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Process, Snapshot
+from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
 EVICTED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
 WORDS = "0/2 nodes are available: 1 node(s) didn't match pod affinity rules, 1 node(s) were unschedulable."
 STUCK: dict[str, Any] = {"phase": "Pending", "started": None, "ready": False, "scheduled": None, "unschedulable": WORDS}
 SHARED = job()
-APART = job(checkpoint={"accessMode": "ReadWriteMany"})
+APART = job(checkpoint=MANY_NODES)
 
 
 def on(node: str, role: str, index: int, number: int = 1, **seen: Any) -> Process:
@@ -149,7 +150,7 @@ def test_a_run_that_began_without_numbers_gets_one_when_it_moves() -> None:
     assert plan(lost, NOW).status.placement == 2
 
 
-OWN = {"volume": {"claim": "mine"}}
+OWN = MY_CLAIM
 
 
 @pytest.mark.parametrize("volume", [OWN["volume"], {"persistentVolumeClaim": {"claimName": "mine"}}])

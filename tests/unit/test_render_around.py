@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,10 +94,40 @@ def test_the_local_config_differs_in_addresses_alone() -> None:
 
 
 def test_the_claim_outlives_the_job_unless_told() -> None:
-    kept = render.claim(job(checkpoint={"size": "5Gi", "accessMode": "ReadWriteMany"}))
+    kept = render.claim(job())
     assert "ownerReferences" not in kept["metadata"] and kept["metadata"]["labels"][LABEL_JOB] == "job"
-    assert kept["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "5Gi"}}}
-    assert render.claim(job(checkpoint={"retain": False}))["metadata"]["ownerReferences"]
+    assert kept["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    for policy, owned in ({}, False), ({"whenDeleted": "Retain"}, False), ({"whenDeleted": "Delete"}, True):
+        made = render.claim(job(checkpoint={"persistentVolumeClaimRetentionPolicy": policy}))
+        assert ("ownerReferences" in made["metadata"]) == owned
+
+
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [
+        ({}, {}),
+        ({"accessModes": None, "resources": None, "storageClassName": None}, {}),
+        ({"storageClassName": ""}, {"storageClassName": ""}),
+        ({"accessModes": ["ReadWriteMany"]}, {"accessModes": ["ReadWriteMany"]}),
+        ({"resources": {"requests": {"storage": "5Gi"}}}, {"resources": {"requests": {"storage": "5Gi"}}}),
+        (
+            {"resources": {"limits": {"storage": "50Gi"}}},
+            {"resources": {"limits": {"storage": "50Gi"}, "requests": {"storage": "10Gi"}}},
+        ),
+        ({"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}, {"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}),
+    ],
+)
+def test_what_a_claims_template_leaves_out_is_filled_in(spec: dict[str, Any], made: dict[str, Any]) -> None:
+    default = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    assert render.claim(job(checkpoint={"volumeClaimTemplate": {"spec": spec}}))["spec"] == {**default, **made}
+
+
+def test_a_claim_has_the_labels_and_annotations_of_its_template_and_psjobs_own() -> None:
+    given = {"labels": {"team": "a", "app.kubernetes.io/name": "mine"}, "annotations": {"example.com/backup": "daily"}}
+    made = render.claim(job(checkpoint={"volumeClaimTemplate": {"metadata": given}}))["metadata"]
+    own = render.claim(job())["metadata"]
+    assert made["labels"] == {**own["labels"], **given["labels"]} and made["labels"][LABEL_JOB] == "job"
+    assert made["annotations"] == given["annotations"] and "annotations" not in own
 
 
 json_values = st.recursive(

@@ -16,6 +16,7 @@ from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.plan.volumegroup import shared
 from psjob_operator.render.inject import SHELL
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
 
 IMAGE = "registry/psjob-runtime:1"
@@ -381,8 +382,12 @@ def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
     ("checkpoint", "source", "together"),
     [
         ({}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, True),
-        ({"accessMode": "ReadWriteMany"}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, False),
-        ({"volume": {"claim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}, True),
+        (
+            MANY_NODES,
+            {"persistentVolumeClaim": {"claimName": "job-checkpoints"}},
+            False,
+        ),
+        (MY_CLAIM, {"persistentVolumeClaim": {"claimName": "mine"}}, True),
         ({"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"nfs": {"server": "s", "path": "/p"}}, False),
         ({"disabled": True}, {"emptyDir": {}}, False),
         ({"disabled": True, "volume": {"emptyDir": {"sizeLimit": "1Gi"}}}, {"emptyDir": {"sizeLimit": "1Gi"}}, False),

@@ -155,8 +155,6 @@ def test_a_good_job_has_no_warning() -> None:
         ({"spec.checkpoint": {"disabled": True}}, "spec.checkpoint.disabled", "shard is lost"),
         ({"spec.checkpoint": {"interval": "1s"}}, "spec.checkpoint.interval", "5s"),
         ({"spec.checkpoint": {"everySteps": 1}}, "spec.checkpoint.everySteps", "10"),
-        ({"spec.checkpoint": {"volume": {"claim": "c"}, "size": "1Gi"}}, "spec.checkpoint.size", "no claim"),
-        ({"spec.checkpoint": {"volume": {"claim": "c"}, "retain": False}}, "spec.checkpoint.retain", "no claim"),
         ({"spec.checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, "spec.checkpoint.volume.hostPath", "name a claim"),
         ({f"{WORKER}.image": "me/digits"}, f"{PLACE}.image", "tag"),
         ({f"{WORKER}.image": "localhost:5000/digits:latest"}, f"{PLACE}.image", "tag"),

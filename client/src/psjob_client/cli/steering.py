@@ -275,8 +275,9 @@ def delete(
 def _claim_left(job: JobView) -> str:
     """The claim that the operator has made for a job of a cluster, if it stays when the job is deleted."""
     kept = (job.manifest or {}).get("spec", {}).get("checkpoint", {})
+    policy = kept.get("persistentVolumeClaimRetentionPolicy") or {}
     own = job.where != "local" and not kept.get("volume") and not kept.get("disabled")
-    return naming.claim(job.name) if own and kept.get("retain", True) else ""
+    return naming.claim(job.name) if own and policy.get("whenDeleted", "Retain") == "Retain" else ""
 
 
 def clean(

@@ -199,7 +199,7 @@ def _storage(facts: ClusterFacts) -> Iterator[Finding]:
             "storage",
             f"no default storage class ({there})",
             "1",
-            "make a claim of a class yourself and name it in spec.checkpoint.volume.claim",
+            "name a class in spec.checkpoint.volumeClaimTemplate, or a claim of your own in spec.checkpoint.volume",
         )
     else:
         yield ok("storage", f"default class {default[0].name} ({default[0].provisioner})")

@@ -10,6 +10,7 @@ from typing import Any
 from psjob_client.doctor.cluster import ClusterFacts, Limit, Node
 from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_client.judge.quantity import quantity
+from psjob_operator.api.claimtemplate import MANY, claim_spec
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan import naming
 from psjob_operator.plan.objects import named_claim
@@ -267,15 +268,17 @@ def _checkpoints(facts: ClusterFacts, job: PSTrainingJob) -> Iterator[Finding]:
         yield ok("job: checkpoints", f"on a volume of kind {', '.join(source)}")
         return
     there = (facts.claims or {}).get(name)
+    spec = claim_spec(kept.volume_claim_template)
     if there is not None:
-        yield from _claim(kept.access_mode, name, there.modes, there.phase, ours=there.ours or kept.volume is not None)
+        wanted = "" if kept.volume is not None else ", ".join(spec["accessModes"])
+        yield from _claim(wanted, name, there.modes, there.phase, ours=there.ours or kept.volume is not None)
     elif kept.volume is not None:
         if facts.claims is not None:
             yield problem(
                 "job: checkpoints", f"claim {name} is not there", "", f"make it in {facts.namespace}, or leave spec.checkpoint.volume out"
             )
     else:
-        yield from _made(facts, kept.access_mode, kept.size, name)
+        yield from _made(facts, spec, name)
 
 
 def _claim(wanted: str, name: str, modes: tuple[str, ...], phase: str, *, ours: bool) -> Iterator[Finding]:
@@ -284,41 +287,45 @@ def _claim(wanted: str, name: str, modes: tuple[str, ...], phase: str, *, ours: 
             "job: checkpoints",
             f"claim {name} is there and not psjob's",
             "",
-            "rename the job, or name the claim in spec.checkpoint.volume.claim",
+            "rename the job, or name the claim in spec.checkpoint.volume.persistentVolumeClaim.claimName",
         )
     elif phase == "Lost":
         yield problem("job: checkpoints", f"claim {name} is Lost", "Bound", "its volume is gone: delete the claim, or name another one")
-    elif wanted == "ReadWriteMany" and "ReadWriteMany" not in modes:
+    elif MANY in wanted and MANY not in modes:
         yield problem(
             "job: checkpoints",
             f"claim {name} has {', '.join(modes)}",
             wanted,
-            "leave spec.checkpoint.accessMode out, or name another claim",
+            "leave accessModes out of spec.checkpoint.volumeClaimTemplate, or name another claim",
         )
     else:
         yield ok("job: checkpoints", f"claim {name}, {phase}", wanted)
 
 
-def _made(facts: ClusterFacts, wanted: str, size: str, name: str) -> Iterator[Finding]:
+def _made(facts: ClusterFacts, spec: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    asked, size, modes = spec.get("storageClassName"), spec["resources"]["requests"]["storage"], ", ".join(spec["accessModes"])
+    if asked == "" or spec.get("volumeName"):  # of no class: it binds to a volume that somebody has made
+        yield ok("job: checkpoints", f"claim {name} of {size} binds to a volume that is there", modes)
+        return
     if facts.classes is None:
         return
-    default = next((one for one in facts.classes if one.default), None)
-    if default is None:
+    used = next((one for one in facts.classes if (one.name == asked if asked else one.default)), None)
+    if used is None:
         yield problem(
             "job: checkpoints",
             f"claim {name} would wait for ever",
-            "a default storage class",
-            "make a claim yourself and name it in spec.checkpoint.volume.claim",
+            f"storage class {asked}" if asked else "a default storage class",
+            "name one of kubectl get storageclass in spec.checkpoint.volumeClaimTemplate.spec.storageClassName",
         )
-    elif wanted == "ReadWriteMany" and default.provisioner in ONE_NODE:
+    elif MANY in modes and used.provisioner in ONE_NODE:
         yield problem(
             "job: checkpoints",
-            f"class {default.name} ({default.provisioner}) has no {wanted}",
-            wanted,
-            "leave spec.checkpoint.accessMode out: shards then share a node",
+            f"class {used.name} ({used.provisioner}) has no {MANY}",
+            modes,
+            "leave accessModes out of spec.checkpoint.volumeClaimTemplate: shards then share a node",
         )
     else:
-        yield ok("job: checkpoints", f"claim {name} of {size} is made of class {default.name}", wanted)
+        yield ok("job: checkpoints", f"claim {name} of {size} is made of class {used.name}", modes)
 
 
 def _images(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:

@@ -74,7 +74,6 @@ def _runtime_class(job: PSTrainingJob) -> Iterator[Problem]:
 
 def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
     kept = job.spec.checkpoint
-    given = {type(kept).model_fields[name].alias or name: getattr(kept, name) for name in kept.model_fields_set}
     if kept.disabled:
         yield Problem(
             "spec.checkpoint.disabled", True, "fails the job when a shard is lost", "leave it out, unless a lost job costs nothing"
@@ -84,19 +83,13 @@ def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
         yield Problem("spec.checkpoint.interval", kept.interval, "writes more than it trains", f"take {OFTEN_SECONDS}s or more")
     if kept.every_steps is not None and kept.every_steps < OFTEN_STEPS:
         yield Problem("spec.checkpoint.everySteps", kept.every_steps, "writes more than it trains", f"take {OFTEN_STEPS} or more")
-    if kept.volume is not None:
-        for name in ("size", "retain"):
-            if name in given:
-                yield Problem(
-                    f"spec.checkpoint.{name}", given[name], "does nothing with spec.checkpoint.volume", "no claim is made; leave it out"
-                )
-        if kept.volume.source().get("hostPath") is not None:
-            yield Problem(
-                "spec.checkpoint.volume.hostPath",
-                None,
-                "is another folder on each node",
-                "a shard that returns elsewhere finds nothing: name a claim",
-            )
+    if kept.volume is not None and kept.volume.source().get("hostPath") is not None:
+        yield Problem(
+            "spec.checkpoint.volume.hostPath",
+            None,
+            "is another folder on each node",
+            "a shard that returns elsewhere finds nothing: name a claim",
+        )
 
 
 def _containers(job: PSTrainingJob) -> Iterator[Problem]:

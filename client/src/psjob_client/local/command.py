@@ -117,7 +117,7 @@ def _unused(job: PSTrainingJob) -> tuple[str, ...]:
     names += [f"{name} of the pod" for pod in pods for name in pod if name != "containers"]
     names += ["the other containers"] * any(len(pod["containers"]) > 1 for pod in pods)
     names += ["ps.template"] if job.spec.ps.template else []
-    names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "size", "accessMode", "retain"))
+    names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "volumeClaimTemplate", "persistentVolumeClaimRetentionPolicy"))
     names += _given(job.spec.run_policy, "runPolicy.", ("ttlSecondsAfterFinished", "cleanPodPolicy"))
     names += _given(job.spec, "", ("injection", "managedBy"))
     return tuple(dict.fromkeys(names))

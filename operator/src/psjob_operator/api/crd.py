@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from psjob_operator.api.claimtemplate import claim_schema
 from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, POD_CONDITIONS, REASONS, SIGNALS
 from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
@@ -150,11 +151,10 @@ def schema() -> Schema:
     # The sum of the stages' replicas stands for it; a rule asks for it where there are none.
     workers["required"].remove("replicas")
     spec["properties"]["ps"]["properties"]["template"].update(deepcopy(template_schema("shard")))
-    volume = spec["properties"]["checkpoint"]["properties"]["volume"]
-    volume["properties"]["persistentVolumeClaim"] = {
-        "description": "A claim, in the words of a pod volume.",
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": True,
+    kept = spec["properties"]["checkpoint"]["properties"]
+    kept["volumeClaimTemplate"] = {"description": kept["volumeClaimTemplate"]["description"], **claim_schema()}
+    kept["volume"]["properties"]["persistentVolumeClaim"]["properties"] = {
+        "claimName": {"description": "Name of the claim.", "type": "string", "maxLength": 253}
     }
     status = openapi(JobStatus, defaults=False)
     status["default"] = STATUS_DEFAULT

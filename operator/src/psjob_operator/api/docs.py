@@ -120,12 +120,14 @@ def _unseen() -> str:
             places += [place] if place not in places else []
     lines = [
         "\n### What only the operator can see\n",
-        "`psjob validate` and `psjob run` say these too. Templates and `checkpoint.volume` are read as the API server of Kubernetes",
-        f"{podschema.kubernetes()} reads a pod: a field that no pod has, or a value of a wrong type, is refused.\n",
+        "`psjob validate` and `psjob run` say these too. Templates, `checkpoint.volume` and `checkpoint.volumeClaimTemplate` are read as",
+        f"the API server of Kubernetes {podschema.kubernetes()} reads pods and claims.",
+        "A field that they do not have, or a value of a wrong type, is refused.\n",
         "| what must hold | where | why the API server does not say it |",
         "| --- | --- | --- |",
         *(f"| {limit} | {', '.join(places)} | {obstacle} |" for (limit, obstacle), places in rows.items()),
-        f"| fields and types of a pod of Kubernetes {podschema.kubernetes()} | templates and `spec.checkpoint.volume` | {SIZE} |",
+        f"| fields and types of a pod or claim of Kubernetes {podschema.kubernetes()} | templates, `spec.checkpoint.volume`,"
+        f" `spec.checkpoint.volumeClaimTemplate` | {SIZE} |",
     ]
     return "\n".join(lines).replace("&& 2>&1 >> ||", "&& 2>&1 >> \\|\\|") + "\n"
 

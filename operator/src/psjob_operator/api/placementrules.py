@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.fieldrule import FieldRule, Json
+from psjob_operator.api.claimtemplate import MANY, ONE_MOUNT, one_mount
+from psjob_operator.api.fieldrule import FieldRule
 from psjob_operator.api.stagerules import COUNTED
 
 APART = ("spread", "colocated")
@@ -12,12 +13,6 @@ APART = ("spread", "colocated")
 def placement_rules() -> tuple[FieldRule, ...]:
     """Every row about it."""
     return _RULES
-
-
-def _one_mount(spec: Json) -> bool:
-    """The claim that is made for the job can be mounted on one node at a time."""
-    kept = spec.get("checkpoint") or {}
-    return not kept.get("disabled") and kept.get("volume") is None and kept.get("accessMode", "ReadWriteOnce") == "ReadWriteOnce"
 
 
 _RULES = (
@@ -35,13 +30,11 @@ _RULES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not _one_mount(spec),
-        "must not be spread or colocated with two or more spec.ps.shards and a claim of spec.checkpoint.accessMode: ReadWriteOnce",
-        "one node at a time can mount it; take accessMode: ReadWriteMany, a volume that all nodes mount, or leave placement out",
-        cel=(
-            "!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || has(self.checkpoint.volume)"
-            " || (has(self.checkpoint.disabled) && self.checkpoint.disabled) || self.checkpoint.accessMode != 'ReadWriteOnce'"
-        ),
+        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not one_mount(spec),
+        f"must not be spread or colocated with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
+        " take a volume that all nodes mount, or leave placement out",
+        cel=f"!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || !({ONE_MOUNT})",
         about="ps.placement",
     ),
 )

@@ -27,10 +27,10 @@ def definition(name: str) -> Schema:
 
 @cache
 def volume_source() -> Schema:
-    """A volume of a pod without its name, or psjob's own `claim`, whose text the models judge."""
+    """A volume of a pod without its name."""
     whole = definition("Volume")
     sources = {name: part for name, part in whole["properties"].items() if name != "name"}
-    return {**whole, "required": [], "properties": {"claim": {}, **sources}}
+    return {**whole, "required": [], "properties": sources}
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from psjob_operator.api import duration
+from psjob_operator.api.claimtemplate import MANY, ONE_MOUNT, claim_rules, one_mount
 from psjob_operator.api.failurerules import failure_rules
 from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching, options_of
 from psjob_operator.api.placementrules import placement_rules
@@ -25,12 +26,11 @@ RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 MANAGER = "^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 WORD = "[A-Za-z_][0-9A-Za-z_]*"
 REDUCTION = rf"^(mean|sum|median|trimmed_mean|{WORD}([.]{WORD})*:{WORD})$"
-SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *placement_rules(), *stage_rules(), *process_rules(), *failure_rules())
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *claim_rules(), *placement_rules(), *stage_rules(), *process_rules(), *failure_rules())
 
 
 def _interval(text: str) -> bool:
@@ -114,7 +114,6 @@ _TEXTS = (
         "write it with its unit, such as 30s, 5m or 1h30m",
         cel=f"self.matches('{duration.PATTERN}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
     ),
-    matching("spec.checkpoint.size", SIZE, "must be a whole quantity with its unit", "such as 500Mi, 10Gi or 1Ti"),
     matching(
         "spec.checkpoint.resumeFrom",
         RUN,
@@ -122,7 +121,7 @@ _TEXTS = (
         "copy status.run of the job to go on from, such as 5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11",
     ),
     matching(
-        "spec.checkpoint.volume.claim",
+        "spec.checkpoint.volume.persistentVolumeClaim.claimName",
         OBJECT_NAME,
         "must be the name of a PersistentVolumeClaim in the job's namespace",
         "lower-case letters, digits, '-' and '.', without a namespace before it",
@@ -294,13 +293,10 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.checkpoint",
-        lambda kept: not kept.get("disabled") or not _has(kept.get("volume") or {}, "claim", "persistentVolumeClaim"),
+        lambda kept: not kept.get("disabled") or not _has(kept.get("volume") or {}, "persistentVolumeClaim"),
         "must not name a claim with spec.checkpoint.disabled: true",
         "leave spec.checkpoint.volume out, or spec.checkpoint.disabled",
-        cel=(
-            "!(has(self.disabled) && self.disabled && has(self.volume)"
-            " && (has(self.volume.claim) || has(self.volume.persistentVolumeClaim)))"
-        ),
+        cel="!(has(self.disabled) && self.disabled && has(self.volume) && has(self.volume.persistentVolumeClaim))",
         about="volume",
     ),
     FieldRule(
@@ -318,22 +314,21 @@ _ACROSS = (
         "spec.checkpoint.volume",
         lambda volume: len([name for name, source in volume.items() if source is not None]) == 1,
         "must name exactly one volume source",
-        "such as {claim: my-claim} or {nfs: {server: nfs.example.com, path: /checkpoints}}",
+        "such as {persistentVolumeClaim: {claimName: my-claim}} or {nfs: {server: nfs.example.com, path: /checkpoints}}",
         shape={"minProperties": 1, "maxProperties": 1},
     ),
     FieldRule(
         "spec",
         lambda spec: (
             not (
-                spec["ps"]["shards"] > 1
-                and (((spec["ps"].get("template") or {}).get("spec") or {}).get("hostNetwork"))
-                and (spec.get("checkpoint") or {}).get("accessMode", "ReadWriteOnce") == "ReadWriteOnce"
+                spec["ps"]["shards"] > 1 and (((spec["ps"].get("template") or {}).get("spec") or {}).get("hostNetwork")) and one_mount(spec)
             )
         ),
-        "must not be true with two or more spec.ps.shards and spec.checkpoint.accessMode: ReadWriteOnce",
-        "those shards share one node, and there one port; take accessMode: ReadWriteMany or leave hostNetwork out",
+        f"must not be true with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        f"those shards share one node, and there one port; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
+        " or leave hostNetwork out",
         cel=(
-            "!(self.ps.shards > 1 && self.checkpoint.accessMode == 'ReadWriteOnce' && has(self.ps.template)"
+            f"!(self.ps.shards > 1 && {ONE_MOUNT} && has(self.ps.template)"
             " && has(self.ps.template.spec) && has(self.ps.template.spec.hostNetwork) && self.ps.template.spec.hostNetwork)"
         ),
         about="ps.template.spec.hostNetwork",

@@ -261,12 +261,10 @@ class Checkpoint(Model):
     """Number of checkpoints kept; 2..1000, so that a damaged one has one before it."""
     volume: CheckpointVolume | None = None
     """Where checkpoints lie. Absent: a claim <job>-checkpoints is made."""
-    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
-    """ReadWriteOnce puts all shards on one node, which works on every cluster. ReadWriteMany spreads them."""
-    size: str = "10Gi"
-    """Size of the claim that is made."""
-    retain: bool = True
-    """true: the claim that was made outlives the job. false: it is deleted with the job."""
+    volume_claim_template: dict[str, Any] | None = None
+    """What that claim is made of, in the words of a StatefulSet. Absent: 10Gi, ReadWriteOnce, the cluster's default class."""
+    persistent_volume_claim_retention_policy: ClaimRetention | None = None
+    """What becomes of that claim. Absent: it outlives the job."""
     resume_from: str | None = None
     """Start from the last checkpoint of this run (`status.run` of another job) on the same volume. Absent: start anew."""
     request: int | None = None
@@ -280,18 +278,23 @@ class Checkpoint(Model):
         return seconds(self.interval)
 
 
-class CheckpointVolume(Model, extra="allow"):
-    """A claim by name, or any pod volume source: `{claim: my-claim}` or `{nfs: {server: …, path: …}}`."""
+class ClaimRetention(Model):
+    """When the claim that was made goes, in the words of a StatefulSet."""
 
-    claim: str | None = None
-    """Name of a PersistentVolumeClaim in the job's namespace."""
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    """Retain: it outlives the job. Delete: it is deleted with the job."""
+
+
+class CheckpointVolume(Model, extra="allow"):
+    """Any pod volume source: `{persistentVolumeClaim: {claimName: my-claim}}` or `{nfs: {server: …, path: …}}`."""
+
+    persistent_volume_claim: dict[str, Any] | None = None
+    """A claim of the job's namespace, by `claimName`."""
     empty_dir: dict[str, Any] | None = None
     """A folder that is lost with the pod; only with `checkpoint.disabled: true`."""
 
     def source(self) -> dict[str, Any]:
         """The pod volume source: a volume of a pod without its name."""
-        if self.claim is not None:
-            return {"persistentVolumeClaim": {"claimName": self.claim}}
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from psjob_operator.api import podschema
 from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.renamed import renamed
 
 Schema = dict[str, Any]
 _MANIFEST = "such as [{name: worker, image: me/train:1, command: [python, train.py]}]"
@@ -19,6 +20,8 @@ REQUIRED, UNKNOWN, UNSUPPORTED, TWICE = "Required value", "unknown field", "Unsu
 WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or MIG, and gives each part a whole number"
 QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?[0-9]+)?", re.ASCII)
 """As in apimachinery's resource.ParseQuantity."""
+FEW = 10
+"""Fields of an object that are all named where none is like the one that is unknown."""
 WHOLE = {"int32": 2**31, "int64": 2**63}
 
 BOOLEANS = ("true", "false", "yes", "no", "on", "off")
@@ -117,14 +120,18 @@ def _object(part: Schema, value: Mapping[str, Any], path: str) -> Iterator[Probl
     for name, child in value.items():
         known = named.get(name, inner)
         if known is None and closed:
-            yield Problem(f"{path}.{name}", None, f'{UNKNOWN} "{path}.{name}"', _meant(path, name, list(named)), admitted=True)
+            yield Problem(f"{path}.{name}", None, f'{UNKNOWN} "{path}.{name}"', _meant(path, name, list(named)))
         if known:
             yield from _mistakes(known, child, f"{path}.{name}" if inner is None else f"{path}[{name}]")
 
 
 def _meant(path: str, name: str, known: Sequence[str]) -> str:
+    if now := renamed(f"{path}.{name}"):
+        return now
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"did you mean {path}.{near[0]}?" if near else f"pods of Kubernetes {podschema.kubernetes()} have no such field"
+    if near or len(known) <= FEW:
+        return f"did you mean {path}.{near[0]}?" if near else f"fields here: {', '.join(known)}"
+    return f"pods of Kubernetes {podschema.kubernetes()} have no such field"
 
 
 def _array(part: Schema, value: list[Any], path: str) -> Iterator[Problem]:

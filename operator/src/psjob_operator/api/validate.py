@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from psjob_operator.api import podschema
+from psjob_operator.api import claimtemplate, podschema
 from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
 from psjob_operator.api.fieldrule import found as places
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem, field_path, shown
+from psjob_operator.api.renamed import renamed
 from psjob_operator.api.rules import breaches, rules
 from psjob_operator.api.structure import BOOLEANS, REQUIRED, UNKNOWN, UNSUPPORTED, mistakes, pod_mistakes, unsupported
 from psjob_operator.api.template import template_rules
@@ -32,7 +33,7 @@ DEEPEST = 100
 schema = cache(make_schema)
 RULES = "x-kubernetes-validations"
 OVERLAY, VOLUME = "spec.ps.template", "spec.checkpoint.volume"
-DECLARED = ("claim", "emptyDir", "persistentVolumeClaim")
+DECLARED = ("emptyDir", "persistentVolumeClaim")
 """Sources that the CRD has a schema of: a null of theirs is dropped."""
 TEMPLATES = ("spec.workers.template", "spec.stages[].template", OVERLAY)
 
@@ -160,6 +161,11 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
             if isinstance(value, Mapping):
                 found += mistakes(node(whole, at), value, path)
                 of_pods += pod_mistakes(podschema.definition("PodTemplateSpec"), value, path, overlay=at == OVERLAY)
+    for path, value in places(raw, claimtemplate.AT):
+        if isinstance(value, Mapping):
+            found += mistakes(node(whole, claimtemplate.AT), value, path)
+            # What it leaves out, such as its spec, psjob fills in.
+            of_pods += pod_mistakes(podschema.definition("PersistentVolumeClaimTemplate"), value, path, overlay=True)
     for path, value in places(raw, VOLUME):
         if isinstance(value, Mapping):
             of_pods += pod_mistakes(podschema.volume_source(), value, path)
@@ -169,6 +175,7 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
     # What both schemas know, and what a rule of psjob's own forbids, is said once, in the words of the CRD.
     said = {problem.field for problem in found}
     said |= {problem.field for problem in of_pods if problem.limit.startswith(UNSUPPORTED) and _at(problem.field).get(RULES)}
+    said |= {claimtemplate.STORAGE}
     return found + [problem for problem in of_pods if problem.field not in said]
 
 
@@ -243,6 +250,8 @@ def _purpose(path: str) -> str:
 
 
 def _meant(path: str) -> str:
+    if now := renamed(path):
+        return now
     near = _near(path)
     return f"did you mean {near}?" if near else f"fields here: {', '.join(_at(path.rpartition('.')[0]).get('properties', {}))}"
 

@@ -62,7 +62,7 @@ def conflict(snapshot: Snapshot) -> str:
     if makes_claim(snapshot.spec) and claim is not None and not claim.ours:
         return (
             f"persistentvolumeclaim/{claim.name} exists without the label psjob.dev/job-name={snapshot.name};"
-            f" set the label, name the claim in spec.checkpoint.volume.claim, or rename the job"
+            f" set the label, name the claim in spec.checkpoint.volume, or rename the job"
         )
     return ""
 
@@ -92,7 +92,7 @@ def leaving(snapshot: Snapshot) -> tuple[str, str] | None:
     claim, own = snapshot.objects.claim, makes_claim(snapshot.spec)
     name = naming.claim(snapshot.name) if own else named_claim(snapshot.spec)
     if snapshot.objects.named == "missing":
-        return "ClaimMissing", f"claim {name} is not there; make it, or make the job anew with another in spec.checkpoint.volume.claim"
+        return "ClaimMissing", f"claim {name} is not there; make it, or make the job anew with another in spec.checkpoint.volume"
     if (own and claim is not None and claim.deleting) or snapshot.objects.named == "going":
         words = "it goes with all checkpoints when no pod uses it; copy them before the job is suspended or ends"
         return "ClaimTerminating", f"claim {name} is being deleted: {words}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from psjob_operator.api.claimtemplate import MANY, many_nodes
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.fate import Fate
 from psjob_operator.plan.objects import makes_claim, named_claim
@@ -29,8 +30,8 @@ def shared(snapshot: Snapshot) -> bool:
     if snapshot.spec.ps.placement == "colocated":  # they follow their workers; where there are several, no such volume is taken
         return False
     if makes_claim(snapshot.spec):
-        return snapshot.spec.checkpoint.access_mode == "ReadWriteOnce"
-    return bool(named_claim(snapshot.spec)) and "ReadWriteMany" not in (snapshot.objects.modes or ())
+        return not many_nodes(snapshot.spec.checkpoint.volume_claim_template)
+    return bool(named_claim(snapshot.spec)) and MANY not in (snapshot.objects.modes or ())
 
 
 def moved(facts: Facts) -> tuple[Seat, ...]:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
+from psjob_operator.api.claimtemplate import claim_metadata, claim_spec, retained
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GROUP, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest
 from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, pods_of
@@ -53,11 +54,13 @@ def config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: st
 
 
 def claim(job: ConfigSource) -> Document:
-    """The claim for checkpoints; with `checkpoint.retain` it has no owner and outlives the job."""
-    checkpoint = job.spec.checkpoint
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata(job, naming.claim(job.name), labels(job, "checkpoints"), owned=not checkpoint.retain),
-        "spec": {"accessModes": [checkpoint.access_mode], "resources": {"requests": {"storage": checkpoint.size}}},
-    }
+    """The claim for checkpoints, of `checkpoint.volumeClaimTemplate`. One that outlives the job has no owner."""
+    template = job.spec.checkpoint.volume_claim_template
+    given, annotations = claim_metadata(template)
+    own = labels(job, "checkpoints")
+    # The names by which people group objects are the template's to give, as in a pod's; psjob finds the claim by its own.
+    shared = {**own, **given, **{key: value for key, value in own.items() if key.startswith(f"{GROUP}/")}}
+    made = metadata(job, naming.claim(job.name), shared, owned=not retained(job.spec.checkpoint))
+    if annotations:
+        made["annotations"] = annotations
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": made, "spec": claim_spec(template)}
