@@ -14,6 +14,11 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "Resumed": ("Suspended", "False: the job was suspended and goes on"),
     "NotSuspended": ("Suspended", "False: a suspension is asked for, and processes are still there, or the job has ended"),
     "NameConflict": ("Ready, Reconciling", "an object with a name that the job needs is not the job's"),
+    "WaitingForJob": ("Ready, Reconciling", "the job that spec.checkpoint.resumeFrom names is not there, or has no checkpoint yet"),
+    "CheckpointElsewhere": (
+        "Ready, Reconciling",
+        "that job has its checkpoints on another volume, or keeps none",
+    ),
     "CreateRefused": ("Ready, Reconciling, Degraded", "the API server refuses an object of the job; it is tried again"),
     "NamespaceTerminating": ("Ready, Reconciling", "the namespace is being deleted, and takes no more pods"),
     "ClaimPending": ("Ready, Reconciling, CheckpointReady", "the claim for checkpoints is not bound"),

@@ -186,7 +186,12 @@ PATHS = {
     "spec.checkpoint.persistentVolumeClaimRetentionPolicy": st.one_of(
         plain, st.fixed_dictionaries({}, optional={"whenDeleted": st.sampled_from(["Retain", "Delete", "Never", None])})
     ),
-    "spec.checkpoint.resumeFrom": plain,
+    "spec.checkpoint.resumeFrom": st.one_of(
+        plain,
+        st.fixed_dictionaries(
+            {}, optional={"job": st.sampled_from(["a", "digits", "A", None, 1]), "run": st.sampled_from(["r", "R", None])}
+        ),
+    ),
     "spec.checkpoint.disabled": st.booleans(),
     "spec.runPolicy": plain,
     "spec.runPolicy.backoffLimit": plain,

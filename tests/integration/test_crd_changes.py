@@ -21,7 +21,7 @@ FULL = changed(
         "spec.training.updateAt": "server",
         "spec.training.compression": {"push": "topk", "ratio": 0.05},
         "spec.ps.template": {"spec": {"nodeSelector": {"a": "b"}}},
-        "spec.checkpoint": {"everySteps": 10, "volume": {"persistentVolumeClaim": {"claimName": "x"}}, "resumeFrom": "r"},
+        "spec.checkpoint": {"everySteps": 10, "volume": {"persistentVolumeClaim": {"claimName": "x"}}, "resumeFrom": {"run": "r"}},
         "spec.managedBy": "psjob.dev/operator",
     },
 )
@@ -83,7 +83,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.checkpoint.volume", {"persistentVolumeClaim": {"readOnly": False}}),
         ("spec.checkpoint.volumeClaimTemplate", {"spec": {"accessModes": ["ReadWriteMany"]}}),
         ("spec.checkpoint.persistentVolumeClaimRetentionPolicy", {"whenDeleted": "Retain"}),
-        ("spec.checkpoint.resumeFrom", "other"),
+        ("spec.checkpoint.resumeFrom", {"run": "other"}),
         ("spec.checkpoint.disabled", False),
         ("spec.runPolicy.successPolicy", "FirstWorker"),
         ("spec.managedBy", "example.com/other"),

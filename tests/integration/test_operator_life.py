@@ -214,6 +214,50 @@ def test_the_claim_is_made_of_its_template_and_goes_with_the_job_if_that_is_aske
 
 
 @together
+def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, name: str) -> None:
+    """Applied first, it waits; it begins when the other has a checkpoint, and what becomes of the other changes nothing then."""
+    first, mine = f"{name}a", {"volume": {"persistentVolumeClaim": {"claimName": f"{name}a-checkpoints"}}}
+    place.create(manifest(name, checkpoint={"resumeFrom": {"job": first}, **mine}))
+
+    def waits() -> bool:
+        return place.conditions(name).get("Ready", {}).get("reason") == "WaitingForJob" and not place.pods(name)
+
+    place.until("it to wait", waits)
+    ready = place.conditions(name)["Ready"]
+    assert ready["status"] == "False" and f"job {first} is not there" in ready["message"]
+    running(place, first, node)
+    assert waits() and place.status(name)["phase"] == "Pending"
+    committed = {"status": {"checkpoint": {"step": 10, "time": "2026-01-01T00:00:00Z"}}}
+    place.cluster.api.merge(place.path("pstrainingjobs", first) + "/status", committed)
+    run = place.job(first)["metadata"]["uid"]
+    place.until("its pods", lambda: len(place.pods(name)) == 3)
+    status = place.status(name)
+    assert status["pinned"]["resumedFrom"] == run and status["restarts"].get("total", 0) == 0
+
+    def begins_at() -> Any:
+        return json.loads(next(it for it in place.items("configmaps") if it["metadata"]["name"] == f"{name}-config")["data"]["config.json"])
+
+    assert begins_at()["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}
+    place.cluster.run_kubectl("delete", "psj", first, "-n", place.namespace)
+    place.create(manifest(first))
+    place.until("the other job anew", lambda: place.status(first).get("run") not in (None, run))
+    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.until_phase("Running", name)
+    assert place.status(name)["pinned"]["resumedFrom"] == run
+    assert begins_at()["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}
+
+
+@together
+def test_a_job_says_where_the_checkpoints_of_the_other_one_are(place: World, name: str) -> None:
+    first = f"{name}a"
+    place.create(manifest(first, suspend=True))
+    place.create(manifest(name, checkpoint={"resumeFrom": {"job": first}}))
+    words = f"make this job anew with volume: {{persistentVolumeClaim: {{claimName: {first}-checkpoints}}}}"
+    place.until("the remedy", lambda: words in place.conditions(name).get("Ready", {}).get("message", ""))
+    assert place.conditions(name)["Ready"]["reason"] == "CheckpointElsewhere" and not place.pods(name)
+
+
+@together
 def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
     place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
     place.create(manifest(f"{name}2"))

@@ -7,6 +7,7 @@ processes, two workers, and the faults.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -152,19 +153,41 @@ def test_in_async_each_tail_has_its_effect_once(tmp_path: Path, cell: str) -> No
     assert made and made[-1][0] == made[-1][1], (made, ran.err[-3000:])
 
 
+def stop(folder: Path, name: str) -> Ran:
+    """Run it to step 13, and stop it there as Ctrl-C does."""
+    hold = Fault(("stop@step=13",), "tail").prelude().replace("fault stop@step=13:", "stopping")
+    process = begun(folder, name, hold + SCRIPTS[name])
+    until = time.monotonic() + 200
+    while not (folder / "held").exists():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(process, folder)
+    assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.err[-3000:]
+    return stopped
+
+
 @pytest.mark.parametrize("cell", cells(list(SCRIPTS), [RESUMED]))
 def test_a_stop_and_resume_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: str) -> None:
     name, _ = cell.split(": ")
     wanted = undisturbed(name, once)
-    hold = Fault(("stop@step=13",), "tail").prelude().replace("fault stop@step=13:", "stopping")
-    process = begun(tmp_path / "hit", name, hold + SCRIPTS[name])
-    until = time.monotonic() + 200
-    while not (tmp_path / "hit" / "held").exists():
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path / "hit")
-    assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.err[-3000:]
+    stopped = stop(tmp_path / "hit", name)
     again = finish(begun(tmp_path / "hit", name, SCRIPTS[name], "--resume", f".psjob/{stopped.summary['run']}"), tmp_path / "hit")
     equal(again, wanted)
     assert lines(stopped, again) == lines(wanted), again.err[-4000:]
+
+
+@pytest.mark.rotating
+def test_another_job_goes_on_from_a_job_by_name_as_from_its_run(tmp_path: Path, once: Path) -> None:
+    """Both have the bits of the undisturbed run. By name it is the newest run of that job, not the newest of all."""
+    name, folder = "early_stopping", tmp_path / "hit"
+    wanted, stopped = undisturbed(name, once), stop(folder, name)
+    job = json.loads((folder / "job.yaml").read_text())
+    (folder / "train.py").write_text(SCRIPTS[name])
+    for number, source in enumerate(({"run": stopped.summary["run"]}, {"job": "job"})):
+        job["metadata"]["name"], job["spec"]["checkpoint"]["resumeFrom"] = f"next-{number}", source
+        path = folder / f"next-{number}.yaml"
+        path.write_text(json.dumps(job))
+        ran = finish(start(folder, path), folder)
+        equal(ran, wanted)
+        assert f"of .psjob/{stopped.summary['run']}" in ran.err and lines(stopped, ran) == lines(wanted), ran.err[-4000:]

@@ -16,14 +16,14 @@ from psjob_client.local.resume import resumed
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
 from tests.tensors.checkpoint_parts import save
-from tests.unit.api_manifest import GOOD
+from tests.unit.api_manifest import GOOD, changed
 
 
 def spec(workers: int = 1, mode: str = "sync", run: str | None = None, **training: Any) -> JobSpec:
     job = copy.deepcopy(GOOD)
     job["spec"]["workers"]["replicas"] = workers
     job["spec"]["training"] = {"mode": mode, **training}
-    job["spec"]["checkpoint"] = {"resumeFrom": run} if run else {}
+    job["spec"]["checkpoint"] = {"resumeFrom": {"run": run}} if run else {}
     return PSTrainingJob.model_validate(job).spec
 
 
@@ -138,11 +138,36 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(old: Path, harm
 
 def test_a_run_that_is_not_here_is_named_as_the_user_wrote_it(old: Path) -> None:
     line = refusal(None, spec(run="abc"))
-    assert line.startswith("spec.checkpoint.resumeFrom: abc: .psjob/abc is not the folder of a run of psjob")
+    assert line.startswith("spec.checkpoint.resumeFrom.run: abc: .psjob/abc is not the folder of a run of psjob")
     assert "--resume" not in line and "(old in .psjob)" in line and "--set spec.checkpoint.resumeFrom=null" in line
     assert refusal("abc", spec()).startswith("--resume abc: abc is not the folder of a run of psjob; name one of the runs here (old ")
     (old / "config.json").unlink()
     assert "there is no run in " in refusal("abc", spec()) and "without --resume" in refusal("abc", spec())
+
+
+def by_job(job: str) -> JobSpec:
+    return PSTrainingJob.model_validate(changed(GOOD, {"spec.workers.replicas": 1, "spec.checkpoint": {"resumeFrom": {"job": job}}})).spec
+
+
+def test_a_job_is_the_newest_of_its_runs(old: Path) -> None:
+    for number, (run, name) in enumerate((("a-2", "a"), ("a-1", "a"), ("b-1", "b"))):
+        folder = old.parent / run
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"job": name}))
+        (folder / "run.json").write_text(json.dumps({"job": name, "created": 100.0 + number}))
+        commit(folder, 5)
+    assert resumed(None, by_job("a")) == (old.parent / "a-1", STEP)
+    assert resumed(None, by_job("b")) == (old.parent / "b-1", STEP)
+    assert resumed(Path(".psjob/a-2"), by_job("a")) == (old.parent / "a-2", STEP), "the option goes before the manifest"
+
+
+def test_a_job_without_a_run_here_is_named_with_those_that_have_one(old: Path) -> None:
+    (old / "config.json").write_text(json.dumps({"job": "digits"}))
+    line = refusal(None, by_job("a-1"))
+    assert line.startswith("spec.checkpoint.resumeFrom.job: a-1: no run of that job is in ") and "(jobs with runs there: digits)" in line
+    assert line.endswith("or start anew with --set spec.checkpoint.resumeFrom=null")
+    assert "that run has no checkpoint" in refusal(None, by_job("digits")), "a run's name is no job's"
+    assert "no run of that job" in refusal(None, by_job("old"))
 
 
 def test_a_path_that_cannot_be_looked_at_is_a_sentence(old: Path) -> None:

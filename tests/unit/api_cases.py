@@ -76,8 +76,8 @@ REFUSED: list[Case] = [
     *(
         Case(
             f"resume-{text!r}",
-            {"spec.checkpoint.resumeFrom": text},
-            "spec.checkpoint.resumeFrom",
+            {"spec.checkpoint.resumeFrom": {"run": text}},
+            "spec.checkpoint.resumeFrom.run",
             "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run",
         )
         for text in ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64)
@@ -90,6 +90,41 @@ REFUSED: list[Case] = [
             "must be the name of a PersistentVolumeClaim in the job's namespace; ",
         )
         for text in ("", "ns/name", "../x", "Data", "a_b")
+    ),
+    *(
+        Case(
+            f"resume-job-{text!r}",
+            {"spec.checkpoint.resumeFrom": {"job": text}},
+            "spec.checkpoint.resumeFrom.job",
+            "must be the name of a PSTrainingJob in the job's namespace; write its metadata.name",
+        )
+        for text in ("", "Digits", "team-a/digits", "1digits", "a" * 41)
+    ),
+    *(
+        Case(
+            f"resume-{name}",
+            {"spec.checkpoint.resumeFrom": source},
+            "spec.checkpoint.resumeFrom",
+            "must name exactly one of job and run; such as {job: digits}",
+            server_sentence=sentence,
+        )
+        for name, source, sentence in (
+            ("neither", {}, "should have at least 1 properties"),
+            ("both", {"job": "other", "run": "r"}, "must have at most 1 item"),
+        )
+    ),
+    Case(
+        "resume-itself",
+        {"spec.checkpoint.resumeFrom": {"job": "digits"}},
+        "spec.checkpoint.resumeFrom.job",
+        "must not be the job itself; it goes on from its own checkpoint after spec.suspend; name another job, or a run",
+    ),
+    Case(
+        "resume-text",
+        {"spec.checkpoint.resumeFrom": "5f1c9e0a"},
+        "spec.checkpoint.resumeFrom",
+        "must be of type object; Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`.",
+        server_sentence="must be of type object",
     ),
     *(
         Case(f"managed-{text!r}", {"spec.managedBy": text}, "spec.managedBy", "must be a domain, '/' and a name; such as")
@@ -314,7 +349,7 @@ REFUSED: list[Case] = [
     ),
     Case(
         "resume-disabled",
-        {"spec.checkpoint": {"disabled": True, "resumeFrom": "a"}},
+        {"spec.checkpoint": {"disabled": True, "resumeFrom": {"job": "a"}}},
         "spec.checkpoint.resumeFrom",
         "must not be given with spec.checkpoint.disabled: true; a run is resumed",
     ),
@@ -453,7 +488,8 @@ PASSED: list[Case] = [
     Case("disabled-plain", {"spec.checkpoint.disabled": True}),
     Case("nfs", {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/b"}}}),
     Case("claim", {"spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": "my-claim"}}}),
-    Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
+    Case("resume-run", {"spec.checkpoint.resumeFrom": {"run": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}}),
+    Case("resume-job", {"spec.checkpoint.resumeFrom": {"job": "digits-2"}}),
     *FAILURES_PASSED,
     *TEMPLATES_PASSED,
     *PLACEMENTS_PASSED,

@@ -180,7 +180,9 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an operator of the version after this one, whose config has another format and whose frames another version."""
     for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 3, "WIRES": (3, 2)}.items():
         monkeypatch.setattr(pins, name, value)
-    monkeypatch.setitem(config.WRITERS, 2, lambda job, shards, checkpoints: {"job": job.name, "ranks": job.spec.workers.replicas})  # type: ignore[index]
+    monkeypatch.setitem(
+        config.WRITERS, 2, lambda job, shards, checkpoints, resumed_from: {"job": job.name, "ranks": job.spec.workers.replicas}
+    )  # type: ignore[index]
 
 
 def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

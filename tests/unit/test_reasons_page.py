@@ -27,7 +27,7 @@ NAMED = {
 }
 """Constants of modules that are text."""
 WORD = re.compile(r"[A-Z][A-Za-z]+")
-PLACES = {"Say": 1, "Trouble": 1, "starting": 0, "running": 0, "_stall": 1, "Ending": 1}
+PLACES = {"Say": 1, "Trouble": 1, "starting": 0, "running": 0, "_stall": 1, "_wait": 1, "Ending": 1}
 """Calls that make a condition, and the place of its reason."""
 
 
@@ -68,7 +68,7 @@ def test_every_reason_of_a_condition_is_in_the_table_and_no_other() -> None:
     emitted = set().union(*(words(*arguments(name, place)) for name, place in PLACES.items()))
     yields = [node.value for function in ("_around", "_unread") for node in parts(ast.Yield, function) if isinstance(node, ast.Yield)]
     emitted |= words(*(pair.elts[0] for pair in yields if isinstance(pair, ast.Tuple)))
-    returned = [node.value for node in parts(ast.Return, "leaving") if isinstance(node, ast.Return)]
+    returned = [node.value for function in ("leaving", "waits") for node in parts(ast.Return, function) if isinstance(node, ast.Return)]
     emitted |= words(*(pair.elts[0] for pair in returned if isinstance(pair, ast.Tuple)))
     emitted |= words(*parts(ast.Return, "spec_reason")) | set(OF_TRAINING) | fatal_causes()
     emitted |= {condition["reason"] for condition in STATUS_DEFAULT["conditions"]} | {"Waiting"}

@@ -32,8 +32,8 @@ def test_the_service_finds_this_runs_shards() -> None:
 
 
 def test_the_config_holds_what_the_contract_lists() -> None:
-    snapshot = job(checkpoint={"interval": "1m30s", "resumeFrom": "old-run"}, training={"mode": "async", "seed": 7})
-    made = render.config(snapshot)
+    snapshot = job(checkpoint={"interval": "1m30s", "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
+    made = render.config(snapshot, resumed_from="old-run")
     content = json.loads(made["data"]["config.json"])
     assert set(content) == {
         "format",
@@ -79,9 +79,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
     }
     assert (content["mode"], content["seed"], content["updateAt"], content["workers"]) == ("async", 7, None, 3)
     assert len(content["specHash"]) == 64
-    assert (
-        made["metadata"]["labels"][LABEL_DIGEST] == digest(cluster_config(snapshot)) and len(made["metadata"]["labels"][LABEL_DIGEST]) <= 63
-    )
+    assert made["metadata"]["labels"][LABEL_DIGEST] == digest(content) and len(made["metadata"]["labels"][LABEL_DIGEST]) <= 63
     assert config_text(content) == made["data"]["config.json"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_all_objects_in_order(manifest: Path) -> None:
     ]
     assert {it["metadata"]["namespace"] for it in made} == {"team"}
     assert made[0]["metadata"]["ownerReferences"][0]["uid"] == NO_UID
+
+
+@pytest.mark.parametrize(("source", "run"), [("job=other", NO_UID), ("run=abc", "abc")])
+def test_a_job_that_goes_on_from_another_shows_what_it_will_have(manifest: Path, source: str, run: str) -> None:
+    """Zeros stand for the run that the operator looks up."""
+    made = documents(read_job(manifest, (f"spec.checkpoint.resumeFrom.{source}",)), "image:1")
+    assert [it["kind"] for it in made].count("Pod") == 6
+    config = json.loads(made[1]["data"]["config.json"])
+    assert config["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}
 
 
 def test_the_output_is_yaml_and_the_same_each_time(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:

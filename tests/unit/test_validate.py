@@ -155,6 +155,11 @@ def test_a_good_job_has_no_warning() -> None:
         ({"spec.checkpoint": {"disabled": True}}, "spec.checkpoint.disabled", "shard is lost"),
         ({"spec.checkpoint": {"interval": "1s"}}, "spec.checkpoint.interval", "5s"),
         ({"spec.checkpoint": {"everySteps": 1}}, "spec.checkpoint.everySteps", "10"),
+        (
+            {"spec.checkpoint": {"resumeFrom": {"job": "a"}}},
+            "spec.checkpoint.volume",
+            "{persistentVolumeClaim: {claimName: a-checkpoints}}",
+        ),
         ({"spec.checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, "spec.checkpoint.volume.hostPath", "name a claim"),
         ({f"{WORKER}.image": "me/digits"}, f"{PLACE}.image", "tag"),
         ({f"{WORKER}.image": "localhost:5000/digits:latest"}, f"{PLACE}.image", "tag"),

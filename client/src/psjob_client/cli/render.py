@@ -16,12 +16,12 @@ from psjob_operator import render as objects
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
-from psjob_operator.plan.objects import listening_workers
+from psjob_operator.plan.objects import listening_workers, volume
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.snapshot import ResumeSource, Snapshot
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-"""Stands for the uid that the API server gives."""
+"""Stands for the uid that the API server gives, and for the run of a job to go on from."""
 NO_KEY = bytes(32)
 """Stands for each key of a run."""
 RUNTIME_IMAGE = "psjob-runtime:latest"
@@ -56,6 +56,7 @@ def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE, *, asks_no
         spec=job.spec.model_copy(update={"suspend": None, "managed_by": None}),
         status=None,
         runtime_image=runtime_image,
+        resume_source=ResumeSource(NO_UID, True, volume(job.metadata.name, job.spec)),
     )
     pods = objects.Pods(snapshot, asks_nothing=asks_nothing)
     return [_document(snapshot, action, pods) for action in plan(snapshot, 0.0).actions]
@@ -66,7 +67,7 @@ def _document(snapshot: Snapshot, action: Action, pods: objects.Pods) -> dict[st
         case EnsureService():
             return objects.service(snapshot)
         case EnsureConfig():
-            return objects.config(snapshot, action.format, action.encryption)
+            return objects.config(snapshot, action.format, action.encryption, action.resumed_from)
         case EnsureClaim():
             return objects.claim(snapshot)
         case EnsureKey():

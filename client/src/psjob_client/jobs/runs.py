@@ -14,7 +14,7 @@ from psjob_client.jobs import recorded, series
 from psjob_client.jobs.problems import Step, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
-from psjob_client.local import record, regular
+from psjob_client.local import record, regular, runfolders
 from psjob_client.local.folder import RUNS
 from psjob_client.local.output import Follow
 from psjob_client.local.resume import MANIFEST, manifests
@@ -23,8 +23,6 @@ LOOK_SECONDS = 0.2
 """Between two looks at logs that grow."""
 LARGEST_MANIFEST = 8 << 20
 """Bytes of a checkpoint's manifest that is read for the size of its files."""
-LARGEST_OBJECT = 64 << 20
-"""Bytes of a JSON file of a run."""
 MOST_HISTORIES = 256
 """Shortened histories that are kept in memory."""
 
@@ -82,11 +80,11 @@ class RunSource:
     async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """From the files of its processes."""
         path = self.path(name)
-        job = str(_object(path / "config.json").get("job") or "")
+        job = str(runfolders.json_object(path / "config.json").get("job") or "")
         follows: dict[Path, Follow] = {}
         last = False
         while True:
-            for file in sorted((path / "logs").glob("*.log"), key=_modified):
+            for file in sorted((path / "logs").glob("*.log"), key=runfolders.modified):
                 if not wanted(file.stem, job, process):
                     continue
                 fresh = file not in follows
@@ -104,27 +102,24 @@ class RunSource:
 
     def path(self, name: str) -> Path:
         """The folder of a run, or of the newest run of a job. Raises NoSuchJob."""
-        if name == Path(name).name and "\0" not in name and _is_run(self.runs / name):
+        if name == Path(name).name and "\0" not in name and runfolders.is_run(self.runs / name):
             return self.runs / name
         paths = self._paths()
         by_run = {path.name: path for path in paths}
         if name in by_run:
             return by_run[name]
-        of_job = [path for path in paths if _job(path) == name]
-        if not of_job:
-            known = dict.fromkeys([*(_job(path) for path in paths), *by_run])
+        newest = runfolders.newest_of(paths, name)
+        if newest is None:
+            known = dict.fromkeys([*(runfolders.job_of(path) for path in paths), *by_run])
             raise no_such_job(name, str(self.runs), known, Step("`client.list()`", "`psjob list --local`"))
-        return max(of_job, key=_created)
+        return newest
 
     def knows(self, name: str) -> bool:
         """Is there a run, or a job with runs, of that name?"""
-        return any(name in (path.name, _job(path)) for path in self._paths())
+        return any(name in (path.name, runfolders.job_of(path)) for path in self._paths())
 
     def _paths(self) -> Sequence[Path]:
-        try:
-            return [path for path in sorted(self.runs.iterdir()) if _is_run(path)]
-        except OSError:
-            return []
+        return runfolders.runs_in(self.runs)
 
 
 def wanted(name: str, job: str, process: str | None) -> bool:
@@ -138,12 +133,12 @@ def read_run(path: Path, *, story: bool = True) -> RunFiles:
         id=path.name,
         place=str(path),
         alive=record.alive(path),
-        made=_modified(path),
-        run=_object(path / record.RUN),
-        job=_object(path / record.JOB),
-        status=_object(path / "status.json"),
-        live=_object(path / record.LIVE),
-        config=_object(path / "config.json"),
+        made=runfolders.modified(path),
+        run=runfolders.json_object(path / record.RUN),
+        job=runfolders.json_object(path / record.JOB),
+        status=runfolders.json_object(path / "status.json"),
+        live=runfolders.json_object(path / record.LIVE),
+        config=runfolders.json_object(path / "config.json"),
         story=_lines(path / record.STORY) if story else (),
     )
 
@@ -161,37 +156,8 @@ def _checkpoint(path: Path) -> CheckpointView | None:
     except OSError:
         return None
     assert named is not None
-    made = _object(path) if stat.st_size <= LARGEST_MANIFEST else {}
+    made = runfolders.json_object(path) if stat.st_size <= LARGEST_MANIFEST else {}
     return recorded.checkpoint_of(path.name, made, int(named[1]), int(named[2]), stat.st_mtime, str(path))
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.json").is_file() or (path / record.RUN).is_file()
-
-
-def _job(path: Path) -> str:
-    told = _object(path / record.RUN) or _object(path / "config.json")
-    return str(told.get("job") or path.name)
-
-
-def _created(path: Path) -> float:
-    created = _object(path / record.RUN).get("created")
-    return float(created) if isinstance(created, int | float) else _modified(path)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(regular.content(path, LARGEST_OBJECT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _some(raw: bytes, most: int) -> list[bytes]:

@@ -10,6 +10,7 @@ from psjob_operator.api.containers import TRAINED, asks_devices, container_of
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem
+from psjob_operator.plan import naming
 
 LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")
 LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
@@ -83,6 +84,13 @@ def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
         yield Problem("spec.checkpoint.interval", kept.interval, "writes more than it trains", f"take {OFTEN_SECONDS}s or more")
     if kept.every_steps is not None and kept.every_steps < OFTEN_STEPS:
         yield Problem("spec.checkpoint.everySteps", kept.every_steps, "writes more than it trains", f"take {OFTEN_STEPS} or more")
+    if kept.resume_from is not None and kept.resume_from.job is not None and kept.volume is None:
+        yield Problem(
+            "spec.checkpoint.volume",
+            None,
+            f"is absent: on a cluster the claim of this job is another than that of job {kept.resume_from.job}",
+            f"name its claim: {{persistentVolumeClaim: {{claimName: {naming.claim(kept.resume_from.job)}}}}}",
+        )
     if kept.volume is not None and kept.volume.source().get("hostPath") is not None:
         yield Problem(
             "spec.checkpoint.volume.hostPath",

@@ -180,7 +180,9 @@ class Backend:
     @cached_property
     def _spec(self) -> JobSpec:
         # Who started it by hand is its controller.
-        return self.job.spec.model_copy(update={"managed_by": None})
+        # A run to go on from was found before, and `prepare` writes it.
+        kept = self.job.spec.checkpoint.model_copy(update={"resume_from": None})
+        return self.job.spec.model_copy(update={"managed_by": None, "checkpoint": kept})
 
     @cached_property
     def _named(self) -> Named:

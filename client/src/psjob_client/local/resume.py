@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local import regular
+from psjob_client.local import regular, runfolders
 from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import RUNS
 from psjob_operator.api.spec import JobSpec
@@ -66,10 +66,21 @@ def resumed(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
 def _named(option: Path | None, spec: JobSpec) -> ResumeSource | None:
     if option is not None:
         return ResumeSource(f"--resume {option}", option, "start anew without --resume")
-    run = spec.checkpoint.resume_from
-    if run is None:
+    asked, anew = spec.checkpoint.resume_from, "start anew with --set spec.checkpoint.resumeFrom=null"
+    if asked is None:
         return None
-    return ResumeSource(f"spec.checkpoint.resumeFrom: {run}", Path(RUNS) / run, "start anew with --set spec.checkpoint.resumeFrom=null")
+    if asked.run:
+        return ResumeSource(f"spec.checkpoint.resumeFrom.run: {asked.run}", Path(RUNS) / asked.run, anew)
+    said = f"spec.checkpoint.resumeFrom.job: {asked.job}"
+    there = runfolders.runs_in(Path(RUNS))
+    newest = runfolders.newest_of(there, asked.job or "")
+    if newest is None:
+        jobs = _list(sorted({runfolders.job_of(path) for path in there})) or "none"
+        raise BadInput(
+            f"{said}: no run of that job is in {Path(RUNS).absolute()} (jobs with runs there: {jobs}); "
+            f"run it first, start in the folder that it was run in, or {anew}"
+        )
+    return ResumeSource(said, newest, anew)
 
 
 def _near(source: ResumeSource) -> str:

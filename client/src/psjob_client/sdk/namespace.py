@@ -112,9 +112,11 @@ class Namespace(ClusterSource):
         )
 
     async def _active(self, name: str) -> JobView:
-        job = clustered.job_view(await self.raw(name), self.where.context)
+        raw = await self.raw(name)
+        job = clustered.job_view(raw, self.where.context)
         if job.over:
-            raise Conflict(f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom to go on from it")
+            source = f"{{run: {raw['metadata']['uid']}}}"
+            raise Conflict(f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom: {source} to go on")
         return job
 
     async def _patch(self, name: str, spec: Mapping[str, Any]) -> None:

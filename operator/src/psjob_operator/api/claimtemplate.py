@@ -72,7 +72,7 @@ def claim_schema() -> Schema:
     """The structural schema of the template: what rules are about. The rest of a claim's spec is kept as it is."""
     words = {"type": "object", "maxProperties": 64, "additionalProperties": {"type": "string"}}
     size = {"description": f"Its size. Absent: {DEFAULT_STORAGE}.", "x-kubernetes-int-or-string": True}
-    modes = f"Absent: [{ONE}], all shards on one node, as every cluster can. {MANY} spreads them. {ONE_POD}: for one shard."
+    modes = f"Absent: [{ONE}], all shards on one node. {MANY} spreads them. {ONE_POD}: for one shard."
     spec = {
         "accessModes": {
             "description": modes,
@@ -82,7 +82,7 @@ def claim_schema() -> Schema:
             "x-kubernetes-list-type": "atomic",
         },
         "resources": _open("What it asks for.", {"requests": _open("At least that.", {"storage": size})}),
-        "storageClassName": {"description": "Its storage class. Absent: the cluster's default class.", "type": "string", "maxLength": 253},
+        "storageClassName": {"description": "Its class.", "type": "string", "maxLength": 253},
         "volumeMode": {"description": "Filesystem, or absent.", "type": "string", "enum": ["Filesystem"]},
     }
     metadata = {name: {"description": f"{name.capitalize()}; psjob.dev/ is reserved.", **words} for name in ("labels", "annotations")}

@@ -115,10 +115,16 @@ _TEXTS = (
         cel=f"self.matches('{duration.PATTERN}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
     ),
     matching(
-        "spec.checkpoint.resumeFrom",
+        "spec.checkpoint.resumeFrom.run",
         RUN,
         "must be a run: 1 to 63 lower-case letters, digits and '-'",
-        "copy status.run of the job to go on from, such as 5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11",
+        "copy status.run of the job to go on from",
+    ),
+    matching(
+        "spec.checkpoint.resumeFrom.job",
+        NAME,
+        "must be the name of a PSTrainingJob in the job's namespace",
+        "write its metadata.name",
     ),
     matching(
         "spec.checkpoint.volume.persistentVolumeClaim.claimName",
@@ -306,6 +312,27 @@ _ACROSS = (
         "set spec.checkpoint.disabled: true to train without checkpoints, or name a claim",
         cel="!has(self.volume) || !has(self.volume.emptyDir) || (has(self.disabled) && self.disabled)",
         about="volume",
+    ),
+    FieldRule(
+        "spec.checkpoint.resumeFrom",
+        lambda source: _has(source, "job") != _has(source, "run"),
+        "must name exactly one of job and run",
+        "such as {job: digits}",
+        shape={"minProperties": 1, "maxProperties": 1},
+    ),
+    FieldRule(
+        "",
+        lambda job: (
+            ((job["spec"].get("checkpoint") or {}).get("resumeFrom") or {}).get("job") in (None, "")
+            or job["spec"]["checkpoint"]["resumeFrom"]["job"] != job["metadata"].get("name")
+        ),
+        "must not be the job itself",
+        "it goes on from its own checkpoint after spec.suspend; name another job, or a run",
+        cel=(
+            "!has(self.spec.checkpoint.resumeFrom) || !has(self.spec.checkpoint.resumeFrom.job)"
+            " || self.spec.checkpoint.resumeFrom.job != self.metadata.name"
+        ),
+        about="spec.checkpoint.resumeFrom.job",
     ),
     _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
     _needs_checkpoints("request", "no checkpoint is taken then; leave one of the two out"),

@@ -265,8 +265,8 @@ class Checkpoint(Model):
     """What that claim is made of, in the words of a StatefulSet. Absent: 10Gi, ReadWriteOnce, the cluster's default class."""
     persistent_volume_claim_retention_policy: ClaimRetention | None = None
     """What becomes of that claim. Absent: it outlives the job."""
-    resume_from: str | None = None
-    """Start from the last checkpoint of this run (`status.run` of another job) on the same volume. Absent: start anew."""
+    resume_from: ResumeFrom | None = None
+    """Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`. Absent: start anew."""
     request: int | None = None
     """Another number here asks a running job for a checkpoint; `psjob checkpoint` writes the time."""
     disabled: bool | None = None
@@ -276,6 +276,15 @@ class Checkpoint(Model):
     def interval_seconds(self) -> float:
         """`interval` in seconds. Raises ValueError where it is no duration (validation has refused that)."""
         return seconds(self.interval)
+
+
+class ResumeFrom(Model):
+    """The run to go on from, in one of two ways."""
+
+    job: str | None = None
+    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.pinned."""
+    run: str | None = None
+    """A run: `status.run` of a job."""
 
 
 class ClaimRetention(Model):

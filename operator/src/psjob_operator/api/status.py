@@ -136,6 +136,8 @@ class Pinned(StatusModel):
     """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
     templates: str | None = None
     """Digest of its pod templates without labels, annotations and what places pods: those may change while it is suspended."""
+    resumed_from: str | None = None
+    """Run from whose last checkpoint it began, by spec.checkpoint.resumeFrom. Absent: it began anew."""
     key: Number | None = None
     """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed. Absent in a run without keys."""
 

@@ -94,7 +94,14 @@ class Apply:
                 case EnsureService():
                     await self._ensure(SERVICES, render.service(snapshot), snapshot, memory, now, outcome)
                 case EnsureConfig():
-                    await self._ensure(CONFIGS, render.config(snapshot, action.format, action.encryption), snapshot, memory, now, outcome)
+                    await self._ensure(
+                        CONFIGS,
+                        render.config(snapshot, action.format, action.encryption, action.resumed_from),
+                        snapshot,
+                        memory,
+                        now,
+                        outcome,
+                    )
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
                 case EnsurePolicy():

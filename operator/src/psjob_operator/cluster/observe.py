@@ -25,8 +25,8 @@ from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import Child, JobEntry, JobStore
 from psjob_operator.plan import naming
-from psjob_operator.plan.objects import named_claim
-from psjob_operator.plan.snapshot import Claim, Objects, Process, Role, Snapshot
+from psjob_operator.plan.objects import named_claim, volume
+from psjob_operator.plan.snapshot import Claim, Objects, Process, ResumeSource, Role, Snapshot
 from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.render import LABEL_JOB, Peer, policy, resolves, rules, service
 
@@ -83,6 +83,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         farewell=store.farewell(key),
         granted=frozenset(memory.granted),
         refusals=tuple(memory.refusals.values()),
+        resume_source=_resume_source(store, job, spec),
         key_made=memory.key_made,
         key_taken=memory.key_taken,
         live=live,
@@ -138,6 +139,19 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
         named=named,
         strangers=await lookups.strangers(job.uid),
     )
+
+
+def _resume_source(store: JobStore, job: JobEntry, spec: JobSpec) -> ResumeSource | None:
+    """The job that `spec` names to go on from, as the watch has it; not asked for once its run is pinned."""
+    asked = spec.checkpoint.resume_from
+    known = asked is None or asked.job is None or (job.status.get("pinned") or {}).get("resumedFrom")
+    other = None if asked is None or asked.job is None or known else store.job(Key(job.namespace, asked.job))
+    if other is None:
+        return None
+    # A status of another run, as a backup brings it, gives no facts.
+    run = other.uid if other.status.get("run") == other.uid else ""
+    kept = volume(other.name, _lenient(other.spec, other.status))
+    return ResumeSource(run=run, checkpoint=bool(run and other.status.get("checkpoint")), volume=kept)
 
 
 def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) -> Child | None:

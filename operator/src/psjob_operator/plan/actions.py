@@ -21,7 +21,8 @@ class EnsureConfig:
 
     format: int = CONFIG_FORMAT
     encryption: str = "auto"
-    """Both of status.pinned."""
+    resumed_from: str | None = None
+    """All of status.pinned."""
 
 
 @dataclass(frozen=True)

@@ -42,16 +42,17 @@ def job_config(
     checkpoints: str = CHECKPOINTS,
     config_format: int = CONFIG_FORMAT,
     encryption: str = "auto",
+    resumed_from: str | None = None,
 ) -> dict[str, Any]:
     """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it.
-    `encryption`: of status.pinned.
+    `encryption` and `resumed_from`: of status.pinned.
 
     Raises KeyError for a format that this version does not write (contract.CONFIG_FORMATS).
     """
-    return {"format": config_format, **WRITERS[config_format](job, shards, checkpoints), "encryption": encryption}
+    return {"format": config_format, **WRITERS[config_format](job, shards, checkpoints, resumed_from), "encryption": encryption}
 
 
-def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str) -> dict[str, Any]:
+def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str, resumed_from: str | None) -> dict[str, Any]:
     """What runs of this format read. Another value where a job says nothing, or a key that goes, is another format."""
     spec = job.spec
     checkpoint = spec.checkpoint
@@ -86,7 +87,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
             "keep": checkpoint.keep,
             "request": checkpoint.request,
             "disabled": bool(checkpoint.disabled),
-            "resumeFrom": {"path": f"{checkpoints.rstrip('/')}/{checkpoint.resume_from}"} if checkpoint.resume_from else None,
+            "resumeFrom": {"path": f"{checkpoints.rstrip('/')}/{resumed_from}"} if resumed_from else None,
         },
         "successPolicy": spec.run_policy.success_policy,
         "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
@@ -120,7 +121,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
     return {"name": stage.name, "replicas": stage.replicas, "cut": stage.cut}
 
 
-WRITERS: Mapping[int, Callable[[ConfigSource, Sequence[tuple[str, int, int]], str], dict[str, Any]]] = {1: _format_1}
+WRITERS: Mapping[int, Callable[[ConfigSource, Sequence[tuple[str, int, int]], str, str | None], dict[str, Any]]] = {1: _format_1}
 """By format: the config without its number."""
 
 
@@ -130,10 +131,12 @@ def gradient_mebibytes(spec: JobSpec) -> int:
     return max(GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES * spec.workers.replicas) if given is None else given
 
 
-def cluster_config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto") -> dict[str, Any]:
+def cluster_config(
+    job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto", resumed_from: str | None = None
+) -> dict[str, Any]:
     """The config of `job` on a cluster, where shards are found by name."""
     shards = [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)]
-    return job_config(job, shards, config_format=config_format, encryption=encryption)
+    return job_config(job, shards, config_format=config_format, encryption=encryption, resumed_from=resumed_from)
 
 
 def config_text(config: dict[str, Any]) -> str:

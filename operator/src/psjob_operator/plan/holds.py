@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psjob_operator.api.status import JobStatus, ShardStatus
-from psjob_operator.plan import endings, finish, naming, objects, pins, processes
+from psjob_operator.plan import endings, finish, naming, objects, pins, processes, resuming
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import OF_THE_PHASE, Say, conditions, resumed, starting, suspended
 from psjob_operator.plan.endings import Ending
@@ -76,13 +76,21 @@ def templates_changed(facts: Facts) -> Hold | None:
 def name_taken(facts: Facts) -> Hold | None:
     """A stranger holds a name that the job needs: no number rises and nothing is created until it has gone."""
     words = objects.conflict(facts.snapshot)
-    if not words:
-        return None
+    return _wait(facts, "NameConflict", words) if words else None
+
+
+def resume_source(facts: Facts) -> Hold | None:
+    """The job to go on from is not there, has no checkpoint, or has it elsewhere: nothing begins until that changes."""
+    waits = resuming.waits(facts)
+    return _wait(facts, *waits, again_at=facts.now + resuming.LOOK_SECONDS) if waits else None
+
+
+def _wait(facts: Facts, reason: str, words: str, again_at: float | None = None) -> Hold:
     raising = unchanged(facts)
     waiting = processes.create(facts, raising, pins.pinned(facts, raising.afresh))
-    told = report(facts, raising, troubles(facts, raising, waiting.conflicts), words)
+    told = report(facts, raising, troubles(facts, raising, waiting.conflicts), (reason, words))
     status, due = settle(facts, with_recovery(facts, raising, told))
-    wake = wake_at(facts, status, due, waiting.wake)
+    wake = wake_at(facts, status, due, waiting.wake, again_at)
     return Hold(Plan(status=status, intent=facts.first_seen, wake_at=wake, want_progress=pull_due(facts, status)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
@@ -21,8 +22,8 @@ def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
     config_format, encryption = pinned.config_format or CONFIG_FORMAT, pinned.encryption or "none"
     if not snapshot.objects.service:
         actions.append(EnsureService())
-    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format, encryption)):
-        actions.append(EnsureConfig(config_format, encryption))
+    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format, encryption, pinned.resumed_from)):
+        actions.append(EnsureConfig(config_format, encryption, pinned.resumed_from))
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
     actions += [EnsurePolicy(role) for role in snapshot.objects.unguarded]
@@ -44,6 +45,15 @@ def listening_workers(spec: JobSpec) -> int:
 def makes_claim(spec: JobSpec) -> bool:
     """The job has a claim made for it: it keeps checkpoints and names no volume."""
     return spec.checkpoint.volume is None and not spec.checkpoint.disabled
+
+
+def volume(name: str, spec: JobSpec) -> Mapping[str, Any] | None:
+    """The pod volume source on which the checkpoints of the job of this name lie; None where it keeps none."""
+    if spec.checkpoint.disabled:
+        return None
+    if spec.checkpoint.volume is not None:
+        return spec.checkpoint.volume.source()
+    return {"persistentVolumeClaim": {"claimName": naming.claim(name)}}
 
 
 def named_claim(spec: JobSpec) -> str:

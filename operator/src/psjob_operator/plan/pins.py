@@ -6,7 +6,7 @@ from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT, CONFIG_FORMATS, WIRE, WIRES
-from psjob_operator.plan import naming
+from psjob_operator.plan import naming, resuming
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.templates import essence
 
@@ -34,6 +34,7 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
         encryption=kept.encryption or (None if begun or kept.key else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
         templates=stored.templates or essence(facts.snapshot.spec),
+        resumed_from=resuming.run_of(facts),
         key=None if wire < AUTHENTICATED_WIRE else key,
     )
 

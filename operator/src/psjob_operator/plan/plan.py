@@ -44,6 +44,7 @@ POLICIES: tuple[Policy, ...] = (
     holds.unreadable,
     holds.templates_changed,
     holds.name_taken,
+    holds.resume_source,
     # Nothing ends the job or holds it. At first sight and after a suspension everything starts; later what was lost does.
     restarts.afresh,
     restarts.lost,

@@ -134,6 +134,18 @@ class Objects:
 
 
 @dataclass(frozen=True)
+class ResumeSource:
+    """The job that `checkpoint.resumeFrom` names, as the API server has it."""
+
+    run: str
+    """Its run; empty where it has none yet."""
+    checkpoint: bool
+    """That run has committed one."""
+    volume: Mapping[str, Any] | None
+    """Pod volume source on which its checkpoints lie; None where it keeps none."""
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A create that the API server refused, remembered by the process that tried."""
 
@@ -184,6 +196,8 @@ class Snapshot:
     granted: frozenset[str] = frozenset()
     """Names of pods whose number *this process* raised and that it may still create."""
     refusals: tuple[Refusal, ...] = ()
+    resume_source: ResumeSource | None = None
+    """The job that the spec names to go on from; None where it names none, or there is none, and once its run is pinned."""
     key_made: int | None = None
     """Number of the run's keys whose Secret *this process* knows to be made; None: it knows of none."""
     key_taken: int | None = None

@@ -23,8 +23,8 @@ CONTENDED_SECONDS = 1800.0
 """So long a word that another operator writes too stands, if nobody says it again."""
 
 
-def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
-    """The status of a job that runs. `blocked`: why nothing may be created, empty when that is not so."""
+def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None = None) -> JobStatus:
+    """The status of a job that runs. `blocked`: (reason, sentence) why nothing may be created; None when that is not so."""
     up = not raising.raised and not blocked and all(seat.up for seat in facts.shards)
     up = up and (facts.success_met or all(seat.up for seat in facts.workers))
     phase = _phase(facts, raising, up)
@@ -178,9 +178,9 @@ def _phase(facts: Facts, raising: Raising, up: bool) -> Phase:
     return "Recovering" if raising.raised or facts.stored.phase in (None, "Running") else facts.stored.phase
 
 
-def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str, phase: Phase) -> dict[str, Say]:
+def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None, phase: Phase) -> dict[str, Say]:
     if blocked:
-        return starting("NameConflict", blocked)
+        return starting(*blocked)
     if phase == "Running":
         return warnings.ready(facts)
     around = objects.refused(facts.snapshot, pins.pinned(facts, raising.afresh))

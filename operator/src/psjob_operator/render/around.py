@@ -42,9 +42,9 @@ def resolves(spec: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto") -> Document:
+def config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto", resumed_from: str | None = None) -> Document:
     """The ConfigMap that every process of the job mounts."""
-    content = cluster_config(job, config_format, encryption)
+    content = cluster_config(job, config_format, encryption, resumed_from)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

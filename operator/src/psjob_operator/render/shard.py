@@ -8,9 +8,8 @@ from typing import Any
 from psjob_operator.api.containers import SERVING, asks_devices, container_of
 from psjob_operator.api.quantity import quantity
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
-from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
-from psjob_operator.plan.objects import makes_claim
+from psjob_operator.plan.objects import volume
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge, tolerations
 from psjob_operator.render.names import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
@@ -129,11 +128,9 @@ def _liveness(timeout: int) -> Document:
 
 
 def _volume(job: ConfigSource) -> Document:
-    if job.spec.checkpoint.volume is not None:
-        return job.spec.checkpoint.volume.source()
-    if makes_claim(job.spec):
-        return {"persistentVolumeClaim": {"claimName": naming.claim(job.name)}}
-    return {"emptyDir": {}}
+    given = job.spec.checkpoint.volume
+    # Without checkpoints a user may choose where the folder lies that is lost with the pod.
+    return dict(volume(job.name, job.spec) or (given.source() if given is not None else {"emptyDir": {}}))
 
 
 def _one_node(job: ConfigSource, volume_group: int) -> Document:

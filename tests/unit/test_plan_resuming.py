@@ -1,0 +1,132 @@
+"""A job that goes on from another one by its name: what it waits for, what it is pinned to, and that nothing moves it after that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psjob_operator import render
+from psjob_operator.api.status import JobStatus
+from psjob_operator.plan.actions import CreateProcess, EnsureConfig, Plan
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.resuming import LOOK_SECONDS
+from psjob_operator.plan.snapshot import ResumeSource, Snapshot
+from tests.unit.plan_given import NOW, job
+
+THERE: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}
+FOUND = ResumeSource("run-1", True, THERE)
+ASKS: dict[str, Any] = {"resumeFrom": {"job": "first"}, "volume": THERE}
+
+
+def asking(source: ResumeSource | None, **checkpoint: Any) -> Snapshot:
+    return replace(job(checkpoint={**ASKS, **checkpoint}), resume_source=source)
+
+
+def later(snapshot: Snapshot, decided: Plan, source: ResumeSource | None) -> Snapshot:
+    """The snapshot after the plan's status was stored."""
+    return replace(snapshot, status=decided.status, resume_source=source, written_at=NOW)
+
+
+def ready(status: JobStatus) -> tuple[str, str]:
+    found = status.condition("Ready")
+    assert found is not None and found.status == "False"
+    assert status.condition("Failed") is None
+    return found.reason, found.message
+
+
+@pytest.mark.parametrize(
+    ("source", "checkpoint", "reason", "words"),
+    [
+        (None, {}, "WaitingForJob", "job first is not there; this job begins when it is and has a checkpoint"),
+        (ResumeSource("", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet; this job begins when it has one"),
+        (ResumeSource("run-1", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet"),
+        (ResumeSource("run-1", True, None), {}, "CheckpointElsewhere", "job first keeps no checkpoints (spec.checkpoint.disabled)"),
+        (
+            FOUND,
+            {"volume": None},
+            "CheckpointElsewhere",
+            "job first keeps its checkpoints on claim first-checkpoints, this job on claim job-checkpoints; "
+            "make this job anew with volume: {persistentVolumeClaim: {claimName: first-checkpoints}}",
+        ),
+        (
+            ResumeSource("", False, {"persistentVolumeClaim": {"claimName": "other"}}),
+            {},
+            "CheckpointElsewhere",
+            "on claim other, this job on claim first-checkpoints",
+        ),
+        (
+            ResumeSource("run-1", True, {"nfs": {"server": "a", "path": "/b"}}),
+            {"volume": {"nfs": {"server": "a", "path": "/c"}}},
+            "CheckpointElsewhere",
+            "on a volume of kind nfs, this job on a volume of kind nfs; make this job anew with volume: {nfs: as there}",
+        ),
+    ],
+)
+def test_what_is_in_the_way_is_named_and_waited_for(
+    source: ResumeSource | None, checkpoint: dict[str, Any], reason: str, words: str
+) -> None:
+    snapshot = asking(source, **checkpoint)
+    decided = plan(snapshot, NOW)
+    said, message = ready(decided.status)
+    assert said == reason and words in message and len(message) <= 256
+    assert decided.actions == () and decided.wake_at is not None and decided.wake_at <= NOW + LOOK_SECONDS
+    assert decided.status.phase == "Pending" and decided.status.pinned is not None and decided.status.pinned.resumed_from is None
+    again = plan(replace(later(snapshot, decided, source)), NOW + 3600)
+    assert ready(again.status)[0] == reason and again.actions == (), "it never ends by itself"
+
+
+@pytest.mark.parametrize(
+    ("volume", "there"),
+    [
+        (THERE, THERE),
+        ({"persistentVolumeClaim": {"claimName": "first-checkpoints", "readOnly": False}}, THERE),
+        ({"nfs": {"server": "a", "path": "/b"}}, {"nfs": {"server": "a", "path": "/b"}}),
+    ],
+)
+def test_it_begins_from_the_run_that_is_found_and_is_pinned_to_it(volume: dict[str, Any], there: dict[str, Any]) -> None:
+    snapshot = asking(ResumeSource("run-1", True, there), volume=volume)
+    decided = plan(snapshot, NOW)
+    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-1" and decided.intent
+    (action,) = [action for action in decided.actions if isinstance(action, EnsureConfig)]
+    assert action.resumed_from == "run-1" and any(isinstance(it, CreateProcess) for it in decided.actions)
+    config = json.loads(render.config(snapshot, action.format, action.encryption, action.resumed_from)["data"]["config.json"])
+    assert config["checkpoint"]["resumeFrom"] == {"path": "/psjob-checkpoints/run-1"}
+
+
+@pytest.mark.parametrize("source", [None, ResumeSource("run-2", True, THERE), ResumeSource("", False, None)], ids=["gone", "anew", "other"])
+def test_what_becomes_of_the_other_job_later_changes_nothing(source: ResumeSource | None) -> None:
+    snapshot = asking(FOUND)
+    decided = plan(snapshot, NOW)
+    after = plan(later(snapshot, decided, source), NOW + 1)
+    assert after.status.pinned == decided.status.pinned
+    assert {it.resumed_from for it in after.actions if isinstance(it, EnsureConfig)} <= {"run-1"}
+
+
+def test_it_begins_when_the_wait_is_over_and_counts_no_restart() -> None:
+    snapshot = asking(None)
+    waiting = plan(snapshot, NOW)
+    begun = plan(replace(later(snapshot, waiting, FOUND), live=True), NOW + 60)
+    assert begun.status.pinned is not None and begun.status.pinned.resumed_from == "run-1" and begun.intent
+    assert any(isinstance(it, CreateProcess) for it in begun.actions) and begun.status.restarts.total == 0
+
+
+def test_a_job_that_was_suspended_goes_on_from_its_own_run() -> None:
+    """A resumed run is pinned anew, and its first checkpoint stays what it was."""
+    snapshot = asking(FOUND)
+    begun = plan(snapshot, NOW).status
+    suspended = begun.model_copy(update={"phase": "Suspended"})
+    decided = plan(replace(snapshot, status=suspended, resume_source=None, live=True), NOW + 60)
+    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-1"
+    assert decided.status.pinned.key == 2
+
+
+def test_a_run_by_its_uid_waits_for_nothing() -> None:
+    decided = plan(asking(None, resumeFrom={"run": "run-0"}, volume=None), NOW)
+    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-0"
+    assert [it.resumed_from for it in decided.actions if isinstance(it, EnsureConfig)] == ["run-0"]
+    anew = plan(job(), NOW)
+    assert anew.status.pinned is not None and anew.status.pinned.resumed_from is None
+    assert not any(isinstance(it, EnsureConfig) for it in anew.actions), "the config that is there is right"
