@@ -230,3 +230,28 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
     print(f"\ntest accuracy {reached:.3f} after three switches and a pause")
     assert reached >= 0.95
     assert status["restarts"]["counted"] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
+    """On the other's claim; the other is deleted before it trains."""
+    args, kept = [f"--epochs={digits.LONG_EPOCHS}"], {"interval": "3s", "everySteps": 50}
+    kube.apply(digits.job("first", args=args, checkpoint=kept))
+    step = ready_to_kill(kube, "first")
+    kube.kubectl("patch", "psj", "first", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    wait_for("the other to be suspended", phase(kube, "first", "Suspended"), 120, story=lambda: kube.story("first"))
+    run = kube.status("first")["run"]
+    mine = {"resumeFrom": {"job": "first"}, "volume": {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}}
+    kube.apply(digits.job("second", args=args, checkpoint={**kept, **mine}))
+    story = lambda: kube.story("second")  # noqa: E731
+    wait_for("the run to be found", lambda: (kube.status("second").get("pinned") or {}).get("resumedFrom") == run, 60, story=story)
+    kube.kubectl("delete", "psj", "first", "--wait=true")
+    said = wait_for("it to train", lambda: coordinator(kube, "second"), 120, story=story)
+    assert said["step"] >= step, "nothing done is done again"
+    complete(kube, "second")
+    (final,) = digits.claim_folder(kube, "first-checkpoints").glob("*/final.safetensors")
+    assert final.parent.name == kube.status("second")["run"] != run
+    reached = accuracy(final)
+    print(f"\ntest accuracy {reached:.3f} on from step {step}")
+    assert reached >= 0.95 and kube.status("second")["pinned"]["resumedFrom"] == run
