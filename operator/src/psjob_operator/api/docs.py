@@ -70,7 +70,7 @@ def _type(part: Schema) -> str:
     if part.get("format") == "date-time":
         return "time"
     if part["type"] == "array":
-        return f"list of {_type(part['items'])}s"
+        return f"list of {_type(part['items'])}{'' if 'enum' in part['items'] else 's'}"
     if "additionalProperties" in part:
         return f"map of {_type(part['additionalProperties'])}s"
     return str(part["type"])
