@@ -95,9 +95,13 @@ def test_a_checkpoint_is_asked_for_in_the_spec_and_reaches_the_config(place: Wor
                 place.until, "the config", lambda: f'"request": {asked_for}' in str(place.items("configmaps", f"psjob.dev/job-name={name}"))
             )
             kept = {"step": 40, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "bytes": 10}
-            await asyncio.to_thread(
-                place.cluster.api.merge, place.path("pstrainingjobs", name) + "/status", {"status": {"checkpoint": kept}}
-            )
+            for step, request in ((30, None), (35, asked_for - 1), (40, asked_for)):
+                assert not asked.done(), "a checkpoint that was under way is not what was asked for"
+                told = {**kept, "step": step, "observedRequest": request}
+                await asyncio.to_thread(
+                    place.cluster.api.merge, place.path("pstrainingjobs", name) + "/status", {"status": {"checkpoint": told}}
+                )
+                await asyncio.sleep(1.2 if step == 35 else 0.0)
             return (await asked).step
 
     assert asyncio.run(both()) == 40

@@ -95,6 +95,45 @@ def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
         proxy.close()
 
 
+def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answered(place: World) -> None:
+    """`kubectl wait` on the field. Progress is written once a minute, an answer at once."""
+    told: dict[str, Any] = {"step": 100, "request": None}
+    keys: dict[str, bytes] = {}
+    own: dict[str, Any] = {"index": 0, "attempt": 1, "view": 1, "state": "serving"}
+
+    def says(_: str) -> dict[str, Any]:
+        checkpoint = {"step": told["step"], "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
+        coordinator = {"step": 120, "checkpoint": {**checkpoint, "observedRequest": told["request"]}}
+        return {**own, "coordinator": coordinator}
+
+    def waits(number: int, seconds: float) -> bool:
+        path = f"jsonpath={{.status.checkpoint.observedRequest}}={number}"
+        words = ("wait", "psj", "job", "-n", place.namespace, f"--for={path}", f"--timeout={seconds:g}s")
+        return place.cluster.run_kubectl(*words, check=False).returncode == 0
+
+    server = StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address)
+    try:
+        job = manifest(workers=1)
+        job["spec"]["workers"]["stepTimeoutSeconds"] = 5  # shard 0 is asked from the start
+        own["run"] = place.create(job)["metadata"]["uid"]
+        place.operator("--progress-seconds=0.5")
+        place.until("the pods", lambda: len(place.pods()) == 2)
+        keys.update(place.run_keys())
+        place.run("job-ps-0-a1", "job-worker-0-r1", node=place.node(f"{place.namespace}-n"))
+        place.until("the checkpoint", lambda: place.status().get("checkpoint"))
+        place.edit("job", checkpoint={"request": 7})
+        told["step"] = 110
+        assert not waits(7, 1), "one that was begun before answers nothing"
+        told |= {"step": 140, "request": 7}
+        assert waits(7, 20) and place.status()["checkpoint"]["step"] == 140
+        place.edit("job", checkpoint={"request": 3})
+        told |= {"step": 150, "request": 3}
+        assert waits(3, 20)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
     """A loopback address stands for the pod's: the operator asks port 7071 of the pod IP that the API server names, and no other."""
     uid: dict[str, str] = {}

@@ -86,9 +86,13 @@ def test_a_checkpoint_is_asked_for_in_the_config(home: Path) -> None:
             job.checkpoint(timeout=0.5)
         config = home / ".psjob" / job.id / "config.json"
         first = json.loads(config.read_text())["checkpoint"]["request"]
-        threading.Timer(0.5, (config.parent / "manifest-v000001-s000000000070.json").write_text, ['{"files": [{"bytes": 5}]}']).start()
+        late = json.dumps({"files": [{"bytes": 5}], "request": first})
+        (config.parent / "manifest-v000001-s000000000070.json").write_text(late)  # it was begun before the next one is asked for
+        threading.Timer(
+            0.5, lambda: (config.parent / "manifest-v000001-s000000000080.json").write_text(late.replace(str(first), str(2**53 - 1)))
+        ).start()
         made = job.checkpoint(timeout=30)
-        assert (made.step, made.bytes) == (70, 5) and json.loads(config.read_text())["checkpoint"]["request"] > first
+        assert (made.step, made.bytes) == (80, 5) and json.loads(config.read_text())["checkpoint"]["request"] > first
 
 
 def test_the_same_verbs_without_blocking(home: Path) -> None:

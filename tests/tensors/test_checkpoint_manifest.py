@@ -109,6 +109,8 @@ CHANGES: list[tuple[Any, str]] = [
     (lambda b: b.update(layoutDigest="0"), "digest"),
     (lambda b: b.update(step=-1), "whole number"),
     (lambda b: b.update(view="1"), "whole number"),
+    (lambda b: b.update(request="7"), "whole number"),
+    (lambda b: b.update(request=-7), "whole number"),
     (lambda b: b.update(run=7), "short text"),
     (lambda b: b.update(workers=[]), "not an object"),
     (lambda b: b["workers"]["clock"].append(1), "zip"),
@@ -177,6 +179,13 @@ def test_a_manifest_of_an_older_format_is_refused_with_a_sentence(tmp_path: Path
     (tmp_path / after.name).write_bytes(rewritten(after, lambda body: body.update(format=1)))
     found, problems = manifest.newest(tmp_path, RUN)
     assert found == before and "has format 1, this psjob reads 2: an older psjob wrote it" in problems[0]
+
+
+def test_the_request_that_it_answers_comes_back_and_older_manifests_have_none(tmp_path: Path) -> None:
+    made = save(tmp_path, 10)
+    assert "request" not in json.loads(manifest.encode(made)) and manifest.decode(manifest.encode(made), made.name).request is None
+    asked = dataclasses.replace(made, request=2**53 - 1)
+    assert manifest.decode(manifest.encode(asked), made.name) == asked
 
 
 def test_the_manifest_of_the_largest_job_is_small(tmp_path: Path) -> None:

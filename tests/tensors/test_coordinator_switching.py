@@ -74,6 +74,23 @@ def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None
     assert cuts.requested
 
 
+def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    cut(desk, clerks, [1, 1])
+    assert [made.request for made in desk.manifests()] == [None, 7]
+    desk.coordination.feed(events.ModeWished(Sync(), request=8))
+    desk = Desk(tmp_path, number=2)
+    assert desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert not desk.c.cutting.cuts.requested, "it is answered"
+    desk.coordination.feed(events.ModeWished(Sync(), request=8))
+    assert desk.c.cutting.cuts.requested, "shard 0 was lost before the commit"
+    cut(desk, again(desk, 1), [3, 3])
+    assert desk.manifests()[-1].request == desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
+
+
 def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
@@ -213,6 +230,7 @@ def test_the_config_is_read_again_where_it_lies(tmp_path: Path) -> None:
     path.write_text(json.dumps({**config, "mode": "async"}))
     found = wished(here)
     assert found is not None and of(found) == Async()
-    for text in (json.dumps(config)[:-9], json.dumps({**config, "run": "another"})):
+    asked = [{**config, "checkpoint": {**config["checkpoint"], "request": request}} for request in (0, -1, 2**53)]
+    for text in (json.dumps(config)[:-9], json.dumps({**config, "run": "another"}), *map(json.dumps, asked)):
         path.write_text(text)
         assert wished(here) is None

@@ -47,6 +47,18 @@ def test_a_crash_alone_sends_nobody_back() -> None:
         assert made.counts["taken up"] == 3 and made.counts["restores"] == 0
 
 
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_no_request_for_a_checkpoint_is_lost_with_shard_0(mode: str) -> None:
+    """It dies, crashes or is drained about when the request is read, cut and committed. Nothing but the request asks for a checkpoint."""
+    for seed, kind in enumerate(("kill", "crash", "drain", "power-cut")):
+        who, phase = ("shard", 0), "training"
+        faults = (Fault("ask", 1.5, 0.0, who, who, 0.0, phase), *(Fault(kind, at, 1.0, who, who, 0.0, phase) for at in (2.0 + seed, 6.0)))
+        plan = replace(draw(seed, mode), shards=2, blocks=2, tables=0, workers=2, steps=(30, 30), step_seconds=0.6)
+        made = run(replace(plan, every=None, interval=None, policy="AllWorkers", starts=0.2, faults=faults))
+        assert made.broken is None, f"seed {seed}: {made.detail}"
+        assert made.counts["answered before the end"], f"seed {seed}"
+
+
 def crash(shard: int, at: float) -> Fault:
     return Fault("crash", at, 1.0, ("shard", shard), ("shard", shard), 0.0, "training")
 

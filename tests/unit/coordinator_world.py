@@ -44,6 +44,8 @@ class World:
         self.manifests: list[CheckpointFacts] = []
         self.committing: list[a.CommitCut] = []
         self.logged: list[str] = []
+        self.request = self.job.request
+        """checkpoint.request of the config as it lies there now."""
         self._links = {0: 0}
         self._ids = 100
         self._ranks: dict[int, int] = {}
@@ -210,15 +212,16 @@ class World:
             case a.MeasureRoom():
                 return [e.RoomMeasured(12345)]
             case a.ReadWish():
-                return [e.ModeWished(None)]
+                return [e.ModeWished(None, request=self.request)]
         return []
 
 
 def facts(job: a.CommitCut, folder: str) -> CheckpointFacts:
     """What a manifest says of a cut that was committed."""
     return CheckpointFacts(
-        folder, f"manifest-{job.cut}", "run-1", job.view, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers
-    )
+        folder, f"manifest-{job.cut}", "run-1", job.view, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,
+        request=job.request,
+    )  # fmt: skip
 
 
 def saved(step: int, workers: int) -> CheckpointFacts:

@@ -14,6 +14,7 @@ from psjob_operator.api.status import Condition, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
+from psjob_operator.plan.progress import unanswered
 from psjob_operator.plan.settle import wake_at
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
 from psjob_operator.plan.text import index_set, index_text, named, reason, short, stamp, starts_map, starts_text, unix
@@ -92,6 +93,45 @@ def test_progress_is_written_once_a_minute() -> None:
     assert third.status.progress is not None and third.status.progress.step == 20
     still = replace(moved, status=third.status, progress_at=NOW + 400)
     assert plan(still, NOW + 400).status == third.status, "a job that stands still writes nothing"
+
+
+def test_an_answered_numberis_written_at_once_and_kept() -> None:
+    def answers(request: Any, step: int = 5) -> dict[str, Any]:
+        checkpoint = {"step": step, "view": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
+        return told(9, checkpoint={**checkpoint, "observedRequest": request})
+
+    up = replace(running(), progress=answers(None), progress_at=NOW)
+    status = plan(up, NOW).status
+    assert status.checkpoint is not None and status.checkpoint.observed_request is None
+    for request, step in ((7, 8), (9, 8), (3, 12)):
+        moved = replace(up, status=status, progress=answers(request, step), progress_at=NOW + 2, written_at=NOW + 1)
+        status = plan(moved, NOW + 2).status
+        assert status.checkpoint is not None
+        assert (status.checkpoint.observed_request, status.checkpoint.step) == (request, step), "not a minute later"
+    away = plan(replace(up, status=status, progress=None), NOW + 100).status
+    assert away.checkpoint is not None and away.checkpoint.observed_request == 3, "shard 0 is out of reach"
+    for strange in ("9", -1, True, 2**60, 1.5, [], float("nan")):
+        found = plan(replace(up, status=status, progress=answers(strange, 20), progress_at=NOW + 99), NOW + 99).status.checkpoint
+        assert found is not None and (found.step, found.observed_request) == (20, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "kept", "asks"),
+    [
+        (None, {"observedRequest": None}, False),
+        (7, {"observedRequest": None}, True),
+        (7, {"observedRequest": 6}, True),
+        (7, {"observedRequest": 7}, False),
+        (3, {"observedRequest": 7}, True),
+        (7, {"step": 3}, False),
+        (7, None, False),
+        (7, "strange", False),
+    ],
+)
+def test_while_a_numberis_open_shard_0_is_asked_soon(number: int | None, kept: Any, asks: bool) -> None:
+    assert unanswered(told(checkpoint=kept), number) is asks
+    for nothing in (None, {}, {"coordinator": "strange"}):
+        assert not unanswered(nothing, number)
 
 
 def test_progress_rides_along_with_any_other_write() -> None:

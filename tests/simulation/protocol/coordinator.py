@@ -42,6 +42,7 @@ class SimCoordinator:
         self.job = JobFacts(
             run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, view=shard.first_view,
             attempt=shard.attempt, must_find=must, interval=plan.interval, every=plan.every, keep=2, policy=plan.policy,
+            request=self.world.planner.request or None,
         )  # fmt: skip
         self.machine = Coordinator(self.job, shard.clock())
         self.disk = DiskThread(shard)
@@ -291,7 +292,7 @@ class SimCoordinator:
         facts = CheckpointFacts(
             FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
             action.layout,
-            action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None,
+            action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None, action.request,
         )  # fmt: skip
         saved = Saved(
             name, action.view, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
@@ -326,7 +327,11 @@ class SimCoordinator:
         self.shard.after(0.01, self.post, e.RoomMeasured(free))
 
     def _read_wish(self, action: a.ReadWish) -> None:
-        self.shard.after(0.01, self.post, e.ModeWished(self.world.mode_of(self.world.planner.mode)))
+        self.shard.after(0.01, self.post, self._wished())
+
+    def _wished(self) -> e.Event:
+        planner = self.world.planner
+        return e.ModeWished(self.world.mode_of(planner.mode), request=planner.request or None)
 
     # -- this process ------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def strike(world: World, fault: Fault) -> None:
         return
     world.met(fault.kind)
     world.kernel.trace("FAULT", str(fault))
-    (_crash if fault.kind == "crash" else KINDS[fault.kind])(world, fault)
+    (NAMED.get(fault.kind) or KINDS[fault.kind])(world, fault)
 
 
 def _target(world: World, fault: Fault) -> Any:
@@ -203,6 +203,13 @@ def _crash(world: World, fault: Fault) -> None:
         world.until(0.4 * fault.pick * (again + 1), lambda: world.seat(fault.who).crash())
 
 
+def _ask(world: World, fault: Fault) -> None:
+    """No fault: somebody writes the next checkpoint.request."""
+    world.planner.request += 1
+
+
+NAMED: dict[str, Callable[[World, Fault], None]] = {"crash": _crash, "ask": _ask}
+"""Those that are not drawn among the others."""
 KINDS: dict[str, Callable[[World, Fault], None]] = {
     "kill": _kill,
     "kill-all-shards": _kill_all_shards,

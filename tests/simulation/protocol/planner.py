@@ -37,6 +37,8 @@ class Planner:
         self.cut_off: set[str] = set()
         """Pods whose kubelet is out of reach: the planner takes them for lost and cannot end them."""
         self.mode = world.plan.mode
+        self.request = 0
+        """checkpoint.request; 0: none."""
         self.knows = False
         """It has read of a checkpoint beyond step 0."""
         self._due: dict[tuple[str, int], float] = {}

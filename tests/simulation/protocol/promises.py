@@ -160,6 +160,8 @@ class Promises:
         newer = [view for view in self.sources if view > saved.view]
         if newer:
             self.zombies.add(saved.name)
+        if (saved.facts.request or 0) > self.world.planner.request:
+            raise Broken("an answer without a request", f"cut {saved.cut} answers {saved.facts.request}, nobody has asked for it")
         self._one_cut(saved)
 
     def _one_cut(self, saved: Saved) -> None:
@@ -202,6 +204,12 @@ class Promises:
         """Somebody outside was told that this checkpoint is durable."""
         if (view, step) < self.told:
             raise Broken("status went back", f"the checkpoint is said to be {(view, step)}, it was {self.told}")
+        if saved is not None:
+            answered = saved.facts.request or 0
+            if answered < self.counts["answered"]:
+                raise Broken("an answer is taken back", f"{saved.name} answers {answered}, it was {self.counts['answered']}")
+            self.counts["answered"] = answered
+            self.counts["answered before the end"] += answered > 0 and not saved.final
         if (view, step) > self.told and saved is not None:
             self.durable = saved
         self.told = (view, step)

@@ -203,7 +203,9 @@ def _progress(status: JobStatus) -> ProgressView:
 
 def _checkpoint(status: JobStatus) -> CheckpointView | None:
     kept = status.checkpoint
-    return None if kept is None else CheckpointView(step=kept.step, time=unix(kept.time), bytes=kept.bytes, path=kept.path)
+    if kept is None:
+        return None
+    return CheckpointView(step=kept.step, time=unix(kept.time), bytes=kept.bytes, path=kept.path, observed_request=kept.observed_request)
 
 
 def _why(status: JobStatus) -> tuple[str, str]:

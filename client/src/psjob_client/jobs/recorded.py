@@ -8,7 +8,7 @@ from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
 from psjob_client.jobs.view import DIFFER, DIVERGED, CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
-from psjob_client.local.probe import part
+from psjob_client.local.probe import numbers, part
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan.text import unix
 
@@ -133,7 +133,10 @@ def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, 
     """A committed checkpoint by its manifest."""
     files = [*(manifest.get("files") or ()), *dict(manifest.get("tables") or {}).values(), manifest.get("records"), manifest.get("buffers")]
     size = sum(int(file.get("bytes") or 0) for file in files if isinstance(file, Mapping))
-    return CheckpointView(step=step, view=view, time=time, bytes=size or None, path=path, final=manifest.get("final") is True)
+    return CheckpointView(
+        step=step, view=view, time=time, bytes=size or None, path=path, final=manifest.get("final") is True,
+        observed_request=int(numbers(manifest, "request")) or None,
+    )  # fmt: skip
 
 
 def _phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:

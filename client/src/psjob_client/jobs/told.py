@@ -55,6 +55,7 @@ def checkpoint(told: Mapping[str, Any]) -> CheckpointView | None:
         bytes=int(numbers(told, "bytes")) or None,
         path=_text(told.get("path")),
         final=told.get("final") is True,
+        observed_request=int(numbers(told, "observedRequest")) or None,
     )
 
 

@@ -162,6 +162,8 @@ class CheckpointView(View):
     """Its manifest or folder."""
     final: bool = False
     """It holds the weights of a job that is complete."""
+    observed_request: int | None = None
+    """The newest spec.checkpoint.request that the job had read when this checkpoint was begun."""
 
     def age(self, now: float) -> float | None:
         """Seconds since it was committed."""

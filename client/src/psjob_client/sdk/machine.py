@@ -23,6 +23,7 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
 from psjob_client.sdk.building import job_of
+from psjob_client.sdk.requests import answers, next_request
 from psjob_client.sdk.weights import weights_in
 from psjob_operator.contract import FINAL_WEIGHTS
 
@@ -104,25 +105,33 @@ class Machine(RunSource):
         saved = dict(config.get("checkpoint") or {})
         if saved.get("disabled"):
             raise Conflict(f"{path.name} has spec.checkpoint.disabled: true, so that none is taken; start it without")
-        # Above the last one, whatever the clock says: it has to be another number.
-        saved["request"] = max(int(time.time()), int(saved.get("request") or 0) + 1)
-        Folder(path.name, path).write("config.json", {**config, "checkpoint": saved})
         newest = before[0] if before else None
+        number = next_request(saved, newest)
+        Folder(path.name, path).write("config.json", {**config, "checkpoint": {**saved, "request": number}})
         found: list[CheckpointView] = []
 
-        async def newer() -> bool:
-            kept = await self.checkpoints(path.name)
-            if kept and (newest is None or (kept[0].view or 0, kept[0].step) > (newest.view or 0, newest.step)):
-                found[:] = kept[:1]
-            return bool(found) or not record.alive(path)
+        async def answered() -> bool:
+            alive, made = record.alive(path), await self._newest(path)
+            if made is None:
+                return not alive
+            now = _object(path / "config.json").get("checkpoint") or {}
+            last = not alive and (newest is None or (made.view or 0, made.step) > (newest.view or 0, newest.step))
+            if last or answers(made, number, now):
+                found[:] = [made]
+            return bool(found) or not alive
 
-        if not await _until_async(newer, seconds):
+        if not await _until_async(answered, seconds):
             raise DeadlinePassed(
                 f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does ", call("get", path.name), " show any?"
             )
         if not found:
             raise Conflict(f"{path.name} has ended meanwhile; ", call("get", path.name), " says how")
         return found[0]
+
+    async def _newest(self, path: Path) -> CheckpointView | None:
+        """As its manifest says; one that is too long to be read here, as psjob run has last heard of it."""
+        kept = await self.checkpoints(path.name)
+        return kept[0] if kept and kept[0].bytes is not None else (await self.get(path.name)).checkpoint
 
     async def weights(self, name: str) -> Weights:
         """From the run's folder."""

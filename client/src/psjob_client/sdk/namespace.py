@@ -12,6 +12,7 @@ from psjob_client.jobs.cluster import ClusterSource
 from psjob_client.jobs.problems import Conflict, DeadlinePassed, NoWeights, call
 from psjob_client.jobs.view import CheckpointView, JobView
 from psjob_client.sdk.building import job_of
+from psjob_client.sdk.requests import answers, next_request
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.kinds import JOBS
 
@@ -71,14 +72,13 @@ class Namespace(ClusterSource):
         job = await self._active(name)
         if job.phase == "Suspended":
             raise Conflict(f"{name} is suspended, and its last checkpoint is of step {job.checkpoint.step if job.checkpoint else 0}")
-        saved = (job.manifest or {}).get("spec", {}).get("checkpoint", {})
-        before = job.checkpoint
-        await self._patch(job.id, {"checkpoint": {"request": max(int(time.time()), int(saved.get("request") or 0) + 1)}})
+        number = next_request(_saved(job), job.checkpoint)
+        await self._patch(job.id, {"checkpoint": {"request": number}})
 
-        def newer(now: JobView) -> bool:
-            return now.over or (now.checkpoint is not None and (before is None or (now.checkpoint.time or 0) > (before.time or 0)))
+        def answered(now: JobView) -> bool:
+            return now.over or answers(now.checkpoint, number, _saved(now))
 
-        done = await self._wait(name, newer, seconds, "has no new checkpoint yet")
+        done = await self._wait(name, answered, seconds, "has not answered the request for a checkpoint yet")
         if done.checkpoint is None:
             raise Conflict(f"{name} has ended without a checkpoint; ", call("get", name, self.where.namespace), " says why")
         return done.checkpoint
@@ -135,3 +135,9 @@ class Namespace(ClusterSource):
                 )
             await asyncio.sleep(LOOK_SECONDS)
         return job
+
+
+def _saved(job: JobView) -> Mapping[str, Any]:
+    """spec.checkpoint."""
+    found: Mapping[str, Any] = (job.manifest or {}).get("spec", {}).get("checkpoint") or {}
+    return found

@@ -268,7 +268,8 @@ class Checkpoint(Model):
     resume_from: ResumeFrom | None = None
     """Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`. Absent: start anew."""
     request: int | None = None
-    """Another number here asks a running job for a checkpoint; `psjob checkpoint` writes the time."""
+    """Another number here asks a running job for a checkpoint; `psjob checkpoint` writes the time. Once it is committed,
+    status.checkpoint.observedRequest is this number."""
     disabled: bool | None = None
     """true: keep nothing; a lost shard then fails the job."""
 

@@ -239,6 +239,9 @@ class CheckpointStatus(StatusModel):
     """Size of its files together."""
     path: str | None = None
     """Its folder, relative to the volume."""
+    observed_request: Amount | None = None
+    """The newest spec.checkpoint.request that the job had read when this checkpoint was begun. Where it equals the
+    spec's, the request is answered."""
 
 
 class Progress(StatusModel):

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster import events, observe, progress, status
 from psjob_operator.cluster.apply import Apply
@@ -25,6 +26,7 @@ from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.plan import plan
+from psjob_operator.plan.progress import unanswered
 from psjob_operator.plan.recovery import RECOVERED
 from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
 
@@ -250,18 +252,18 @@ class Reconciler:
     def _want_progress(self, key: Key, memory: Memory, seen: observe.Observed, now: float) -> None:
         if not seen.address:
             return
-        limit = seen.snapshot.spec.workers.step_timeout_seconds
-        pause = self._pause(memory, limit)
+        spec = seen.snapshot.spec
+        pause = self._pause(memory, spec)
         due = memory.asked_at + pause
         if memory.asked_uid == seen.shard0 and now < due:
             self._queue.add_at(key, due)
             return
         memory.asked_at, memory.asked_uid = now, seen.shard0
-        task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address, limit))
+        task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address, spec))
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
 
-    async def _pull(self, key: Key, memory: Memory, address: str, limit: int | None) -> None:
+    async def _pull(self, key: Key, memory: Memory, address: str, spec: JobSpec) -> None:
         told = await progress.pull(self._session, address, self._own_key.questions(memory.uid))
         memory.progress, memory.progress_at = told.status, self._clock()
         if told.problem and told.problem != memory.progress_problem:
@@ -270,21 +272,23 @@ class Reconciler:
         memory.progress_problem = told.problem if told.problem or told.status is not None else memory.progress_problem
         self._meter.pulled(memory.progress is not None)
         memory.misses = 0 if memory.progress is not None else memory.misses + 1
-        self._queue.add_at(key, memory.asked_at + self._pause(memory, limit))
+        self._queue.add_at(key, memory.asked_at + self._pause(memory, spec))
         self._queue.add(key)
 
-    def _pause(self, memory: Memory, limit: int | None) -> float:
+    def _pause(self, memory: Memory, spec: JobSpec) -> float:
         """Seconds between two questions: short while training has not begun, so that its beginning is not hidden for a minute.
 
-        With a `limit` for steps it is a part of that, so that who hangs is known soon.
+        The same while a checkpoint is asked for. With a limit for steps it is a part of that, so that who hangs is known soon.
         """
+        limit = spec.workers.step_timeout_seconds
         if memory.silent and memory.misses <= MISSES:
             return SILENT_SECONDS
         if limit is not None and memory.misses <= MISSES:
             return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")
         begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting") and not memory.interrupted
-        seldom = begun or memory.misses > MISSES
+        awaited = unanswered(memory.progress, spec.checkpoint.request)
+        seldom = (begun and not awaited) or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 
     def seen(self) -> list[Seen]:

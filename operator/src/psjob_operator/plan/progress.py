@@ -50,7 +50,13 @@ def checkpoint(facts: Facts) -> CheckpointStatus | None:
     before = unix(kept.time) if kept is not None and kept.step == step else None
     if before is not None and abs(before - time) < SAME_SECONDS:
         time = before
-    return CheckpointStatus(step=step, time=stamp(time), bytes=whole(told, "bytes"), path=path[:1024] if isinstance(path, str) else None)
+    return CheckpointStatus(
+        step=step,
+        time=stamp(time),
+        bytes=whole(told, "bytes"),
+        path=path[:1024] if isinstance(path, str) else None,
+        observed_request=whole(told, "observedRequest"),
+    )
 
 
 def _made_at(facts: Facts, told: Mapping[str, Any]) -> float | None:
@@ -61,6 +67,13 @@ def _made_at(facts: Facts, told: Mapping[str, Any]) -> float | None:
         ended = first.exit.at if first is not None and first.exit is not None else facts.snapshot.progress_at
         return max(0.0, min(facts.now, facts.now if ended is None else ended) - age)
     return min(time, facts.now) if time is not None and 0 <= time < 1e11 else None
+
+
+def unanswered(told: Mapping[str, Any] | None, request: int | None) -> bool:
+    """Is a checkpoint asked for that shard 0's last answer does not tell of? False of a shard 0 that tells of no request at all."""
+    job = (told or {}).get("coordinator")
+    kept = job.get("checkpoint") if isinstance(job, Mapping) else None
+    return request is not None and isinstance(kept, Mapping) and "observedRequest" in kept and kept["observedRequest"] != request
 
 
 def checkpoint_known(facts: Facts) -> bool:

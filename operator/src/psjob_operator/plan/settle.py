@@ -76,6 +76,7 @@ def _core(status: JobStatus) -> Any:
         tuple((it.type, it.status, it.reason, it.observed_generation) for it in _plain(status)),
         [it.reason for it in status.conditions if it.type in TOLD and it.reason in LEAVING],
         status.checkpoint is None,
+        status.checkpoint and status.checkpoint.observed_request,
         status.progress is None,
     )
 

@@ -72,6 +72,8 @@ class Manifest:
     """Tables of rows, where the job has any."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
+    request: int | None = None
+    """The checkpoint.request that it answers; manifests of runs that were never asked for one do not have it."""
 
     @property
     def name(self) -> str:
@@ -248,7 +250,7 @@ def encode(made: Manifest) -> bytes:
         "buffers": None if made.buffers is None else made.buffers.to_json(),
         "rows": None if made.rows is None else made.rows.to_json(),
         "extra": dict(made.extra),
-    }
+    } | ({} if made.request is None else {"request": made.request})
     try:
         body["sha256"] = _hash(body)
         return json.dumps(body, sort_keys=True, allow_nan=False).encode()
@@ -306,6 +308,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         generation=_count(body["generation"]),
         extra=_object(body["extra"]),
         format=_count(body["format"]),
+        request=None if body.get("request") is None else _count(body["request"]),
     )
     made = replace(
         made,

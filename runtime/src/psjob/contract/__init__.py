@@ -286,7 +286,8 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
     "rssBytes", "peakBytes": int (RAM of the worker that holds most, now and at most) | null, "devicePeakBytes": int (of the worker whose
     tensors held most on its device) | null, "waiting": str (what one of its workers waits for) | null}, ...] | null (without stages),
   "checkpoint": {"step": int, "view": int, "time": float (unix), "age": float (seconds; its node's clock may be another than the reader's),
-    "bytes": int, "path": str, "final": bool} | null,
+    "bytes": int, "path": str, "final": bool,
+    "observedRequest": int (the newest checkpoint.request that had been seen when it was begun) | null} | null,
   "checkpointProgress": {"doing": "writing" | "reading", "shards": [{"index", "doing", "done", "total"}], "done", "total"} | null (bytes),
   "checkpointProblem": str | null (why no checkpoint commits), "waiting": str | null (who is missing, which block, for how long),
   "hung": [{"rank": int, "start": int, "seconds": float}, ...] (workers without a step for more than stepTimeoutSeconds while others wait

@@ -18,6 +18,8 @@ from psjob.process.keys import Keys
 
 NO_KEYS = Keys()
 PLAIN = Encryption()
+LARGEST_REQUEST = 2**53 - 1
+"""Of checkpoint.request, as the manifest's schema has it: every reader of JSON keeps it exactly."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class CheckpointConfig:
     disabled: bool
     resume_from: str | None
     request: int | None = None
-    """A checkpoint is wanted whenever it has changed."""
+    """A checkpoint that answers this number is wanted."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ def _config(raw: dict[str, Any]) -> Config:
             int(saved["keep"]),
             bool(saved["disabled"]),
             str(resume["path"]) if resume else None,
-            None if saved.get("request") is None else int(saved["request"]),
+            None if saved.get("request") is None else _request(int(saved["request"])),
         ),
         success_policy=str(raw["successPolicy"]),
         shard_timeout=float(raw["shardTimeoutSeconds"]),
@@ -378,6 +380,12 @@ def _config(raw: dict[str, Any]) -> Config:
         local_sum=_word(raw, "localSum", *contract.LOCAL_SUMS),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
+
+
+def _request(number: int) -> int:
+    if not 1 <= number <= LARGEST_REQUEST:
+        raise ValueError(f"checkpoint.request {number}; it is a number from 1 to {LARGEST_REQUEST}")
+    return number
 
 
 def _local(raw: Mapping[str, Any]) -> LocalConfig:

@@ -193,7 +193,7 @@ class DiskWork:
             rule=job.rule, update_at="worker" if job.rule == "reduce" else "server", shards=len(parts), assignment=job.assignment,
             blocks=blocks, files=self._files(parts, blocks), rows=row_places(parts, specs, self._newest), workers=workers,
             tables={str(shard): part.table for shard, part in sorted(parts.items())},
-            spec_hash=self.place.config.spec_hash, extra={"aliases": dict(job.aliases)},
+            spec_hash=self.place.config.spec_hash, extra={"aliases": dict(job.aliases)}, request=job.request,
         )  # fmt: skip
 
     def _files(self, parts: Mapping[int, ShardPart], blocks: Sequence[BlockPlace]) -> tuple[FileFact, ...]:
@@ -271,7 +271,7 @@ def facts_of(folder: Path, made: Manifest) -> CheckpointFacts:
     return CheckpointFacts(
         str(folder), made.name, made.run, made.view, made.step, made.mode, made.final, made.created, made.bytes, made.layout, made.rule,
         workers, tables, tuple(sorted((str(a), str(b)) for a, b in dict(made.extra.get("aliases") or {}).items())),
-        made.extra.get("weightsSha256"),
+        made.extra.get("weightsSha256"), made.request,
     )  # fmt: skip
 
 

@@ -139,6 +139,8 @@ class CommitCut:
     buffers: tuple[bytes, ...] = ()
     """The records that have the model's buffers. What several have, the last one tells."""
     aliases: tuple[tuple[str, str], ...] = ()
+    request: int | None = None
+    """The checkpoint.request that it answers."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def assemble(c: Coordinator, cut: Cut) -> CommitCut:
     return CommitCut(
         cut.number, recovery.view, step, c.mode.name, cut.final, recovery.layout, recovery.assignment, recovery.rule, recovery.tables,
         workers, {shard: part.content for shard, part in sorted(cut.written.items())}, records, recovery.initial if initial else b"",
-        _buffers(c, workers), recovery.aliases,
+        _buffers(c, workers), recovery.aliases, cut.request,
     )  # fmt: skip
 
 

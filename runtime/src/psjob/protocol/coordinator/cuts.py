@@ -43,6 +43,8 @@ class Cut:
     """Once all is written: workers whose record is still to come."""
     requested: bool = False
     """Someone asked for it."""
+    request: int | None = None
+    """The checkpoint.request that it answers: what the config was seen to name when it began."""
     committing: bool = False
     """Its manifest is being written: only the disk can say what becomes of it."""
 

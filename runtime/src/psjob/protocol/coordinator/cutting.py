@@ -51,6 +51,7 @@ class Cutting:
         self._away_since = None
         still = still or c.mode.decided  # between two orders no block moves
         cut = self.cuts.begin(c.furthest, now, final, stop, still, self.last_reachable if stop else math.inf)
+        cut.request = c.switching.request
         self.moved = {}
         if stop:
             self.stop_at(cut, cut.step or 0)

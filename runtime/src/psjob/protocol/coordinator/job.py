@@ -43,7 +43,7 @@ class JobFacts:
     """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
     stages: Stages = ALL
     request: int | None = None
-    """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
+    """checkpoint.request as this coordinator found it: the first checkpoint of a new run answers it."""
     flushes: bool = True
     """False: stages make their updates without waiting for each other, so that they are several steps apart."""
     stage_names: tuple[str, ...] = ()
@@ -90,3 +90,5 @@ class CheckpointFacts:
     aliases: tuple[tuple[str, str], ...] = ()
     """Further names of tied parameters."""
     weights_sha256: str | None = None
+    request: int | None = None
+    """The newest checkpoint.request of its run that had been seen when it was begun."""

@@ -99,7 +99,7 @@ class Coordinator:
         """This manifest is the newest: show it."""
         self.progress.checkpoint = {
             "step": made.step, "view": made.view, "time": made.created, "bytes": made.bytes,
-            "path": made.name, "final": made.final,
+            "path": made.name, "final": made.final, "observedRequest": made.request,
         }  # fmt: skip
         if made.final:
             self.progress.weights_sha256 = made.weights_sha256

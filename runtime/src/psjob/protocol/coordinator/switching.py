@@ -3,6 +3,9 @@
 The checkpoint is an ordinary one, of the mode that runs. Every shard reads it back in the other mode and every worker begins again
 from it, as after a lost shard. So whatever dies on the way, all run one mode or the other afterwards. A restarted coordinator
 takes the config's mode where the newest checkpoint allows it, else that of the checkpoint.
+
+A checkpoint answers the request that was seen before it was begun, and its manifest says which. So a coordinator that starts again
+knows what is answered; for any other number it asks anew.
 """
 
 from __future__ import annotations
@@ -22,23 +25,27 @@ LOOK_SECONDS = 2.0
 
 
 class Switching:
-    """`wish` is the mode that the config has named last."""
+    """`wish` and `request` are the mode and the checkpoint.request that the config has named last."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self.wish = coordinator.mode
-        self._request_seen = coordinator.job.request
+        self.request = coordinator.job.request
         self._looked = 0.0
         self._asked = False
 
     def begin(self, made: CheckpointFacts) -> None:
-        """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes."""
+        """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes.
+
+        The config is read again before a request is compared: what this process began with may be older than the checkpoint.
+        """
+        self.request = made.request if made.folder == self.c.job.folder else None
         allowed = contract.GOES_ON.get(made.mode)
         if allowed is not None and (self.wish.name not in allowed or self._fixed(made.rule)):
             self._take(modes.read(made.mode))
 
     def tick(self, now: float) -> None:
-        """Where another mode is asked for, ask for a checkpoint."""
+        """Read the config from time to time; where another mode is asked for, ask for a checkpoint."""
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
@@ -52,8 +59,8 @@ class Switching:
         self._asked = False
         if event.problem is not None:
             self.c.log("warning", event.problem)
-        if event.request is not None and event.request != self._request_seen:
-            self._request_seen = event.request
+        if event.request is not None and event.request != self.request:
+            self.request = event.request
             if self.c.job.checkpoints:
                 self.c.cutting.cuts.ask(self.c.now)
         if event.mode is None or event.mode == self.wish:

@@ -1,0 +1,196 @@
+"""checkpoint.request: which checkpoint answers which number, and that no request is lost when shard 0 starts again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from psjob.modes import Async
+from psjob.protocol.coordinator import actions as a
+from psjob.protocol.coordinator import events as e
+from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.switching import LOOK_SECONDS
+from tests.unit.coordinator_world import World, saved
+
+
+def told(world: World) -> int | None:
+    """What the status port says is answered."""
+    kept = world.c.status(world.now, 0.0)["checkpoint"]
+    answered: int | None = kept and kept["observedRequest"]
+    return answered
+
+
+def ask(world: World, number: int | None) -> None:
+    """The config names another number, and shard 0 reads it."""
+    world.request = number
+    world.tick(LOOK_SECONDS + 0.1)
+
+
+def passes(world: World, steps: int = 4) -> None:
+    """Some steps, and time for whatever is due."""
+    world.go(world.step + steps)
+    for _ in range(3):
+        world.tick()
+    world.go(world.step + steps)
+
+
+def again(made: list[CheckpointFacts], view: int = 2, request: int | None = None, shards: int = 2, **more: object) -> World:
+    """Shard 0 and all others start again, and find these checkpoints."""
+    world = World(view=view, must_find=True, shards=shards, request=request, **more)
+    world.manifests = made
+    world.post(e.Started())
+    for index in range(1, shards):
+        world.shard(index, view=view, attempt=view)
+    assert world.c.recovery.open
+    for rank in range(world.job.workers):
+        world.hello(rank, start=view)
+    return world
+
+
+def test_a_request_is_answered_by_a_checkpoint_that_is_begun_later() -> None:
+    world = World().begun()
+    assert told(world) is None
+    ask(world, 7)
+    assert told(world) is None, "nothing is committed yet"
+    passes(world)
+    assert told(world) == 7 and len(world.manifests) == 2
+    ask(world, 7)
+    assert not world.c.cutting.cuts.requested, "it has been met"
+
+
+def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None:
+    world = World().begun()
+    ask(world, 7)
+    for _ in range(2):
+        world.tick()
+    first = world.c.cutting.cuts.current
+    assert first is not None
+    world.request = 9
+    world.post(e.ModeWished(None, request=9))  # a look that was asked for before the cut began
+    world.go(first.step or 0)
+    assert told(world) == 7, "it was begun before 9 was read"
+    passes(world)
+    assert told(world) == 9 and len(world.manifests) == 3, "and another follows at once"
+
+
+def after_no_answer(world: World) -> None:
+    """The cut is ordered; nobody writes it."""
+
+
+def after_a_void_cut(world: World) -> None:
+    """A shard could not write the first one."""
+    cut = world.c.cutting.cuts.current
+    assert cut is not None
+    world.post(e.CutUnwritten(1, cut.number, "no permission", False))
+
+
+def in_the_commit(world: World) -> None:
+    """Everything is written, and the rename is still to come."""
+    world.slow = True
+    passes(world)
+    assert any(isinstance(job, a.CommitCut) for job in world.disk)
+
+
+@pytest.mark.parametrize("dies", [after_no_answer, after_a_void_cut, in_the_commit])
+@pytest.mark.parametrize("seen", [True, False], ids=["found in the config", "comes later"])
+def test_a_request_is_not_lost_with_shard_0(dies: Callable[[World], None], seen: bool) -> None:
+    """`seen`: the process that starts again finds the number in its config; the first look of the coordinator does too."""
+    world = World().begun()
+    ask(world, 7)
+    for _ in range(2):
+        world.tick()
+    dies(world)
+    assert told(world) is None
+    world = again(world.manifests, request=7 if seen else None)
+    assert told(world) is None
+    ask(world, 7)
+    passes(world)
+    assert told(world) == 7
+
+
+def test_what_is_answered_is_not_asked_again() -> None:
+    world = World().begun()
+    ask(world, 7)
+    passes(world)
+    world = again(world.manifests, request=7)
+    assert told(world) == 7, "the checkpoint says so before anything is committed"
+    made = len(world.manifests)
+    ask(world, 7)
+    passes(world)
+    assert len(world.manifests) == made and told(world) == 7
+
+
+@pytest.mark.parametrize("before", [None, 5])
+def test_what_was_asked_while_nothing_ran_is_answered_soon_after_the_start(before: int | None) -> None:
+    """As after a suspension; `before` None: a checkpoint of a psjob that kept no answers, or of a run that was never asked."""
+    world = again([dataclasses.replace(saved(20, 2), request=before)], request=9)
+    assert told(world) == before
+    ask(world, 9)
+    passes(world)
+    assert told(world) == 9 and len(world.manifests) == 2
+
+
+def test_the_first_checkpoint_of_a_new_run_answers_what_its_manifest_asks() -> None:
+    world = World(request=3).begun()
+    assert told(world) == 3 and [made.step for made in world.manifests] == [0]
+    ask(world, 3)
+    passes(world)
+    assert len(world.manifests) == 1
+
+
+def test_answers_of_another_run_are_not_this_ones() -> None:
+    other = dataclasses.replace(saved(20, 2), folder="/runs/run-0", run="run-0", request=7)
+    world = World(view=1, request=7, resume_from="/runs/run-0")
+    world.manifests = [other]
+    world.post(e.Started())
+    world.shard(1)
+    for rank in range(2):
+        world.hello(rank)
+    ask(world, 7)
+    passes(world)
+    assert told(world) == 7 and world.manifests[-1].folder == world.job.folder
+
+
+@pytest.mark.parametrize("taken_away", [False, True])
+def test_an_answer_stays_in_every_later_checkpoint(taken_away: bool) -> None:
+    world = World(every=8).begun()
+    ask(world, 7)
+    passes(world)
+    ask(world, None if taken_away else 7)
+    passes(world, 20)
+    assert len(world.manifests) > 2 and told(world) == 7
+    world = again(world.manifests, request=None if taken_away else 7)
+    ask(world, None)
+    world.cut()
+    passes(world)
+    assert world.manifests[-1].view == 2 and told(world) == 7
+
+
+def test_a_lower_number_is_another_number() -> None:
+    world = World().begun()
+    for number in (7, 2):
+        ask(world, number)
+        passes(world)
+        assert told(world) == number
+
+
+def test_a_config_that_is_older_than_the_checkpoint_takes_no_answer_back() -> None:
+    """A process that stood ready in reserve has read its config long ago."""
+    world = again([dataclasses.replace(saved(20, 2), request=9)], request=5)
+    ask(world, 9)
+    passes(world)
+    assert told(world) == 9 and len(world.manifests) == 1
+
+
+def test_the_last_checkpoint_of_a_job_answers_too() -> None:
+    world = World(mode=Async()).begun()
+    world.deaf = {"cut"}  # no shard comes to the one that is asked for
+    ask(world, 7)
+    world.deaf = set()
+    for rank in range(2):
+        world.post(e.WorkerLeft(world._stream(rank), 0))
+    for _ in range(40):
+        world.tick(0.1)
+    assert world.manifests[-1].final and told(world) == 7
