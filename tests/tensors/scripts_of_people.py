@@ -78,6 +78,47 @@ for epoch in range(3):
         n += 1
 note(n)
 """,
+    "passes of a `while` are left": """
+n = best = 0
+while n < 12:
+    losses = []
+    for i, b in enumerate(loader):
+        step(b, i, n)
+        losses.append(n)
+        n += 1
+        if n % 5 == 4:
+            break
+    best = max(best, sum(losses) / len(losses))
+note((n, best))
+""",
+    "passes of a `while` are left in a function": """
+def part(n):
+    for b in tqdm(loader, disable=True):
+        step(b, n)
+        n += 1
+        if n % 5 == 4:
+            return n
+    return n
+n = 0
+while n < 12:
+    n = part(n)
+note(n)
+""",
+    "passes of two loaders are left in a `while`": """
+n = m = 0
+while n + m < 20:
+    for b, c in zip(loader, other):
+        step(b, c, n)
+        n += 1
+        if n % 5 == 4:
+            break
+    for c in other:
+        step(c, m)
+        m += 1
+        if m % 3 == 2:
+            break
+note((n, m))
+""",
     "a number decides what follows": """
 n = 0
 while True:

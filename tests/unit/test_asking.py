@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from psjob.api import asking
 from psjob.api.asking import Way, site, way
+from psjob.process import installed
 
 Ways = list[Way]
 
@@ -303,6 +305,106 @@ def test_a_loop_that_makes_its_iterator_itself_is_known() -> None:
     for _ in enumerate(Made()):
         pass
     assert found == [True, False, False, False], "of a generator somebody else may go over what it gives"
+
+
+class Left:
+    """Gives numbers, and notes where it is dropped before its end: is it left by a loop, and which number had the script then?"""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[bool, object]] = []
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from range(9)
+        except GeneratorExit:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and not asking.is_script(frame.f_code):
+                frame = frame.f_back
+            self.found.append((asking.is_left(sys._getframe(1)), frame.f_locals.get("n")))
+            raise
+
+
+def left_by_break(data: Left) -> None:
+    n = 0
+    for n in data:
+        if n == 3:
+            break
+    n = 100
+
+
+def left_by_return(data: Left) -> int:
+    for n, _ in enumerate(tqdm(data, disable=True)):
+        if n == 3:
+            return n
+    return 100
+
+
+def left_in_a_block(data: Left) -> None:
+    n = 0
+    with contextlib.suppress(ValueError):
+        while n < 100:
+            for n, _ in zip(data, range(9), strict=False):
+                if n == 3:
+                    break
+            n = 100
+
+
+def held_by_a_variable(data: Left) -> None:
+    numbers: Any = iter(data)
+    for n in numbers:
+        if n == 3:
+            break
+    n = 100
+    numbers = None
+
+
+def ended_by_an_error(data: Left) -> None:
+    with contextlib.suppress(ValueError):
+        for n in data:
+            if n == 3:
+                raise ValueError
+
+
+def asked_by_calls(data: Left) -> None:
+    n = next(iter(data))
+    n += next(number for number in data if number == 3)
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (left_by_break, [(True, 3)]),
+        (left_by_return, [(True, 3)]),
+        (left_in_a_block, [(True, 3)]),
+        (held_by_a_variable, [(False, 100)]),
+        (ended_by_an_error, [(False, 3)]),
+        (asked_by_calls, [(False, 0), (False, 0)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_loop_that_leaves_its_data_is_known_by_the_instruction_that_drops_it(
+    script: Callable[[Left], object], found: list[tuple[bool, object]]
+) -> None:
+    data = Left()
+    for _ in range(40):  # until the interpreter has specialised the function
+        script(data)
+    assert len(data.found) == 40 * len(found)
+    assert data.found[-len(found) :] == data.found[: len(found)]
+    assert [left for left, _ in data.found[: len(found)]] == [left for left, _ in found]
+    assert all(n == wanted for (left, n), (_, wanted) in zip(data.found, found, strict=False) if left)
+
+
+def test_what_is_cleared_away_while_psjob_works_is_not_left_by_a_loop() -> None:
+    """The garbage collector may find an old iterator at any moment."""
+    data = Left()
+    held: list[Iterator[int]] = [iter(data)]
+    next(held[0])
+    source = "def batches(held):\n    try:\n        yield 1\n    finally:\n        held.clear()\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, f"{installed.HERE}api/data.py", "exec"), names)  # noqa: S102
+    for _ in names["batches"](held):
+        break
+    assert [left for left, _ in data.found] == [False]
 
 
 def test_a_long_body_makes_no_endless_generator() -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from psjob.process import installed
 from psjob.process.installed import HERE
 
+_DROPS: Final = ("POP_TOP", "POP_ITER", "END_FOR")
 _UNPACKS: Final = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP")
 
 
@@ -175,6 +176,15 @@ class Holder:
 def is_looped(frame: FrameType | None) -> bool:
     """Is an iterator made in this frame by a `for` loop itself, so that nothing else goes over it? Something may go over a generator."""
     return frame is not None and not frame.f_code.co_flags & inspect.CO_GENERATOR and _made_by(frame.f_code, frame.f_lasti) == "GET_ITER"
+
+
+def is_left(frame: FrameType | None) -> bool:
+    """Does a `for` loop of the script drop here what it goes over, by `break` or `return`? A library's generator may lie between."""
+    while frame is not None and not is_script(frame.f_code):
+        if frame.f_code.co_filename.startswith(HERE):
+            return False  # what was dropped long ago is cleared away while psjob works
+        frame = frame.f_back
+    return frame is not None and _made_by(frame.f_code, frame.f_lasti) in _DROPS
 
 
 @cache

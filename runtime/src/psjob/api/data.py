@@ -193,7 +193,7 @@ class ShardedLoader(Generic[B]):
         place, untold = begin, job.place.config.workers > 1 and not job.place.config.stages
         told = [knows.Pass(job.place) for knows in foreign.in_use() if knows.Pass is not None]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
-        made, given, look = job.made, 0, False
+        made, given, look, called = job.made, 0, False, False
         taken = None if self.led else Taken(job, number, origin)
         try:
             drawn = generators() if places.began_before else None
@@ -209,6 +209,7 @@ class ShardedLoader(Generic[B]):
             while True:
                 frame = None if self.led else sys._getframe(1)
                 way = None if taken is None else taken.asked(frame)
+                called = called or (way is not None and way.called)
                 steps = threading.get_ident() == job.stepper
                 if steps:
                     job.variables.at(frame)
@@ -250,6 +251,8 @@ class ShardedLoader(Generic[B]):
             job.refuse(str(refused))
         except GeneratorExit:
             look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
+            if began_at and not (look or called) and threading.get_ident() == job.stepper and asking.is_left(sys._getframe(1)):
+                job.variables.ended(sys._getframe(1), began_at, number)
             raise
         finally:
             places.end(number, look)

@@ -16,14 +16,14 @@ Kept = Mapping[str, Mapping[str, Any]]
 
 
 class PassEnds:
-    """By place in the script: all plain values as its last pass was over, and the numbers as each of its newest passes was over."""
+    """By place in the script: all plain values as its last pass was over or left, and the numbers as each of its newest passes was."""
 
     def __init__(self) -> None:
         self._last: dict[str, Found] = {}
         self._numbers: dict[str, dict[int, Found]] = {}
 
     def note(self, site: str, number: int, found: Found, runs_again: bool) -> None:
-        """Pass `number` is over. `runs_again`: so do the lines behind it after a restart."""
+        """Pass `number` is over, or left. `runs_again`: so do the lines behind it after a restart."""
         self._last[site] = {function: {name: values.copied(value) for name, value in those.items()} for function, those in found.items()}
         ends = self._numbers.setdefault(site, {})
         if runs_again:

@@ -316,7 +316,10 @@ class Variables:
             self._back.setdefault(function, set()).update(found)
 
     def ended(self, frame: FrameType, site: str, number: int) -> None:
-        """A pass over data that began at this place in the script is over. In that frame the lines follow that are made of it."""
+        """A pass over data that began at this place in the script is over, or was just left by its loop.
+
+        In that frame the lines follow that are made of it.
+        """
         if self._first is None:
             return
         self._look(frame)
