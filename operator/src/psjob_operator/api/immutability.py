@@ -37,7 +37,7 @@ PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
 """Pod templates, and what holds some: while a job is suspended its pods may be placed anew. plan/templates.py holds the rest against it."""
 _AMONG = json.dumps(list(contract.GOES_ON))
 _LIMIT = "is fixed"
-_REMEDY = "make a new job (resumeFrom goes on)"
+_REMEDY = "make a new job with resumeFrom"
 
 
 def immutability_rules(whole: Schema) -> tuple[FieldRule, ...]:
@@ -71,7 +71,7 @@ def _while_suspended(name: str, optional: bool) -> FieldRule:
     same = f"self.{name} == oldSelf.{name}"
     if optional:
         same = f"(has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same}))"
-    remedy = "suspend the job to place its pods anew, or make a new job (resumeFrom goes on)"
+    remedy = "suspend the job to place its pods anew, or make a new job with resumeFrom"
     return _transition("spec", f"({_RESTS}) || {same}", name, "is fixed while the job is not suspended", remedy)
 
 

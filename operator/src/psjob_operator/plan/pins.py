@@ -46,7 +46,7 @@ def templates_changed(facts: Facts) -> str:
         return ""
     return (
         "a pod template was changed while the job was suspended, in more than labels, annotations and placement."
-        " Set spec.suspend to true, put it back and resume, or make a new job (resumeFrom goes on)"
+        " Set spec.suspend to true, put it back and resume, or make a new job with resumeFrom"
     )
 
 
