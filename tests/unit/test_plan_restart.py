@@ -163,6 +163,23 @@ def test_a_fence_without_a_view_still_raises(message: str) -> None:
     assert plan(running(shard_1=pod("shard", 1, **ended(EXIT_FENCED, message=message))), NOW).status.view == 2
 
 
+@pytest.mark.parametrize(
+    ("message", "start"),
+    [
+        ('{"ending": "worker 1: a newer process of this rank is here", "fenced": {"start": 7}}', 8),
+        ('{"ending": "worker 1: a newer process of this rank is here"}', 2),
+        ('{"ending": "", "fenced": {"start": 2147483640}}', 1 + MOST_RISE + 1),
+        ('{"ending": "", "fenced": {"start": "7"}}', 2),
+        ('{"ending": "", "fenced": {"view": 7}}', 2),
+    ],
+)
+def test_a_fenced_worker_gets_a_start_above_the_one_it_met(message: str, start: int) -> None:
+    """Its status came from an older backup; the run has had more starts than that says."""
+    decided = plan(running(worker_1=pod("worker", 1, **ended(EXIT_FENCED, message=message))), NOW)
+    assert names(decided) == [f"job-worker-1-r{start}"] and decided.status.workers.start == start
+    assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
+
+
 @pytest.mark.parametrize(("code", "reason"), [(EXIT_REFUSED, "Refused"), (EXIT_CHECKPOINT_LOST, "CheckpointLost")])
 def test_what_cannot_be_helped_fails_the_job_with_its_sentence(code: int, reason: str) -> None:
     decided = plan(running(shard_0=pod("shard", 0, **ended(code, message='{"error": "no valid manifest in run-1"}'))), NOW)

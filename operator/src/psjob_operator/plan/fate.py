@@ -57,7 +57,7 @@ class Fate:
     counted: bool = False
     message: str = ""
     fenced_by: int = 0
-    """View that a fenced shard met; 0 where it was not fenced."""
+    """View that a fenced shard met, start that a fenced worker met; 0 where it was not fenced."""
     each: bool = False
     """A rule says that it counts by itself, whatever was lost together with it."""
     rule: int | None = None
@@ -153,8 +153,9 @@ def _ended(process: Process, exit: Exit) -> Fate:
         return Fate("fatal", "CheckpointLost", message=_sentence(exit))
     if exit.code == EXIT_HUNG and process.role == "worker" and ours:
         return Fate("lost", "Hung", counted=True, message=_sentence(exit))
-    if exit.code == EXIT_FENCED and process.role == "shard":
-        return Fate("lost", "Fenced", message=exit.message, fenced_by=_fenced_by(exit))
+    if exit.code == EXIT_FENCED and ours:
+        message = exit.message if process.role == "shard" else _sentence(exit)
+        return Fate("lost", "Fenced", message=message, fenced_by=_fenced_by(process, exit))
     if process.pod_reason == "Evicted":
         return _evicted(process)
     if exit.reason == "OOMKilled":
@@ -225,11 +226,11 @@ def of_the_runtime(exit: Exit) -> bool:
     return bool(said) and said.keys() <= contract.ENDING_KEYS and not exit.message.endswith("\n")
 
 
-def _fenced_by(exit: Exit) -> int:
+def _fenced_by(process: Process, exit: Exit) -> int:
     fenced = read_message(exit).get("fenced")
-    view = fenced.get("view") if isinstance(fenced, dict) else None
-    # The message comes from a pod: a number far off must not carry the view out of every later operator's reach.
-    return view if isinstance(view, int) and not isinstance(view, bool) and 0 < view < 2**31 - 2 else 0
+    met = fenced.get("view" if process.role == "shard" else "start") if isinstance(fenced, dict) else None
+    # The message comes from a pod: a number far off must not carry ours out of every later operator's reach.
+    return met if isinstance(met, int) and not isinstance(met, bool) and 0 < met < 2**31 - 2 else 0
 
 
 def read_message(exit: Exit) -> dict[str, Any]:

@@ -117,8 +117,10 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
         attempts[seat.index] = max([attempts[seat.index], *(pod.number for pod in facts.ahead if _sits(pod.role, pod.index, seat))]) + 1
     view = facts.stored.view or 0
     start = facts.stored.workers.start
-    if any(seat.role == "worker" for seat in raised):
-        start = max([start, *(pod.number for pod in facts.ahead if pod.role == "worker")]) + 1
+    workers = [seat for seat in raised if seat.role == "worker"]
+    if workers:
+        met = (min(seat.fate.fenced_by, start + MOST_RISE) for seat in workers)
+        start = max([start, *met, *(pod.number for pod in facts.ahead if pod.role == "worker")]) + 1
     absent = any(seat.fate.kind == "absent" for seat in raised) and not afresh
     # Who writes a shard's last message cannot put the view out of every process's reach.
     view = max([view, *(min(seat.fate.fenced_by, view + MOST_RISE) for seat in shards)]) + 1 if shards else view

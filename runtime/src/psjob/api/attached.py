@@ -676,7 +676,8 @@ class AttachedJob:
         if message:
             print(f"psjob: {message}", file=sys.stderr, flush=True)
         if how in ("stopped", "lost", "fenced"):
-            leave_message({"ending": message})
+            met = self.session.fenced_by
+            leave_message({"ending": message, "fenced": {"start": met}} if how == "fenced" and met else {"ending": message})
         if self.place.config_path and threading.current_thread() is not threading.main_thread():  # the script would go on behind the thread
             exits.finish(EXIT_OF[how])
         raise SystemExit(EXIT_OF[how])

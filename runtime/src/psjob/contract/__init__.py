@@ -205,7 +205,8 @@ EXIT_RETRY: Final = 75
 """Start me again, uncounted: peers not found in time, drained, stopped on request after a checkpoint."""
 EXIT_FENCED: Final = 76
 """A shard met a view above its own, or an equal one claimed by another pod. Its termination message is
-`{"fenced": {"view": <int>}}`; the planner raises the view above that number. Uncounted."""
+`{"fenced": {"view": <int>}}`; the planner raises the view above that number. Or a worker met a newer process of its rank, by number:
+its status is older than the run. Its message holds `"fenced": {"start": <int>}`, and the planner gives a start above that. Uncounted."""
 EXIT_REFUSED: Final = 77
 """The runtime refused what the script or the environment asks; starting again cannot help.
 The termination message holds the sentence: `{"error": "..."}`. The job fails."""
@@ -214,7 +215,7 @@ EXIT_CHECKPOINT_LOST: Final = 78
 EXIT_HUNG: Final = 79
 """A worker was told that others have waited too long for its step. It has written the stacks of its threads to its log. Counted.
 The termination message holds the sentence: `{"error": "..."}`."""
-ENDING_KEYS: Final = frozenset({"error", "ending", "refused"})
+ENDING_KEYS: Final = frozenset({"error", "ending", "refused", "fenced"})
 """The termination message of a worker that the runtime ends has no others, whatever its exit code; `ending` may be empty. The codes
 above without such a message are the script's own. `refused` is true if a process was refused that multiprocessing or a launcher has
 started, such as torchrun: its exit code is not the worker's."""

@@ -295,7 +295,9 @@ class ShardLink:
 
     def _error(self, body: Mapping[str, Any]) -> None:
         message = one_line(body.get("error", "the shard refused this worker"), 1000)
-        code = str(body.get("code"))
+        code, start = str(body.get("code")), body.get("start")
+        if code == "fenced" and type(start) is int:
+            self.session.fenced_by = start
         if code in ("refused", "fenced"):
             self.session.handle(e.Refused(code, message))
         else:

@@ -69,6 +69,8 @@ class WorkerSession:
         self.links = [ShardLink(self, index) for index in range(len(shards))]
         self.owner: list[int] = []
         self.ended = False
+        self.fenced_by = 0
+        """The start of the newer process of this rank, as the shard says that will not have this one; 0: none."""
         self.states: dict[int, bytes] = {}
         self.idle = Idle()
         self.records = HandIn(self)

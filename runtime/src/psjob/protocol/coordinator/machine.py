@@ -215,7 +215,7 @@ class Coordinator:
                 self.recovery.rewind(stream.id)
                 return
             problem = f"worker {stream.rank}: a newer process of this rank is here"
-            self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem}))
+            self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem, "start": newest[0]}))
             self.emit(actions.HangUp(stream.id))
             return
         if stream.incarnation > newest:
