@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from psjob_operator.cluster import election
+from psjob_operator.cluster import election, history
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.election import Do, Lease, Standing, Timing
 from psjob_operator.cluster.kinds import LEASES
@@ -39,6 +39,8 @@ class Candidate:
         self._alone = False
         self._denied_at: float | None = None
         self._told = ("", "")
+        self._newest = 0
+        """The highest resourceVersion that the Lease was seen with."""
 
     @property
     def leads(self) -> bool:
@@ -107,12 +109,19 @@ class Candidate:
             if error.code != 404:
                 raise
             found = None
+        self._goes_on(found)
         self._standing = election.saw(self._standing, found, self._clock())
 
     async def _write(self) -> None:
         sent_at = self._clock()
         stored = _read(await self._store(election.bid(self._standing, _stamp())))
+        self._goes_on(stored)
         self._standing = election.wrote(self._standing, stored, sent_at, self._clock())
+
+    def _goes_on(self, lease: Lease | None) -> None:
+        """Raises RuntimeError where the API server is back at an earlier state."""
+        if lease is not None and lease.version.isdecimal():
+            self._newest = history.onward(self._newest, int(lease.version), self._where)
 
     async def _store(self, lease: Lease) -> Mapping[str, Any]:
         spec = {

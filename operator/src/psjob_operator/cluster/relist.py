@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from psjob_operator.cluster import history
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
 from psjob_operator.cluster.places import Places
@@ -63,6 +64,8 @@ class Relist:
         self._random = random.Random(seed)  # noqa: S311 - spreads calls over time
         self._wanted: set[tuple[ResourceKind, str]] = set()
         self._kinds = kinds
+        self._newest: dict[tuple[ResourceKind, str], int] = {}
+        """The resourceVersion of the last list of each kind in each place."""
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once every kind was listed in each place that may be read, jobs after kopf's watch of them had begun."""
@@ -73,13 +76,14 @@ class Relist:
         self._changed.set()
 
     async def read(self, kind: ResourceKind, namespace: str) -> int:
-        """Take a whole list in; its resourceVersion. Raises ApiError."""
+        """Take a whole list in; its resourceVersion. Raises ApiError, and RuntimeError where the API server is back at an earlier state."""
         try:
             news, version = await take(self._client, self._store, kind, namespace, labels="" if kind == JOBS else LABEL_JOB)
         except ApiError as error:
             if error.code in REFUSALS:
                 self.refused(kind, namespace, "list", error.message)
             raise
+        self._newest[kind, namespace] = history.onward(self._newest.get((kind, namespace), 0), version, f"the list of {kind.plural}")
         self._places.listed(kind, namespace)
         self._wake(news)
         self._begin()
