@@ -22,7 +22,11 @@ RUN python3 -B root.py python /root.d /operator && cd /root.d \
     && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash -s /root.d -p / "/root.d$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 
 FROM ${PYTHON} AS layout
-RUN apt-get update -q && apt-get install -qy --no-install-recommends busybox-static && rm -rf /var/lib/apt/lists/*
+# The base's own release has this one; the star stands for a rebuild of it for one architecture.
+ARG BUSYBOX=1:1.35.0-4+deb12u1*
+RUN apt-get update -q && { apt-get install -qy --no-install-recommends "busybox-static=${BUSYBOX}" \
+    || { echo "psjob: this base's mirror has no busybox-static ${BUSYBOX}; give --build-arg BUSYBOX one of these:" >&2; apt-cache policy busybox-static >&2; exit 1; }; } \
+    && rm -rf /var/lib/apt/lists/*
 COPY hack/image/root.py root.py
 COPY runtime/src/psjob /root.d/psjob-runtime/lib/psjob
 # sh is what the injected command starts with, so that an image without a shell works too.

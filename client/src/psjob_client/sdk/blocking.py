@@ -108,7 +108,7 @@ class Client:
             workers: Processes that run it.
             shards: Processes that hold the parameters.
             mode: sync, bounded, softsync, async, threshold or local.
-            image: Has Python and torch; None: pytorch/pytorch:latest. Not used on this machine.
+            image: Has Python and torch; None: that of the torch that psjob is tested with. Not used on this machine.
             resources: Limits and requests of each worker, such as {"gpu": 1, "memory": "8Gi"}. Not used on this machine.
             env: Environment variables of the workers.
             packages: Requirements that pip installs where they are not met, before the script starts.

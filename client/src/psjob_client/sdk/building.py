@@ -17,8 +17,9 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND, VERSION
 
-IMAGE = "pytorch/pytorch:latest"
-"""Has Python and torch, which is all that a worker needs; psjob puts its own library in."""
+IMAGE = "pytorch/pytorch:2.15.0-cuda13.2-cudnn9-runtime"
+"""Has Python and torch, which is all that a worker needs; psjob puts its own library in.
+Its torch is the one that requirements/runtime.txt pins."""
 GPU = "nvidia.com/gpu"
 LONGEST_NAME = 40
 END = "--"
