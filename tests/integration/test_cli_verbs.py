@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from psjob import Client
+from psjob_client.jobs.problems import Conflict, DeadlinePassed
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.command import psjob as command
@@ -56,6 +58,24 @@ def test_suspend_asks_before_it_costs_the_checkpoints(control_plane: Cluster, jo
     assert "suspend" not in job_api.get(namespace, "digits")["spec"]
     done = psjob(control_plane, "suspend", "digits", "-n", namespace, "--yes")
     assert done.returncode == 0 and words in done.stderr
+    assert job_api.get(namespace, "digits")["spec"]["suspend"] is True
+
+
+def test_a_client_does_not_suspend_before_it_is_told_to_lose_the_checkpoints(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+    job_api.create(namespace, GOOD)
+    words = "claim digits-checkpoints is being deleted: it goes with all checkpoints when no pod uses it"
+    said = {"type": "CheckpointReady", "status": "False", "reason": "ClaimTerminating", "message": words}
+    said |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    code, answer = job_api.merge(namespace, "digits", {"status": {"phase": "Running", "conditions": [said]}}, status=True)
+    assert code == 200, answer
+    with Client.kube(namespace=namespace, kubeconfig=control_plane.kubeconfig) as client:
+        for suspend in (client.suspend, lambda name: client.job(name).suspend()):
+            with pytest.raises(Conflict, match="lose_checkpoints=True") as refusal:
+                suspend("digits")
+            assert words in str(refusal.value) and "psjob suspend digits --yes" in refusal.value.in_terminal
+            assert "suspend" not in job_api.get(namespace, "digits")["spec"]
+        with pytest.raises(DeadlinePassed):  # no operator is there to carry it out
+            client.suspend("digits", timeout=0.1, lose_checkpoints=True)
     assert job_api.get(namespace, "digits")["spec"]["suspend"] is True
 
 

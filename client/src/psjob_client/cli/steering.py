@@ -27,7 +27,6 @@ from psjob_client.local.words import span
 from psjob_client.sdk.building import IMAGE, build
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.machine import Machine
-from psjob_client.sdk.namespace import Namespace as OfCluster
 from psjob_client.sdk.shipping import imported_beside
 from psjob_operator.api import duration
 from psjob_operator.contract import GROUP, KIND
@@ -196,7 +195,7 @@ def suspend(
     async def suspending() -> str:
         place = await client.place()
         here = isinstance(place, Machine)
-        if isinstance(place, OfCluster) and (risk := await place.at_risk(plain(name))):
+        if risk := await place.at_risk(plain(name)):
             say(risk)
             _must_agree(f"the checkpoints of {plain(name)}", yes)
         waits = here if wait is None else wait

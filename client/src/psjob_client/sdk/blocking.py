@@ -180,22 +180,23 @@ class Client:
         __tracebackhide__ = True
         return Job(run(self._core.job(name)))
 
-    def suspend(self, name: str, *, timeout: float = 120.0) -> None:
+    def suspend(self, name: str, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
         """Make a last checkpoint and end all processes; `resume` goes on from it.
 
         Args:
             name: As for `get`.
             timeout: Seconds until no process is left.
+            lose_checkpoints: Suspend it though its claim is being deleted, and goes with its checkpoints as soon as no pod uses it.
 
         Raises:
-            Conflict: Nothing of it runs.
+            Conflict: Nothing of it runs, or its claim is being deleted.
             DeadlinePassed: It takes longer.
 
         Example:
             >>> client.suspend("digits")
         """
         __tracebackhide__ = True
-        run(self._core.suspend(name, timeout=timeout))
+        run(self._core.suspend(name, timeout=timeout, lose_checkpoints=lose_checkpoints))
 
     def resume(self, name: str) -> Job:
         """Go on from the last checkpoint.

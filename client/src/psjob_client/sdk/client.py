@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from psjob_client.jobs.problems import JobProblem
+from psjob_client.jobs.problems import Conflict, JobProblem, Step
 from psjob_client.jobs.view import CheckpointView
 from psjob_client.sdk import building
 from psjob_client.sdk.building import Train
@@ -181,21 +182,26 @@ class AsyncClient(Looking):
 
     # -- steering ------------------------------------------------------------------------------------------------------------------
 
-    async def suspend(self, name: str, *, timeout: float = 120.0) -> None:
+    async def suspend(self, name: str, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
         """Make a last checkpoint and end all processes; `resume` goes on from it.
 
         Args:
             name: As for `get`.
             timeout: Seconds until no process is left.
+            lose_checkpoints: Suspend it though its claim is being deleted, and goes with its checkpoints as soon as no pod uses it.
 
         Raises:
-            Conflict: Nothing of it runs.
+            Conflict: Nothing of it runs, or its claim is being deleted.
             DeadlinePassed: It takes longer.
 
         Example:
             >>> client.suspend("digits")
         """
-        await (await self.place()).suspend(name, timeout)
+        place = await self.place()
+        if not lose_checkpoints and (risk := await place.at_risk(name)):
+            anyway = Step(f"`client.suspend({json.dumps(name)}, lose_checkpoints=True)`", f"`psjob suspend {name} --yes`")
+            raise Conflict(f"{risk.rstrip('.')}; to suspend it all the same: ", anyway)
+        await place.suspend(name, timeout)
 
     async def resume(self, name: str) -> AsyncJob:
         """Go on from the last checkpoint.

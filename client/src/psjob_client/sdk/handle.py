@@ -72,9 +72,9 @@ class AsyncJob:
         """As `Client.load_weights`."""
         return await self._client.load_weights(self.id)
 
-    async def suspend(self, *, timeout: float = 120.0) -> None:
+    async def suspend(self, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
         """As `Client.suspend`."""
-        await self._client.suspend(self.id, timeout=timeout)
+        await self._client.suspend(self.id, timeout=timeout, lose_checkpoints=lose_checkpoints)
 
     async def resume(self) -> AsyncJob:
         """As `Client.resume`."""

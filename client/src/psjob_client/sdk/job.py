@@ -226,21 +226,22 @@ class Job:
         __tracebackhide__ = True
         return run(self._core.load_weights())
 
-    def suspend(self, *, timeout: float = 120.0) -> None:
+    def suspend(self, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
         """Make a last checkpoint and end all processes; `resume` goes on from it.
 
         Args:
             timeout: Seconds until no process is left.
+            lose_checkpoints: Suspend it though its claim is being deleted, and goes with its checkpoints as soon as no pod uses it.
 
         Raises:
-            Conflict: Nothing of it runs.
+            Conflict: Nothing of it runs, or its claim is being deleted.
             DeadlinePassed: It takes longer.
 
         Example:
             >>> job.suspend()
         """
         __tracebackhide__ = True
-        run(self._core.suspend(timeout=timeout))
+        run(self._core.suspend(timeout=timeout, lose_checkpoints=lose_checkpoints))
 
     def resume(self) -> Job:
         """Go on from the last checkpoint.

@@ -75,6 +75,10 @@ class Machine(RunSource):
             said.replace(path / "psjob.out")
         return run
 
+    async def at_risk(self, name: str) -> str:
+        """Never: a run's folder stays."""
+        return ""
+
     async def suspend(self, name: str, seconds: float | None) -> None:
         """As Ctrl-C does: a last checkpoint, and the run ends."""
         path = self._running(name)

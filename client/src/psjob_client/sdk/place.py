@@ -22,6 +22,9 @@ class Place(JobSource, Protocol):
     async def submit(self, manifest: Mapping[str, Any]) -> str:
         """Start the job; its id. It goes on when this process ends."""
 
+    async def at_risk(self, name: str) -> str:
+        """Why a suspension costs the job its checkpoints; empty where it does not."""
+
     async def suspend(self, name: str, seconds: float | None) -> None:
         """Make a last checkpoint and go down to no process; returns when that is so, or with `seconds` None at once."""
 
