@@ -172,7 +172,10 @@ def test_the_job_policy_is_in_force_and_goes_by_value(installed: Kube) -> None:
     wait_for("an editor to be let in", lambda: "asks created" in told("ed"), 30)
     installed.helm("upgrade", "x", str(CHART), "--set", "jobPolicy=none")
     wait_for("the policy to go", lambda: "asks created" in told("joe"), 30)
-    assert not installed.list("validatingadmissionpolicies", "app.kubernetes.io/instance=x")
+    assert installed.names("validatingadmissionpolicies", "app.kubernetes.io/instance=x") == {"home.x-psjob.namespaces"}
+    there = ("kubectl", "create", "--dry-run=server", "-f", "-")
+    refused = installed.run(*there, stdin=json.dumps(job("asks")), check=False, namespace="kube-system").stderr
+    assert "kube-system takes no PSTrainingJob, as excludeNamespaces of the chart says" in refused
     installed.helm("upgrade", "x", str(CHART), "--reset-values")
 
 

@@ -125,11 +125,15 @@ def place(control_plane: Cluster, job_api: Api, tmp_path_factory: pytest.TempPat
 
 def _install(cluster: Cluster, level: str, namespace: str) -> list[str]:
     """The chart's policy of that level, for that namespace alone; the paths of what was made."""
-    values = ("--set", f"jobPolicy={level}", "-s", "templates/jobpolicy.yaml")
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return _make(cluster, namespace, here, "--set", f"jobPolicy={level}", "-s", "templates/jobpolicy.yaml")
+
+
+def _make(cluster: Cluster, namespace: str, here: dict[str, Any] | None, *values: str) -> list[str]:
+    """Policies of the chart; the paths of what was made. `here`: what their bindings match, in place of what the chart says."""
     made = []
     for document in yaml.safe_load_all(Kube(str(cluster.kubeconfig), namespace).helm("template", "x", str(CHART), *values)):
-        if document["kind"] == "ValidatingAdmissionPolicyBinding":
-            here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+        if here is not None and document["kind"] == "ValidatingAdmissionPolicyBinding":
             document["spec"]["matchResources"] = here
         plural = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}.get(document["kind"], "validatingadmissionpolicybindings")
         cluster.api.create(f"{REGISTRATION}/{plural}", document)
@@ -441,3 +445,33 @@ def test_the_largest_manifest_is_within_the_cost(place: Place, asks: bool) -> No
     if asks:
         assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
         assert place.patch("jobs alone", "large", {"spec": {"suspend": True}})[0] == 200
+
+
+# ---- namespaces without jobs -------------------------------------------------------------------------------------------------------
+
+
+def test_an_excluded_namespace_takes_no_job_from_anybody(control_plane: Cluster, job_api: Api) -> None:
+    """The two below are excluded; kube-system itself is others' too here, and what is there before stays in its owner's hands."""
+    closed, shut, free = (control_plane.create_namespace(prefix) for prefix in ("closed", "shut", "free"))
+    assert job_api.create(shut, GOOD)[0] == 201
+    values = (
+        "--set-json",
+        f'excludeNamespaces=["{closed}","{shut}"]',
+        "--set",
+        "jobPolicy=none",
+        "-s",
+        "templates/excludednamespaces.yaml",
+    )
+    made = _make(control_plane, closed, None, *values)
+    try:
+        wait_for("the policy to be in force", lambda: job_api.create(closed, GOOD, dry=True)[0] == 403, 30)
+        code, answer = job_api.create(closed, GOOD)
+        assert (
+            code == 403
+            and f"metadata.namespace: {closed} takes no PSTrainingJob, as excludeNamespaces of the chart says" in answer["message"]
+        )
+        assert job_api.create(free, GOOD)[0] == 201
+        assert job_api.merge(shut, "digits", {"spec": {"suspend": True}})[0] == 200
+    finally:
+        for path in [*made, *(f"/api/v1/namespaces/{namespace}" for namespace in (closed, shut, free))]:
+            control_plane.api.delete(path)

@@ -95,6 +95,8 @@ def test_no_hook_but_helm_tests_own_and_nothing_that_asks_the_cluster() -> None:
         ('watchNamespaces="team-a"', "watchNamespaces"),
         ('watchNamespaces=["team-a","team-a"]', "watchNamespaces"),
         ('watchNamespaces=["Team_A"]', "watchNamespaces"),
+        ('excludeNamespaces="kube-system"', "excludeNamespaces"),
+        ('excludeNamespaces=["Kube_System"]', "excludeNamespaces"),
         ('crds.keep="yes"', "keep"),
         ('commonLabels={"app.kubernetes.io/name":"other"}', "commonLabels"),
         ('podLabels={"app.kubernetes.io/name":"other"}', "podLabels"),
@@ -160,6 +162,7 @@ OTHER_VALUES = {
     "rbac.aggregateClusterRoles": "false",
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
     "jobPolicy": '"restricted"',
+    "excludeNamespaces": "[]",
     "mesh.encrypts": "true",
     "networkPolicy.enabled": "false",
     "networkPolicy.statusFrom": '[{"ipBlock":{"cidr":"192.0.2.0/28"}}]',
@@ -460,7 +463,8 @@ def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
 
 
 def test_the_job_policy_judges_jobs_at_create_and_update_and_fails_closed() -> None:
-    (policy, pins), (binding, pinning) = of_kind("ValidatingAdmissionPolicy"), of_kind("ValidatingAdmissionPolicyBinding")
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    (policy, pins), (binding, pinning) = (of_kind(kind, "excludeNamespaces=[]") for kind in kinds)
     assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "home.x-psjob"
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert rule == {"apiGroups": ["psjob.dev"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": ["pstrainingjobs"]}
@@ -472,7 +476,18 @@ def test_the_job_policy_judges_jobs_at_create_and_update_and_fails_closed() -> N
     assert pins["spec"]["failurePolicy"] == "Fail" and pinning["spec"]["validationActions"] == ["Deny"]
     assert all(it["reason"] == "Forbidden" and it["messageExpression"] for it in policy["spec"]["validations"])
     for setting in ('jobPolicy="none"', 'watchNamespaces=["a"]'):
-        assert not of_kind("ValidatingAdmissionPolicy", setting) and not of_kind("ValidatingAdmissionPolicyBinding", setting)
+        assert not any(of_kind(kind, setting, "excludeNamespaces=[]") for kind in kinds)
+
+
+def test_kube_system_takes_no_job_where_nobody_says_otherwise() -> None:
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    for settings, names in (((), ["kube-system"]), (('excludeNamespaces=["kube-system","infra"]',), ["kube-system", "infra"])):
+        (policy,), (binding,) = (of_kind(kind, 'jobPolicy="none"', *settings) for kind in kinds)
+        assert policy["metadata"]["name"] == binding["spec"]["policyName"] == "home.x-psjob.namespaces"
+        (selected,) = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+        assert selected == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": names}
+        assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
+    assert not any(of_kind(kind, 'watchNamespaces=["a"]') for kind in kinds)
 
 
 def test_the_status_port_is_for_the_operators_own_pods_and_whom_values_name() -> None:
