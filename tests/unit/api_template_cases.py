@@ -449,6 +449,21 @@ TEMPLATES_REFUSED: list[Case] = [
     ),
     Case("shard-restart", {f"{SHARD_POD}.spec.restartPolicy": "Always"}, f"{SHARD_POD}.spec.restartPolicy", "must be Never, or left out; "),
     *(
+        Case(
+            f"shard-{containers}-port-{number}{protocol or ''}",
+            {
+                f"{SHARD_POD}.spec.containers": [{"name": "shard"}],
+                f"{SHARD_POD}.spec.{containers}": [{"name": "shard"}, {"name": "x", "ports": [{"containerPort": 9000}, port]}][skip:],
+            },
+            f"{SHARD_POD}.spec",
+            "must not have containerPort 7070 or 7071 in a container beside the shard's; ",
+            server=False,
+        )
+        for containers, skip in (("containers", 0), ("initContainers", 1))
+        for number, protocol in ((7070, None), (7071, "TCP"))
+        for port in ({"containerPort": number} | ({"protocol": protocol} if protocol else {}),)
+    ),
+    *(
         Case(f"shard-{word}", {f"{SHARD_POD}.spec.{word}": True}, f"{SHARD_POD}.spec", "must not have hostPID or hostIPC; ", server=False)
         for word in ("hostPID", "hostIPC")
     ),
@@ -557,6 +572,16 @@ TEMPLATES_PASSED: list[Case] = [
         },
     ),
     Case("shard-plain", {SHARD_POD: {"spec": {"tolerations": []}}}),
+    Case(
+        "shard-ports",
+        {
+            f"{SHARD_POD}.spec.containers": [
+                {"name": "shard", "ports": [{"containerPort": 7070, "name": "data"}]},
+                {"name": "x", "ports": [{"containerPort": 7070, "protocol": "UDP"}, {"containerPort": 9000}]},
+            ]
+        },
+    ),
+    Case("shard-own-ports", {f"{SHARD_POD}.spec.containers": [{"name": "x", "ports": [{"containerPort": 7071}]}]}),
     Case("shard-empty", {SHARD_POD: {}}),
     Case(
         "one-shard-on-host", {"spec.ps": {"shards": 1, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}}

@@ -13,7 +13,7 @@ from psjob_operator.api.containers import SERVING, TRAINED, chosen
 from psjob_operator.api.quantity import quantity
 from psjob_operator.api.rules import FieldRule, Json
 from psjob_operator.api.structure import WHOLE_GPUS
-from psjob_operator.contract import ENV_PREFIX
+from psjob_operator.contract import DATA_PORT, ENV_PREFIX, STATUS_PORT
 
 Schema = dict[str, Any]
 RESERVED = "psjob-"
@@ -403,6 +403,13 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
             about="containers",
         ),
         FieldRule(
+            pod,
+            lambda spec: not any(_takes_our_port(it) for it in _beside_the_shard(spec)),
+            f"must not have containerPort {DATA_PORT} or {STATUS_PORT} in a container beside the shard's",
+            "the shard listens there; give that container another port",
+            obstacle=OPEN,
+        ),
+        FieldRule(
             f"{pod}.containers[].resources.limits",
             lambda limits: not any(_is_gpu(name) for name in limits),
             "must not ask for GPUs",
@@ -427,6 +434,19 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
             for containers in ("containers", "initContainers")
         ),
     )
+
+
+def _beside_the_shard(spec: Mapping[str, Any]) -> list[Json]:
+    containers = spec.get("containers") or []
+    serving = chosen(containers, SERVING)
+    return [*(it for it in containers if it is not serving), *(spec.get("initContainers") or [])]
+
+
+def _takes_our_port(container: Json) -> bool:
+    """Of another protocol it is another port."""
+    ports = container.get("ports") if isinstance(container, Mapping) else None
+    listed = [port for port in ports if isinstance(port, Mapping)] if isinstance(ports, list) else []
+    return any(port.get("containerPort") in (DATA_PORT, STATUS_PORT) and port.get("protocol") in (None, "", "TCP") for port in listed)
 
 
 def _is_restricted(context: Json) -> bool:
