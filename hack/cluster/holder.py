@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -43,9 +44,10 @@ def hold(options: Options) -> int:
     keeper = Keeper(options.state)
     status = 0
     try:
-        ready = _bring_up(options, keeper)
+        connected: dict[int, int] = {}
+        ready = _bring_up(options, keeper, connected)
         ready.save()
-        _keep(options, keeper)
+        _keep(options, keeper, connected)
     except _Asked:
         pass
     except ClusterError as error:
@@ -63,13 +65,13 @@ def hold(options: Options) -> int:
     return status
 
 
-def _bring_up(options: Options, keeper: Keeper) -> Ready:
+def _bring_up(options: Options, keeper: Keeper, connected: dict[int, int]) -> Ready:
     started = time.monotonic()
     if options.nodes:
         network.create()
     made = plane.start(options, keeper)
     if options.nodes:
-        nodes.start(options, keeper, made)
+        connected |= nodes.start(options, keeper, made)
     storage.prepare(made.api)
     keeper.start("storage", _ourselves("storage", options))
     if options.kwok or not options.nodes:
@@ -93,9 +95,11 @@ def _bring_up(options: Options, keeper: Keeper) -> Ready:
     )
 
 
-def _keep(options: Options, keeper: Keeper) -> None:
+def _keep(options: Options, keeper: Keeper, connected: dict[int, int]) -> None:
     while options.owner is None or alive(options.owner, options.owner_started):
         keeper.revive()
+        with contextlib.suppress(ClusterError):  # a node that dies again meanwhile is connected at a later turn
+            nodes.connect(options, connected)
         time.sleep(0.25)
     print(f"process {options.owner}, which this cluster belongs to, is gone; going too", flush=True)
 

@@ -47,6 +47,8 @@ def create() -> None:
 def connect(options: Options, index: int, pid: int) -> None:
     """Give node `index`, whose first process is `pid`, its interface eth0, and the host the way to its pods."""
     ours, theirs = f"psjobv{index}", f"psjobe{index}"
+    if exists(ours):  # of the same node before it was reset
+        subprocess.run(["ip", "link", "delete", ours], capture_output=True)  # it may go by itself meanwhile
     ip("link", "add", ours, "type", "veth", "peer", "name", theirs)
     ip("link", "set", ours, "master", BRIDGE, "up")
     ip("link", "set", theirs, "netns", str(pid), "name", "eth0")

@@ -47,7 +47,6 @@ def _node(options: Options, index: int, plane: Plane, folder: Path, pause: Path)
         "tmpfs": ["/run", "/var/lib", "/var/log"],
         "shared": str(folder / "kubelet"),
         "socket": str(socket),
-        "go": str(folder / "go"),
         "ip": [
             "link set lo up",
             f"address add {options.node_address(index)}/24 dev eth0",

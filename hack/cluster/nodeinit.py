@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def _mounts(node: dict[str, Any]) -> None:
 
 
 def _network(node: dict[str, Any]) -> None:
-    _until(lambda: Path(node["go"]).exists(), "the host to give this node its interface")
+    _until(lambda: "eth0" in (name for _, name in socket.if_nameindex()), "the host to give this node its interface")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
     for words in node["ip"]:
         _run("ip", *words.split())

@@ -40,8 +40,8 @@ def check_rights(options: Options) -> None:
             raise ClusterError(f"--state {options.state}: a node hides {folder} behind its own; choose a folder elsewhere")
 
 
-def start(options: Options, keeper: Keeper, plane: Plane) -> None:
-    """Start DNS and every node; they are not Ready yet."""
+def start(options: Options, keeper: Keeper, plane: Plane) -> dict[int, int]:
+    """Start DNS and every node; they are not Ready yet. The first process of each node, by its number."""
     dns.start(options, keeper, plane)
     pause = images.pause(options.state / "pause.tar")
     cgroups.create(options)
@@ -51,10 +51,18 @@ def start(options: Options, keeper: Keeper, plane: Plane) -> None:
         keeper.start(f"node{index}", ["unshare", "--mount", "--pid", "--net", "--kill-child", "--fork", "--mount-proc", *init])
     for index in range(1, options.nodes + 1):
         wait_for(f"node{index}'s namespaces", lambda at=index: first_process(options.state, at) is not None, 10, keeper.check)  # type: ignore[misc]
+    connected: dict[int, int] = {}
+    connect(options, connected)
+    return connected
+
+
+def connect(options: Options, connected: dict[int, int]) -> None:
+    """Give its interface to each node whose first process is not the one in `connected`: it is new, or was reset."""
+    for index in range(1, options.nodes + 1):
         first = first_process(options.state, index)
-        assert first is not None
-        network.connect(options, index, first)
-        (options.state / f"node{index}" / "go").touch()
+        if first is not None and first != connected.get(index):
+            network.connect(options, index, first)
+            connected[index] = first
 
 
 def wait_ready(options: Options, keeper: Keeper, api: Api) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 from tests.cluster_fixtures import Cluster
@@ -39,6 +40,20 @@ def lose(cluster: Cluster, kubes: list[Kube], node: str, stopped: set[int]) -> f
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return at
+
+
+def reset(cluster: Cluster, node: str) -> None:
+    """The node is reset: kubelet, containerd and each process end at once, and it comes up again on its disk. Waits until it does."""
+    at = time.time()
+    init = cluster.pid(node)
+    os.kill(init, signal.SIGKILL)
+
+    def heard() -> bool:
+        conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+        beat = next(entry["lastHeartbeatTime"] for entry in conditions if entry["type"] == "Ready")
+        return datetime.fromisoformat(beat.replace("Z", "+00:00")).timestamp() > at and ready(cluster, node) == "True"
+
+    wait_for(f"{node} to come up again", lambda: cluster.pid(node) != init and heard(), 90)
 
 
 def leader(home: Kube) -> dict[str, Any] | None:

@@ -127,6 +127,20 @@ def test_starts_that_end_at_once_by_no_fault_of_theirs_come_ever_later() -> None
     assert names(plan(replace(snapshot, processes=(*others, drained)), now + 71)), "it ran for a minute: the next is not held back for long"
 
 
+@pytest.mark.parametrize(("commit", "after"), [(None, 80), (-1, 80), (20, 10)])
+def test_a_start_that_training_came_to_a_checkpoint_with_is_no_loop(commit: int | None, after: int) -> None:
+    """A node that is reset again and again, while the job goes on between."""
+    reset = Exit(255, reason="Unknown", at=NOW + 25)
+    lost = pod("worker", 0, created=NOW - 5, started=NOW, phase="Failed", exit=reset, waited=40)
+    snapshot = running(worker_0=lost)
+    if commit is not None:
+        assert snapshot.status is not None
+        kept = CheckpointStatus(step=50, time=stamp(NOW + commit), path="run-1/step-50")
+        snapshot = replace(snapshot, status=snapshot.status.model_copy(update={"checkpoint": kept}))
+    (due,) = [it for it in range(26, 200) if names(plan(snapshot, NOW + it))][:1]
+    assert due == max(26, after - 5)
+
+
 def test_one_failure_too_many_fails_the_job_and_says_why() -> None:
     crash = pod("worker", 1, **ended(3, log_tail="ValueError: no such column"))
     snapshot = counted(running(job(runPolicy={"backoffLimit": 2}), worker_1=crash), 2, NOW)

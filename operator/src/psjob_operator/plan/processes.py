@@ -52,7 +52,7 @@ def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
             wakes.append(again)
             continue
         spaced = raising.is_raised(seat) and seat.fate.kind == "lost" and not seat.fate.counted and seat.fate.cause not in AT_ONCE
-        waited = round(spacing(seat)) if spaced else 0
+        waited = round(spacing(facts, seat)) if spaced else 0
         shard = seat.role == "shard"
         if shard and raising.moving:
             waited = volumegroup.waited(facts)

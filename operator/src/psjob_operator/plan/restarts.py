@@ -229,7 +229,7 @@ def again_at(facts: Facts, seat: Seat) -> float:
         return 0.0 if _at_once(facts, seat) else not_before(facts)
     if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
         return 0.0
-    return seat.process.created + spacing(seat)
+    return seat.process.created + spacing(facts, seat)
 
 
 def ends_at(seat: Seat) -> float:
@@ -241,16 +241,19 @@ def ends_at(seat: Seat) -> float:
     return 0.0 if over else process.deleting
 
 
-def spacing(seat: Seat) -> float:
-    """Seconds from a start that ended by no fault of its own to the next one: twice those before it, if it did not last."""
+def spacing(facts: Facts, seat: Seat) -> float:
+    """Seconds from a start that ended by no fault of its own to the next one: twice those before it, if nothing came of it."""
     process = seat.process
-    if process is None or not process.waited or _lasted(process):
+    if process is None or not process.waited or _lasted(facts, process):
         return SPACING_SECONDS
     return min(2.0 * process.waited, SPACING_MOST)
 
 
-def _lasted(process: Process) -> bool:
-    ended = process.exit.at if process.exit is not None else process.deleting
+def _lasted(facts: Facts, process: Process) -> bool:
+    """It ran long enough to be no loop, or training has come to a checkpoint since it was made."""
+    ended, commit = process.exit.at if process.exit is not None else process.deleting, last_commit(facts)
+    if commit is not None and process.started is not None and commit > process.started:
+        return True
     return process.started is not None and ended is not None and ended - process.started >= CALM_SECONDS
 
 
