@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hack.cluster.paths import ClusterError, cache
 
-SECONDS = 900
+SECONDS = 1800
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class GoTool:
 
     def built(self, go: Callable[[], str]) -> Path:
         """The program. `go` answers the go command, and is asked where it must be built; raises ClusterError where that fails."""
-        seen = hashlib.sha256(b"".join((self.module / name).read_bytes() for name in ("go.mod", "go.sum")) + self.tags.encode())
+        files = [self.module / "go.mod", self.module / "go.sum", *sorted((self.module / self.package).glob("*.go"))]
+        seen = hashlib.sha256(b"".join(file.read_bytes() for file in files) + self.tags.encode())
         home = cache() / "bin" / f"{self.name}-{seen.hexdigest()[:12]}"
         home.parent.mkdir(parents=True, exist_ok=True)
         with home.with_suffix(".lock").open("w") as handle:
