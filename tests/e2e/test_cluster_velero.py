@@ -68,7 +68,7 @@ def test_a_job_goes_on_from_the_volume_that_velero_restored(kube: Kube, velero: 
     for words in commands:
         restored(velero, words[0], *words[3:])
     assert kube.names("pvc") == {f"{NAME}-checkpoints"} and not kube.list("pods") and not kube.list("pstrainingjob")
-    kube.apply(job(resumeFrom=run))
+    kube.apply(job(resumeFrom={"run": run}))
     status = complete(kube, NAME)
     assert status["run"] != run and status["restarts"]["counted"] == 0
     weights = final_weights(kube, NAME)
