@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.api.load import load_job
+from psjob_operator.api import load
+from psjob_operator.api.load import load_documents, load_job
 from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, changed
 
@@ -145,3 +148,47 @@ def test_whatever_the_text_no_exception_comes_out(text: str | bytes) -> None:
     job, problems = load_job(text)
     assert (job is None) == bool(problems)
     assert all("\n" not in str(problem) for problem in problems)
+
+
+ODD = (
+    b"a: |\n  x\n  y\nb: >-\n  folded\n  text\nc: [1, {d: e}]\n--- \n? complex\n: value\n...\n# end\n",
+    b"- a\n-\n- - b\n  - c\n- &x {a: 1}\n- *x\n- {<<: *x, b: 2}\n",
+    "ü: ö # ä\n'ß': \"\\u00fc \\\n  b\"\r\nk:\r\n".encode(),
+    b"c: 0o7\nd: 07\ne: 1:30\nf: 2001-01-01\ng: ~\nh: 1e3\ni: .5\nj: yes\n",
+    TEXT.replace("shards: 2", "shards: 2\n    shards: 3").encode(),
+    TEXT.replace("shards: 2", "shards: {2").encode(),
+    TEXT.replace("shards: 2", "\tshards: 2").encode(),
+)
+
+
+@pytest.mark.parametrize("text", [*ODD, *(path.read_bytes() for path in sorted(Path("examples").rglob("*.yaml"))[::4])])
+def test_libyaml_reads_what_python_reads_and_at_the_same_lines(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> tuple[list[tuple[object, object]], list[str]]:
+        found, problems = load_documents(text)
+        return [(document.value, _lines(document.node)) for document in found], [str(problem) for problem in problems]
+
+    assert load._Quick is not None
+    quick = read()
+    monkeypatch.setattr(load, "_Quick", None)
+    assert quick == read()
+
+
+def _lines(node: yaml.Node) -> object:
+    parts = node.value if isinstance(node.value, list) else []
+    return node.start_mark.line, [tuple(map(_lines, part)) if isinstance(part, tuple) else _lines(part) for part in parts]
+
+
+def test_a_large_text_is_read_in_a_fraction_of_what_python_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"- name: A{number}\n  value: 'x{number}'\n" for number in range(1500))
+
+    def seconds() -> float:
+        took = []
+        for _ in range(3):
+            began = time.thread_time()
+            assert load_documents(text)[0]
+            took.append(time.thread_time() - began)
+        return min(took)
+
+    quick = seconds()
+    monkeypatch.setattr(load, "_Quick", None)
+    assert quick < seconds() / 2

@@ -14,11 +14,12 @@ import yaml
 from psjob_client.local.errors import BadInput
 from psjob_client.local.request import STANDARD_INPUT
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.load import LARGEST_TEXT, load_job
+from psjob_operator.api.load import LARGEST_TEXT, load_document, load_job
 
 STEP = r"(?:\\.|[^.\[\]\\])+|\[\d+\]"
 ROOTS = ("spec", "metadata", "apiVersion", "kind")
 """One step of a path: a name, in which `\\.` is a dot (as in Helm), or `[number]`."""
+DUMPER = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
 NEAR = ("*.yaml", "*/*.yaml", "*.yml", "*/*.yml")
 """Files whose names are compared with one that is not there."""
 
@@ -32,11 +33,11 @@ def read_job(path: Path, settings: tuple[str, ...] = (), made: str | None = None
     text: str | bytes = read_text(path, "a PSTrainingJob manifest", ("job.yaml", "train.py")) if made is None else made
     job, problems = load_job(text)
     if settings and not any(problem.field == "" for problem in problems):
-        raw = yaml.safe_load(text)
+        raw, _ = load_document(text, "PSTrainingJob")
         for setting in settings:
             _lay(raw, setting)
         try:
-            text = yaml.safe_dump(raw, sort_keys=False)
+            text = yaml.dump(raw, Dumper=DUMPER, sort_keys=False)
         except yaml.YAMLError as error:
             raise BadInput(f"{path}: cannot be written again with --set: {error}; use plain text, numbers, lists and objects") from None
         job, problems = load_job(text)
