@@ -13,7 +13,7 @@ LIMIT_SECONDS = 0.1
 """Of one shard's processor, for one input."""
 MOST_BYTES = 1 << 20
 KEPT = 6
-TRIES = 5
+TRIES = 3
 """An input counts by its quickest run: others on the machine make one slower, and never quicker."""
 T = TypeVar("T")
 

@@ -113,14 +113,15 @@ def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
 @pytest.mark.parametrize(
     "path_and_value",
     [
-        ("spec", {f"x{number}": 1 for number in range(20_000)}),
-        ("spec.runPolicy", {"failureRules": [{"action": 1}] * 20_000}),
+        ("spec", {f"x{number}": 1 for number in range(9000)}),
+        ("spec.runPolicy", {"failureRules": [{"action": 1}] * 7000}),
+        ("spec.workers.template.spec.containers", [{}] * 30_000),
     ],
-    ids=["unknown fields", "rules"],
+    ids=["unknown fields", "rules", "containers"],
 )
 def test_of_many_problems_the_first_are_told(path_and_value: tuple[str, Any]) -> None:
-    """Each takes time: a manifest of a mebibyte took the operator a second."""
+    """Each takes time."""
     path, value = path_and_value
     job, problems = validate_job(changed(GOOD, {path: value}))
-    assert job is None and MOST_PROBLEMS < len(problems) <= MOST_PROBLEMS + 10
+    assert job is None and MOST_PROBLEMS < len(problems) <= 2 * MOST_PROBLEMS + 10
     assert any("more problems" in str(problem) for problem in problems)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from psjob_operator.api import podschema
@@ -15,6 +16,8 @@ from psjob_operator.api.renamed import renamed
 
 Schema = dict[str, Any]
 _MANIFEST = "such as [{name: worker, image: me/train:1, command: [python, train.py]}]"
+MOST_TOLD = 500
+"""To say what was meant takes time for each."""
 REQUIRED, UNKNOWN, UNSUPPORTED, TWICE = "Required value", "unknown field", "Unsupported value", "Duplicate value"
 
 WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or MIG, and gives each part a whole number"
@@ -29,8 +32,11 @@ BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 
 
 def mistakes(part: Schema, value: Any, path: str) -> list[Problem]:
-    """Every place in `value` that breaks `part`'s types, lengths, words, fields, required fields and unique keys."""
-    return list(_mistakes(part, value, path))
+    """The places in `value` that break `part`'s types, lengths, words, fields, required fields and unique keys: the first MOST_TOLD."""
+    found = list(islice(_mistakes(part, value, path), MOST_TOLD + 1))
+    if len(found) > MOST_TOLD:
+        found[MOST_TOLD] = Problem(path, None, "has more problems", f"correct the first {MOST_TOLD} and ask again")
+    return found
 
 
 def pod_mistakes(definition: Schema, value: Any, path: str, *, overlay: bool = False) -> list[Problem]:

@@ -41,9 +41,10 @@ TEMPLATES = ("spec.workers.template", "spec.stages[].template", OVERLAY)
 def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     """The job, or every problem found (never both; never an exception, whatever `raw` is).
 
-    As with the API server, rules are asked only when every value has its type.
+    As with the API server, rules are asked only when every value has its type. Of a spec above LARGEST_SPEC nothing else is told: to look
+    takes seconds for a mebibyte.
     """
-    problems = _not_a_job(raw)
+    problems = _not_of_this_kind(raw) or _too_large(raw) or _odd_keys(raw)
     if problems:
         return None, problems
     # What the API server fills in belongs to no manifest that a person wrote, and may be newer than we know.
@@ -58,7 +59,7 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
             problems.append(Problem("spec", None, f"has {rest} more problems", f"correct the first {MOST_PROBLEMS} and ask again"))
         fields = {problem.field for problem in problems}
         return None, problems + [problem for problem in _in_templates(raw) if problem.field not in fields]
-    problems = _in_templates(raw) or _too_large(raw)
+    problems = _in_templates(raw)
     if not problems:
         table = (*rules(), *template_rules())
         told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
@@ -123,19 +124,23 @@ def _possible(path: str) -> Any:
     )
 
 
-def _not_a_job(raw: Any) -> list[Problem]:
+def _not_of_this_kind(raw: Any) -> list[Problem]:
     if not isinstance(raw, Mapping):
         return [Problem("", raw, "must be an object", f"a manifest begins with apiVersion: {GROUP}/{VERSION} and kind: {KIND}")]
-    for key, depth in _keys(raw):
-        if not isinstance(key, str):
-            return [Problem("", None, f"the key {shown(key)} is not text", "write it in quotes, or indent what belongs to it")]
-        if depth > DEEPEST:
-            return [Problem("", None, f"the manifest is nested deeper than {DEEPEST} levels", "a pod needs some twenty; look for a slip")]
     found = []
     for field, wanted in (("kind", KIND), ("apiVersion", f"{GROUP}/{VERSION}")):
         if raw.get(field) != wanted:
             found.append(Problem(field, raw.get(field), f'must be "{wanted}"', "psjob runs only this kind of object"))
     return found
+
+
+def _odd_keys(raw: Mapping[str, Any]) -> list[Problem]:
+    for key, depth in _keys({name: value for name, value in raw.items() if name != "status"}):
+        if not isinstance(key, str):
+            return [Problem("", None, f"the key {shown(key)} is not text", "write it in quotes, or indent what belongs to it")]
+        if depth > DEEPEST:
+            return [Problem("", None, f"the manifest is nested deeper than {DEEPEST} levels", "a pod needs some twenty; look for a slip")]
+    return []
 
 
 def _keys(raw: Any) -> Iterator[tuple[Any, int]]:
@@ -145,11 +150,10 @@ def _keys(raw: Any) -> Iterator[tuple[Any, int]]:
         part, depth = todo.pop()
         if isinstance(part, Mapping):
             yield from ((key, depth) for key in part)
-            todo.extend((value, depth + 1) for value in part.values())
-        elif isinstance(part, list):
-            if depth > DEEPEST:
-                yield "", depth
-            todo.extend((value, depth + 1) for value in part)
+            part = list(part.values())
+        elif depth > DEEPEST:
+            yield "", depth
+        todo.extend([(value, depth + 1) for value in part if value and isinstance(value, dict | list)])
 
 
 def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
@@ -179,18 +183,22 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
     return found + [problem for problem in of_pods if problem.field not in said]
 
 
-def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
-    try:
-        size = len(json.dumps(raw["spec"], separators=(",", ":"), allow_nan=False).encode())
-    except (ValueError, TypeError) as error:
-        return [Problem("spec", None, f"cannot be written as JSON ({error})", "use plain text, numbers, lists and objects")]
+def too_large(size: int) -> list[Problem]:
+    """What is to be said of a spec of so many bytes as JSON."""
     if size <= LARGEST_SPEC:
         return []
-    return [
-        Problem(
-            "spec", None, f"is {size} bytes as JSON, at most {LARGEST_SPEC} are taken", "put scripts and data into the image or a ConfigMap"
-        )
-    ]
+    remedy = "put scripts and data into the image or a ConfigMap; nothing else of it was looked at"
+    return [Problem("spec", None, f"is {size} bytes as JSON, at most {LARGEST_SPEC} are taken", remedy)]
+
+
+def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
+    try:
+        return too_large(len(json.dumps(raw.get("spec"), separators=(",", ":"), allow_nan=False).encode()))
+    except RecursionError:
+        return _odd_keys(raw)
+    except (ValueError, TypeError) as error:
+        odd = _odd_keys(raw)
+        return odd or [Problem("spec", None, f"cannot be written as JSON ({error})", "use plain text, numbers, lists and objects")]
 
 
 def _told(detail: ErrorDetails) -> Problem:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.api.validate import validate_job
+from psjob_operator.api.validate import LARGEST_SPEC, too_large, validate_job
 from psjob_operator.cluster import silence
 from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
@@ -172,7 +172,7 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         written = job.spec
         raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": written}
-        found, problems = validate_job(raw)
+        found, problems = (None, too_large(job.size)) if job.size > LARGEST_SPEC else validate_job(raw)
         spec = found.spec if found is not None else _lenient(written if isinstance(written, Mapping) else {}, job.status)
         told = tuple(str(problem) for problem in problems)
         if job.large:

@@ -14,7 +14,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
+from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.stages import with_replicas
+from psjob_operator.api.validate import LARGEST_SPEC
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
@@ -28,6 +32,7 @@ from psjob_operator.render.names import LABEL_JOB
 _TOMBSTONES = 20_000
 LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
+SMALL = 4096
 _BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
 
 
@@ -48,6 +53,8 @@ class JobEntry:
     brief: Mapping[str, Any]
     """Of the spec what is asked for oftener than a turn: ps.shards, workers.replicas and checkpoint.disabled."""
     status: Mapping[str, Any]
+    size: int = 0
+    """Bytes of the spec's JSON. Of one above LARGEST_SPEC, which no job has, only small fields are kept."""
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -270,7 +277,11 @@ class JobStore:
 def _job(raw: Mapping[str, Any]) -> JobEntry:
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     counted = with_replicas(spec)
-    text = json.dumps(spec, separators=(",", ":")).encode()
+    text, brief = json.dumps(spec, separators=(",", ":")).encode(), _brief(counted)
+    if len(text) <= LARGEST_SPEC:
+        kept: Mapping[str, Any] | bytes = zlib.compress(text, 1) if len(text) > LARGE else spec
+    else:
+        kept = brief | {"workers": {"template": {}, **brief.get("workers", {})}} | _small(spec)
     return JobEntry(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -280,9 +291,10 @@ def _job(raw: Mapping[str, Any]) -> JobEntry:
         created=unix(metadata.get("creationTimestamp")) or 0.0,
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
-        kept=zlib.compress(text, 1) if len(text) > LARGE else spec,
-        brief=_brief(counted),
+        kept=kept,
+        brief=brief,
         status=raw.get("status") or {},
+        size=len(text),
     )
 
 
@@ -292,6 +304,25 @@ def _brief(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if isinstance(fields := spec.get(part), Mapping) and name in fields:
             found.setdefault(part, {})[name] = fields[name]
     return found
+
+
+def _small(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that have SMALL values and letters at most, such as suspend and managedBy."""
+    names = map(to_camel, JobSpec.model_fields)
+    return {name: spec[name] for name in names if name in spec and _is_small(spec[name])}
+
+
+def _is_small(value: Any) -> bool:
+    left, todo = SMALL, [value]
+    while todo and left > 0:
+        part = todo.pop()
+        left -= 1 + (len(part) if isinstance(part, str | Mapping | list) else 0)
+        if left > 0 and isinstance(part, Mapping):
+            left -= sum(map(len, part))
+            todo.extend(part.values())
+        elif left > 0 and isinstance(part, list):
+            todo.extend(part)
+    return left > 0
 
 
 def _child(raw: Mapping[str, Any]) -> Child:
