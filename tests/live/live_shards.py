@@ -121,7 +121,7 @@ class Shards:
             pool.accept(listener, acceptor.serve, 256, GREETING_BYTES)
             self._pools.append(pool)
             server = Server(place, self.folder)
-            acceptor.open(server.meet, server.refuse, server.hello_values)
+            acceptor.open(server.meet, server.refuse, server.hello_room)
             thread = threading.Thread(target=self._serve, args=(index, server), daemon=True)
             thread.start()
             self.servers.append(server)

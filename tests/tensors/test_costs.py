@@ -19,8 +19,7 @@ from psjob.shard.believed import known
 from psjob.shard.coordination import numbers_of
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind, load
-from tests.costs import LIMIT_SECONDS, MOST_BYTES, slowest
-from tests.fuzzing import byte_changes, changed_bytes
+from tests.costs import LIMIT_SECONDS, MOST_BYTES, more, slowest
 from tests.soaking import soak
 
 
@@ -83,19 +82,9 @@ READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
 
 
 def change(random: Random, one: bytes, other: bytes) -> bytes:
-    """More of what is there: a part once more, many times; parts of two; a part of JSON; a few bytes."""
-    if random.random() < 0.15:
-        return changed_bytes(one, byte_changes(random))
-    begin = random.randrange(len(one) + 1)
-    part = one[begin : begin + random.choice((1, 2, 8, 64, 1024, 1 << 16))]
-    if random.random() < 0.7 and (comma := part.find(b",")) >= 0:  # from one comma to another it stays JSON
-        end = part.rfind(b",")
-        begin, part = begin + comma, part[comma:end] if end > comma else part[comma : comma + 1]
-    times = random.choice((1, 2, 10, 100)) if part else 1
-    made = one[:begin] + part * min(times, max(1, (MOST_BYTES - len(one)) // max(1, len(part)))) + one[begin:]
-    if random.random() < 0.1:
-        made = made[: len(made) // 2] + other[len(other) // 2 :]
-    if made.startswith(record.MAGIC):  # else most of what was grown is cut off
+    """As `more`; of a record what was grown is JSON, else most of it is cut off."""
+    made = more(random, one, other)
+    if made.startswith(record.MAGIC):
         body = made.find(b"}}", 16) if random.random() < 0.5 else -1
         if body > 0:
             length = len(made) - 16 if random.random() < 0.1 else struct.unpack_from("<Q", one, 8)[0] + len(made) - len(one)

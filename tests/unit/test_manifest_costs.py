@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.observe import _spec
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
-from tests.costs import LIMIT_SECONDS, MOST_BYTES, slowest
+from tests.costs import LIMIT_SECONDS, MOST_BYTES, dearest
 from tests.fuzzing import changed_json, json_changes
 from tests.soaking import soak
 from tests.unit.api_manifest import GOOD, changed
@@ -37,15 +38,17 @@ SEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-def observed(text: bytes) -> None:
-    """As the operator takes in what the API server says of a job."""
+def observed(text: bytes) -> float:
+    """Seconds in which the operator takes in what the API server says of a job, once kopf has read its JSON."""
     raw = json.loads(text)
     raw["metadata"] = {**raw.get("metadata", {}), "namespace": "space", "name": "job", "uid": "u", "resourceVersion": "7"}
     store = JobStore()
+    began = time.thread_time()
     store.put(JOBS, raw)
     job = store.job(Key("space", "job"))
     assert job is not None
     _spec(job, SimpleNamespace(observed=None))  # type: ignore[arg-type]
+    return time.thread_time() - began
 
 
 def change(random: Random, one: bytes, other: bytes) -> bytes:
@@ -76,12 +79,12 @@ def _more(random: Random, part: Any, room: int) -> None:
         part.update({f"{name}{number}": value for number in range(times) for name, value in list(part.items())[:50]})
 
 
-@pytest.mark.parametrize(("name", "rounds"), [*((name, 4) for name in SEEDS), *(soak(name, 150) for name in SEEDS)])
+@pytest.mark.parametrize(("name", "rounds"), [*((name, 4) for name in SEEDS), *(soak(name, 100) for name in SEEDS)])
 @pytest.mark.timeout(3600)
 def test_no_object_of_a_mebibyte_costs_the_operator_more_than_a_tenth_of_a_second(name: str, rounds: int) -> None:
     seed = 1 if rounds < 100 else Random().randrange(1 << 32)
     first = json.dumps(changed(GOOD, SEEDS[name])).encode()
-    took, worst = slowest([first, *(change(Random(number), first, first) for number in range(4))], change, len, observed, rounds, seed)
+    took, worst = dearest([first, *(change(Random(number), first, first) for number in range(4))], change, len, observed, rounds, seed)
     assert took <= LIMIT_SECONDS, f"{took:.3f} s of {len(worst)} bytes: {worst[:500]!r} … {worst[-300:]!r}, seed {seed}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -21,9 +21,6 @@ from psjob.process.errors import refuse
 from psjob.protocol import points
 from psjob.resume import tagged
 from psjob.worker import meeting
-
-MOST_BYTES: Final = 16 << 20
-"""Of what one worker says at a point."""
 
 
 class _Count:
@@ -59,7 +56,7 @@ def of_all(value: Any, what: str) -> list[Any]:
     """What each worker has given, by rank; tensors are on the CPU.
 
     In lines that run again after a restart, which others do not run, it is this worker's value for each of them. Refuses what has no form
-    as JSON and tensors, and more than MOST_BYTES.
+    as JSON and tensors, and more than `points.MOST_BYTES`.
     """
     place = worker_place()
     if place is None or place.config.workers == 1:
@@ -106,8 +103,9 @@ def written(value: Any, what: str) -> str:
         raw = base64.b64encode(memory.view(whole)).decode()
         parts.append([str(whole.dtype).removeprefix("torch."), list(whole.shape), raw])
     text = json.dumps([body, parts])
-    if len(text) > MOST_BYTES:
-        refuse(f"{what} between the workers of a job takes at most {MOST_BYTES >> 20} MiB of each, got {len(text) >> 20} MiB; gather less")
+    most, got = points.MOST_BYTES, len(text)
+    if got > most:
+        refuse(f"{what} between the workers of a job takes at most {most >> 20} MiB of each, got {got >> 20} MiB; gather less")
     return text
 
 

@@ -7,5 +7,7 @@ from typing import Final
 ASKS: Final = "point"
 MOST_NAME: Final = 200
 """Characters of a point's name."""
+MOST_BYTES: Final = 16 << 20
+"""Of what one worker says at a point."""
 BEFORE: Final = "before attach"
 """With it begin the names of points before `attach`: all workers have passed those once rank 0 trains."""

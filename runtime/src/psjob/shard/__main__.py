@@ -89,7 +89,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
         return supervise.EXIT_BROKEN
     _collect_seldom()
     serve_status(server, here.bind, peer.status_port)
-    acceptor.open(server.meet, server.refuse, server.hello_values)
+    acceptor.open(server.meet, server.refuse, server.hello_room)
     supervise.guard(lambda sentence: _break_off(server, sentence))
     supervise.start(_pass_on, "sigterm", stop, server)
     try:

@@ -10,14 +10,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.shard.believed import known
 from psjob.wire.auth import Peer, Standing, Unproven
-from psjob.wire.frame import MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
+from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
@@ -25,6 +25,16 @@ from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
 
 SPARE = 2
 """Streams beyond those of a link that a process may begin at a time: ones that broke."""
+
+
+class HelloRoom(NamedTuple):
+    """What a hello may have at most."""
+
+    bytes: int = MAX_BODY
+    values: int = MAX_VALUES
+
+
+ONE_FRAME = HelloRoom(MAX_JSON, MAX_JSON)
 Meet = Callable[[Pooled, Header, dict[str, Any]], Wants[Apart | None]]
 
 
@@ -36,7 +46,7 @@ class Acceptor:
         self.run = run_digest(here.run)
         self.refused: Callable[[Pooled, Exception], None] = self._answer_error
         self._together = mode_of(here.config).rewinds_together
-        self._values: Callable[[], int] = lambda: MAX_VALUES
+        self._room: Callable[[], HelloRoom] = HelloRoom
         self._meet: Meet | None = None
         self._waiting: dict[Pooled, None] = {}
         self._lock = threading.Lock()
@@ -45,9 +55,9 @@ class Acceptor:
         self._large: dict[Peer, Pooled] = {}
         """Of these the one whose hello has more than one frame."""
 
-    def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None], values: Callable[[], int] = lambda: MAX_VALUES) -> None:
-        """From now on streams go to `meet`. `values`: how many a hello may have by now."""
-        self.refused, self._values = refused, values
+    def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None], room: Callable[[], HelloRoom]) -> None:
+        """From now on streams go to `meet`. `room`: what a hello may have by now."""
+        self.refused, self._room = refused, room
         self._meet = meet
         for stream in list(self._waiting):
             stream.wake()
@@ -93,7 +103,7 @@ class Acceptor:
                     del self._large[peer]
 
     def _hello(self, peer: Peer, stream: Pooled) -> Wants[tuple[Header, dict[str, Any]]]:
-        """The hello of a process. Of those with a long table it keeps the newest: they take up to MAX_BODY each."""
+        """The hello of a process. Workers tell shard 0 of their model; all other hellos are one frame. Of long ones the newest is kept."""
         header = yield from stream.next_header(HELLO_SECONDS)
         if header.kind is not Kind.HELLO or header.run != self.run:
             raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
@@ -102,7 +112,9 @@ class Acceptor:
                 older, self._large[peer] = self._large.get(peer), stream
             if older is not None:
                 older.close()
-        hello = yield from stream.hello(header, self._values())
+        long = peer.role == "worker" and self.here.index == 0
+        room = self._room() if long else ONE_FRAME
+        hello = yield from stream.hello(header, room.values, room.bytes)
         if peer.role == "worker":
             hello = known(Kind.HELLO, hello)
         _check(peer, header, hello)

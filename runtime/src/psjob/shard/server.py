@@ -15,6 +15,7 @@ from typing import Any
 from psjob import contract
 from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
 from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
@@ -23,6 +24,7 @@ from psjob.process.pulse import Liveness
 from psjob.protocol import points
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction
+from psjob.shard.acceptor import HelloRoom
 from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
 from psjob.shard.control import Control
@@ -44,7 +46,7 @@ from psjob.shard.statusport import status
 from psjob.shard.store import Store
 from psjob.shard.waiting import Waiter, named
 from psjob.wire import shared
-from psjob.wire.frame import MAX_VALUES, Header, Kind, WireError, dump, run_digest
+from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
@@ -53,6 +55,8 @@ from psjob.wire.words import one_line
 
 HELLO_VALUES, ROW_VALUES = 100_000, 32
 """Values of a hello of a job that serves: so many, and so many for each tensor and table that it has."""
+ROW_BYTES, TABLE_BYTES = 80, 4096
+"""Of a tensor beside its name and sizes, and of a table."""
 ROOM_SECONDS = 1.0
 """Between two tries to make the run's folder."""
 log = logging.getLogger("psjob.shard")
@@ -113,6 +117,7 @@ class Server:
         self._exit: list[int] = []
         self._gone = threading.Event()
         self.closed = self._took_up = False
+        self._hello_room: tuple[Layout, HelloRoom] | None = None
         self._told_waiting = 0.0
 
     def take_up(self, held: Held) -> None:
@@ -255,12 +260,18 @@ class Server:
             else:
                 session.hang_up()
 
-    def hello_values(self) -> int:
-        """How many a hello may have: once it is known how large the job's model is, not many more than its tables take."""
+    def hello_room(self) -> HelloRoom:
+        """What a worker's hello may have: once it is known how large the job's model is, not much more than its tables take."""
         layout = self.store.layout
         if layout is None or self.store.phase is not Phase.SERVING:
-            return MAX_VALUES
-        return min(MAX_VALUES, HELLO_VALUES + ROW_VALUES * (len(layout.table) + len(self.store.row_cells)))
+            return HelloRoom()
+        if self._hello_room is None or self._hello_room[0] is not layout:
+            told = sum(ROW_BYTES + 6 * len(t.name) + 20 * len(t.shape) + 5 * len(t.stages) for t in layout.table)
+            told += TABLE_BYTES * len(self.store.row_cells)
+            met = 2 * points.MOST_BYTES if self.place.config.workers > 1 else 0
+            values = min(MAX_VALUES, HELLO_VALUES + ROW_VALUES * (len(layout.table) + len(self.store.row_cells)))
+            self._hello_room = layout, HelloRoom(min(MAX_BODY, MAX_JSON + max(met, 2 * told)), values)
+        return self._hello_room[1]
 
     def refuse(self, stream: Pooled, error: Exception) -> None:
         """Count a bad stream, say why (see Notices) and answer; it is closed after."""

@@ -279,12 +279,12 @@ class Reading:
         """As `recv_json`, of at most `most` bytes."""
         return self._json(header, SILENCE_SECONDS, None, most=most)
 
-    def hello(self, header: Header, values: int = MAX_VALUES) -> Wants[dict[str, Any]]:
+    def hello(self, header: Header, values: int = MAX_VALUES, most: int = MAX_BODY) -> Wants[dict[str, Any]]:
         """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time.
 
         `values`: of the body at most; each takes much more time than the bytes of a text.
         """
-        return self._json(header, HELLO_SECONDS, LEAST_RATE, time.monotonic() + HELLO_WHOLE_SECONDS, values=values)
+        return self._json(header, HELLO_SECONDS, LEAST_RATE, time.monotonic() + HELLO_WHOLE_SECONDS, most, values)
 
     def skip(self, header: Header) -> Wants[None]:
         """As `drain`."""
