@@ -17,9 +17,11 @@ from psjob.process.errors import Refused
 from psjob.protocol.points import ASKS, BEFORE
 from psjob.shard import meetings as kept_meetings
 from psjob.shard.meetings import MOST_POINTS, Meetings
-from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.frame import Header, Kind, WireError, run_digest
+from psjob.wire.reading import StreamClosed
 from psjob.worker import meeting
-from tests.live.live_shards import Shards, Worker, all_well, serving
+from psjob.worker.cutquestion import dialled
+from tests.live.live_shards import Shards, Worker, all_well, eventually, serving
 
 
 def nothing() -> None:
@@ -166,6 +168,32 @@ VALUES: list[Any] = [
     3, 0.5, float("inf"), "text", None, (1, [2, {"a": torch.arange(3)}]), torch.tensor(True), torch.ones(2, 0),
     torch.randn(3, dtype=torch.bfloat16), torch.complex(torch.ones(2), torch.ones(2)).conj(),
 ]  # fmt: skip
+
+
+def test_a_worker_that_asks_again_and_again_holds_a_bounded_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its newest questions wait on. Another worker is answered."""
+    monkeypatch.setattr(kept_meetings, "HOLD_SECONDS", 2.0)
+    with serving(tmp_path, workers=2, shards=1) as shards:
+        place = shards.place(1)
+        head = Header(Kind.HELLO, run=run_digest(place.run), worker=1, start=1)
+        streams = []
+        for number in range(3 * kept_meetings.MOST_ASKING):
+            streams.append(dialled(place))
+            streams[-1].send_json(head, {"role": "worker", "asks": ASKS, "point": f"{number}", "said": "", "waits": True})
+        assert eventually(lambda: len(asking(shards)) == kept_meetings.MOST_ASKING + 1, 5)
+        assert sum(thread.name == "stream-apart" for thread in threading.enumerate()) <= kept_meetings.MOST_ASKING + 4
+        assert meeting.meet(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
+        assert streams[-1] is not None and not streams[-1].gone()
+        with pytest.raises(StreamClosed):
+            streams[0].recv_header(5)
+        for stream in streams:
+            stream.close()
+
+
+def asking(shards: Shards) -> dict[Any, None]:
+    meetings_of_0 = shards.servers[0].meetings
+    assert meetings_of_0 is not None
+    return meetings_of_0._asking.get(1, {})
 
 
 @pytest.mark.parametrize("number", range(len(VALUES)))

@@ -23,8 +23,8 @@ from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag,
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, dearest, more
 from tests.fuzzing import EDGES
 from tests.soaking import soak
-from tests.tensors.test_fuzz_shard import ANSWERS, BODIES, RAW, SHARD, WORKER, Standing
-from tests.tensors.whole_shard import HELLO, PEER_HELLO, RUN, WholeShard, frame
+from tests.tensors.test_fuzz_shard import BODIES, RAW, WORKER, Standing
+from tests.tensors.whole_shard import HELLO, RUN, WholeShard, frame
 
 EACH_SECONDS = 0.0005
 """Of a frame beside its bytes: Python takes some ten microseconds for the shortest."""
@@ -88,9 +88,9 @@ SEEDS: dict[Kind, list[Input]] = {
     Kind.ROW_PUSH: [(Sent(Kind.ROW_PUSH, RAW[Kind.ROW_PUSH], counts=True, times=20),)],
     Kind.ROW_INIT: [(Sent(Kind.ROW_INIT, RAW[Kind.ROW_INIT]),)],
     Kind.ROW_IDS: [(Sent(Kind.ROW_IDS, b"", times=20),), (Sent(Kind.ROW_IDS, RAW[Kind.ROW_IDS], times=20),)],
-    Kind.PEER: [(Sent(Kind.PEER, small(answer)),) for answer in ANSWERS],
+
 }  # fmt: skip
-"""By kind, inputs to begin with. PEER: what another shard tells the coordinator."""
+"""By kind, inputs to begin with."""
 
 
 def grown(value: Input) -> list[Input]:
@@ -150,7 +150,7 @@ class Taken:
 
     def __init__(self, folder: Path, kind: Kind, mode: str) -> None:
         self.kind = kind
-        self.standing = Standing(folder, mode, shards=2 if kind is Kind.PEER else 1)
+        self.standing = Standing(folder, mode)
 
     def seconds(self, value: Input) -> float:
         """By which its frames are above what a MiB may take: a share of it that is 1 at the limit."""
@@ -182,13 +182,11 @@ class Taken:
         def say(base: Header) -> list[Any]:
             if self.kind is Kind.HELLO:
                 return [packed(base)]
-            if self.kind is Kind.PEER:
-                return [frame(Kind.HELLO, PEER_HELLO, base), packed(base)]
             hello = HELLO | {"recovery": recovery, "mode": shard.place.config.mode}
             return [frame(Kind.HELLO, hello, base), frame(Kind.INFO, BODIES[Kind.INFO], base, info=1), packed(base)]
 
         shard.spent = 0.0
-        shard.converse(SHARD if self.kind is Kind.PEER else WORKER, say)
+        shard.converse(WORKER, say)
         return shard
 
 

@@ -13,7 +13,7 @@ from psjob.shard.cell import Cell
 from psjob.shard.pending import MOST_PENDING, Info
 from psjob.shard.rows import RowCell
 from psjob.shard.store import Store
-from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
+from psjob.wire.frame import MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError
 
 MOST_AHEAD = 64
 """Clocks that a worker may be ahead of its pushes to shard 0. One or two are usual: records and pushes come by different lanes."""
@@ -21,6 +21,13 @@ SPARE_GROUPS = 64
 """Parameter groups without a tensor that an optimizer may have after those with one."""
 GROUP_BYTES, INDEX_BYTES = 1024, 16
 """Of an INFO, most that a group's or a table's hyperparameters take, and the number of a tensor."""
+GROUP_VALUES = 64
+SHORT = (16 << 10, 256)
+MOST_SAID = {
+    Kind.REPORT: (128 << 10, 1024), Kind.INPUTS: (64 << 10, 1024), Kind.DIGEST: (4 << 20, 1 << 15),
+    Kind.CHECKPOINT: SHORT, Kind.STOP: SHORT, Kind.STIRRED: SHORT, Kind.STEP_LOST: SHORT, Kind.MEASURED: SHORT, Kind.CODEC: SHORT,
+}  # fmt: skip
+"""Bytes and values of what a worker says, some times what it can have to say: while JSON is read, no other thread of a shard goes on."""
 REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MARK})
 """Frames whose clock is one that their worker has come to."""
 
@@ -115,6 +122,13 @@ def most_info(store: Store) -> int:
     """Bytes of an INFO at most: one frame, or what the job's groups, tables and tensors need."""
     tensors = 0 if store.layout is None else len(store.layout.table)
     return max(MAX_JSON, GROUP_BYTES * (_groups(store) + SPARE_GROUPS + len(store.row_cells)) + INDEX_BYTES * tensors)
+
+
+def most_info_values(store: Store) -> int:
+    """As `most_info`, of its values."""
+    if store.layout is None:
+        return MAX_VALUES
+    return GROUP_VALUES * (_groups(store) + SPARE_GROUPS + len(store.row_cells)) + len(store.layout.table)
 
 
 def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:

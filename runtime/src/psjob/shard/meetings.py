@@ -23,6 +23,8 @@ HOLD_SECONDS: Final = 5.0
 MOST_POINTS: Final = 256
 MOST_BYTES: Final = 64 << 20
 """Of all that is kept. Points that were left long ago go first."""
+MOST_ASKING: Final = 16
+"""Questions of a worker at a time beside one of each of its processes: on streams that broke."""
 MOST_OPEN: Final = 4096
 """Points at which a worker waits for others, or says something without a wait."""
 
@@ -35,6 +37,8 @@ class Meetings:
         self._there = threading.Condition()
         self._points: dict[str, dict[int, str]] = {}
         """By name, what each worker has said; the newest last."""
+        self._asking: dict[int, dict[Pooled, None]] = {}
+        """By worker, the streams on which it waits, the oldest first."""
 
     def meet(self, stream: Pooled, header: Header, hello: Mapping[str, Any]) -> Apart:
         """A worker has come to a point. Raises WireError for a question out of shape. What is returned waits."""
@@ -44,8 +48,21 @@ class Meetings:
         if not isinstance(name, str) or len(name) > MOST_NAME or not isinstance(said, str):
             raise WireError(f"worker {header.worker}: a point has a name of at most {MOST_NAME} characters, and something is said there")
         self._check_open(header.worker, name, len(said))
+        self._begin(header.worker, stream)
         waits, needs = bool(hello.get("waits")), 1 if hello.get("first") else self._place.config.workers
         return partial(self._answer, stream, header.worker, name, said, waits, needs)
+
+    def _begin(self, rank: int, stream: Pooled) -> None:
+        """Each question takes a thread. Of a worker with more than its processes can ask at a time the newest are answered."""
+        with self._there:
+            asking = self._asking.setdefault(rank, {})
+            asking[stream] = None
+            oldest = next(iter(asking)) if len(asking) > MOST_ASKING + self._place.config.processes else None
+            if oldest is not None:
+                del asking[oldest]
+                self._there.notify_all()
+        if oldest is not None:
+            oldest.close()
 
     def _check_open(self, rank: int, name: str, size: int) -> None:
         """Raise WireError where a worker has more at points that others have not come to than a script can have."""
@@ -57,6 +74,13 @@ class Meetings:
 
     def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
         """`needs`: the first so many ranks."""
+        try:
+            self._answered(stream, rank, name, said, waits, needs)
+        finally:
+            with self._there:
+                self._asking[rank].pop(stream, None)
+
+    def _answered(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
         workers = self._place.config.workers
         with self._there:
             there = self._points.setdefault(name, {})
@@ -64,7 +88,12 @@ class Meetings:
                 there[rank] = said
             self._there.notify_all()
             deadline = time.monotonic() + (HOLD_SECONDS if waits else 0.0)
-            while not self._complete(there, needs) and (left := deadline - time.monotonic()) > 0 and not stream.closed:
+            while (
+                not self._complete(there, needs)
+                and (left := deadline - time.monotonic()) > 0
+                and stream in self._asking[rank]
+                and not stream.closed
+            ):
                 self._there.wait(left)
             heard = [there[each] for each in range(needs)] if self._complete(there, needs) else None
             missing = [each for each in range(needs) if each not in there]

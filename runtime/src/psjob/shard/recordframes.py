@@ -40,7 +40,7 @@ class RecordFrames:
 
     def whole(self, header: Header) -> Wants[None]:
         """A RECORD of the worker. Raises WireError."""
-        record = bytes((yield from self._session.stream.body(header, MAX_RECORD)))
+        record = bytes((yield from self._session.stream.body(header)))  # above PIECE a worker sends it in pieces
         self._stream.last = record if len(record) <= PIECE else None
         self._session.to_coordinator(header, {}, record)
 

@@ -21,7 +21,18 @@ from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.checks import REACHED, check_acked, check_leave, check_pull, check_push, check_reached, info_of, most_info
+from psjob.shard.checks import (
+    MOST_SAID,
+    REACHED,
+    check_acked,
+    check_leave,
+    check_pull,
+    check_push,
+    check_reached,
+    info_of,
+    most_info,
+    most_info_values,
+)
 from psjob.shard.encoded import Encoded
 from psjob.shard.held import EarlyPushes
 from psjob.shard.lane import ShardLane
@@ -42,8 +53,6 @@ if TYPE_CHECKING:
 
 BEHIND_SECONDS = 0.01
 """From one look to the next at whether the coordinator has heard what a worker has said."""
-MOST_SAID = 4 << 20
-"""Bytes of what a worker says to the coordinator, such as the names of a digest."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -308,14 +317,13 @@ class Session:
     def _said(self, header: Header) -> Wants[None]:
         """A frame with a body that the coordinator or this stream itself is told."""
         kind = header.kind
-        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.STEP_LOST, Kind.MEASURED, Kind.DIGEST):
-            body = known(kind, (yield from self.stream.json(header, MOST_SAID)))
-            self.to_coordinator(header, body)
-        elif kind is Kind.CODEC:
-            body = known(kind, (yield from self.stream.json(header, MOST_SAID)))
+        if kind not in MOST_SAID:
+            raise WireError(f"{kind.name} is not a worker's message")
+        body = known(kind, (yield from self.stream.json(header, *MOST_SAID[kind])))
+        if kind is Kind.CODEC:
             self.encoded.chosen(body.get("pull"))
         else:
-            raise WireError(f"{kind.name} is not a worker's message")
+            self.to_coordinator(header, body)
 
     def _push(self, lane: ShardLane, header: Header) -> Wants[None]:
         store, cell = self.store, self.store.cell(header.block)
@@ -382,7 +390,7 @@ class Session:
         return grad
 
     def _info(self, lane: ShardLane, header: Header) -> Wants[None]:
-        body = known(Kind.INFO, (yield from lane.stream.json(header, most_info(self.store))))
+        body = known(Kind.INFO, (yield from lane.stream.json(header, most_info(self.store), most_info_values(self.store))))
         self.store.infos.learn(self.rank, header.info, info_of(self.store, self.rank, body))
 
     def _init(self, header: Header) -> Wants[None]:

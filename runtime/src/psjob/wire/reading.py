@@ -275,9 +275,9 @@ class Reading:
         """As `recv_body`."""
         return self._body(header, limit, SILENCE_SECONDS, None)
 
-    def json(self, header: Header, most: int = MAX_BODY) -> Wants[dict[str, Any]]:
-        """As `recv_json`, of at most `most` bytes."""
-        return self._json(header, SILENCE_SECONDS, None, most=most)
+    def json(self, header: Header, most: int = MAX_BODY, values: int = MAX_VALUES) -> Wants[dict[str, Any]]:
+        """As `recv_json`, of at most `most` bytes and so many values."""
+        return self._json(header, SILENCE_SECONDS, None, most=most, values=values)
 
     def hello(self, header: Header, values: int = MAX_VALUES, most: int = MAX_BODY) -> Wants[dict[str, Any]]:
         """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time.
@@ -298,7 +298,7 @@ class Reading:
     def _json(
         self, header: Header, silence: float, rate: int | None, until: float = math.inf, most: int = MAX_BODY, values: int = MAX_VALUES
     ) -> Wants[dict[str, Any]]:  # fmt: skip
-        body = yield from self._body(header, MAX_JSON, silence, rate, until)
+        body = yield from self._body(header, min(MAX_JSON, most), silence, rate, until)
         while header.flags & Flag.MORE:
             before, header = header, (yield from self.next_header(silence))
             continues(before, header, len(body), most)
