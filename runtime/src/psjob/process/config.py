@@ -309,7 +309,7 @@ def _in_mode(config: Config, word: str, problems: list[str]) -> Config:
 def _read(path: str, problems: list[str]) -> Config | None:
     try:
         raw = json.loads(Path(path).read_text()) if path else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{contract.ENV_CONFIG}: cannot read {path}: {error}")
         return None
     if raw is None:
@@ -317,7 +317,7 @@ def _read(path: str, problems: list[str]) -> Config | None:
         return None
     try:
         return _config(raw)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problems.append(f"{contract.ENV_CONFIG}: {path} is not a config of format {contract.CONFIG_FORMAT}: {error!r}")
         return None
 
