@@ -59,7 +59,7 @@ def test_large_manifests_take_no_more_memory_than_they_have_bytes(place: World) 
         body["metadata"]["name"] = f"large-{number}"
         post(place, json.dumps(body, separators=(",", ":")))
         # Its Event: to read the job itself again and again would cost more than all else here.
-        place.until("it to be seen", lambda number=number: place.events("TemplateInvalid", f"large-{number}"), 60)  # type: ignore[misc]
+        place.until("it to be seen", lambda number=number: place.events("SpecInvalid", f"large-{number}"), 60)  # type: ignore[misc]
         assert place.status(f"large-{number}")["phase"] == "Failed"
     assert resident(operator.pid) < LIMIT
     place.remove("first-worker-0-r1")

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +20,6 @@ from psjob.checkpoint import claim, manifest, safetensors
 from psjob.checkpoint.admissions import _positions, open_blocks, read_admission
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest
-from psjob.pipeline.chosen import ChosenCuts
 from psjob.process import config, keys
 from psjob.shard import keptcuts
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds
@@ -62,9 +62,14 @@ class Kinds:
             "manifest": lambda raw: manifest.decode(raw, self.made.name),
             "header": lambda raw: safetensors.read_header(raw, 12),
             "admission": self._admission,
-            "cuts": lambda raw: ChosenCuts.from_json(json.loads(raw), 3),
+            "cuts": self._cuts,
             "config": self._config,
         }
+
+    def _cuts(self, raw: bytes) -> None:
+        (self.folder / keptcuts.FILE).write_bytes(raw)
+        place = SimpleNamespace(run=parts.RUN, config=SimpleNamespace(stages=SimpleNamespace(replicas=(1, 1, 1))))
+        keptcuts.KeptCuts(cast(Any, place), self.folder).kept()
 
     def _config(self, raw: bytes) -> None:
         path = self.folder / "config.json"

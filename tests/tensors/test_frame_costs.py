@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ import torch
 from psjob.protocol.records import PIECE
 from psjob.shard.acceptor import Acceptor, HelloRoom
 from psjob.shard.believed import FIELDS
+from psjob.shard.checks import MOST_SAID
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, run_digest
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, more
@@ -245,5 +246,33 @@ def test_the_hello_of_a_job_that_trains_is_as_large_as_its_model(tmp_path: Path)
         shard.acceptor = acceptor
         assert f"above the limit of {MAX_JSON}".encode() in shard.converse(peer, lambda base: [part, part])
         assert acceptor._room() == HelloRoom(MAX_BODY, MAX_VALUES), "before the model is known a worker may tell of any"
+    finally:
+        shard.close()
+
+
+def say(hello: dict[str, Any], kind: Kind, body: Any) -> Callable[[Header], list[Any]]:
+    return lambda base: [frame(Kind.HELLO, hello, base), frame(kind, body, base)]
+
+
+def test_what_a_worker_says_has_no_more_values_than_it_can_have_to_say(tmp_path: Path) -> None:
+    """It is refused before its JSON is read, by its bytes or its values; the stream ends with the limit."""
+    shard = WholeShard(tmp_path)
+    shard.begin()
+    try:
+        for kind, (most, values) in MOST_SAID.items():
+            many = json.dumps({"x": [0] * (values + 1)}, separators=(",", ":")).encode()
+            hello = HELLO | {"recovery": shard.server.store.recovery}
+            answer = shard.converse(WORKER, say(hello, kind, many))
+            assert f"has more than {values} values".encode() in answer, kind
+            long = json.dumps({"x": "y" * min(most, MOST_BYTES)}).encode()
+            answer = shard.converse(WORKER, say(hello, kind, long))
+            assert f"{kind.name} of {len(long)} bytes is above the limit of {min(most, MOST_BYTES)}".encode() in answer
+            right = BODIES.get(kind, {})
+            answer = shard.converse(WORKER, say(hello, kind, right))
+            assert b"limit" not in answer and b"more than" not in answer, (kind, answer)
+            if shard.spoilt:  # by STOP
+                shard.close()
+                shard = WholeShard(tmp_path / kind.name)
+                shard.begin()
     finally:
         shard.close()
