@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,11 @@ def small(body: dict[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
+SAME = (("part", len(RAW[Kind.RECORD])), ("version", (zlib.crc32(RAW[Kind.RECORD]), len(RAW[Kind.RECORD]))))
+STEPS = tuple(
+    Sent(kind, RAW[kind], clock=clock) for clock in range(100) for kind in (Kind.PUSH, Kind.ROW_PUSH)
+)  # fmt: skip
+"""Whole steps, of the job's block and its table."""
 SEEDS: dict[Kind, list[Input]] = {
     Kind.HELLO: [(Sent(Kind.HELLO, small(HELLO)),)],
     Kind.INFO: [
@@ -78,14 +84,14 @@ SEEDS: dict[Kind, list[Input]] = {
     Kind.INIT: [(Sent(Kind.INIT, RAW[Kind.INIT]),)],
     Kind.RECORD: [(Sent(Kind.RECORD, b"x" * 70_000),), (Sent(Kind.RECORD, RAW[Kind.RECORD], times=20),)],
     Kind.RECORD_DELTA: [
-        (Sent(Kind.RECORD, RAW[Kind.RECORD]), Sent(Kind.RECORD_DELTA, b"", (("version", (0, len(RAW[Kind.RECORD]))),), times=20)),
+        (Sent(Kind.RECORD, RAW[Kind.RECORD]), Sent(Kind.RECORD_DELTA, b"", SAME, times=20)),
     ],
     Kind.RECORD_PIECE: [
         (Sent(Kind.RECORD_PIECE, b"x" * PIECE, (("version", (1, 1 << 20)),)),),
         (Sent(Kind.RECORD_PIECE, b"", (("version", (1, 1 << 20)),), times=20),),
     ],
     Kind.LOOKUP: [(Sent(Kind.LOOKUP, b"".join(i.to_bytes(8, "little") for i in range(50)), times=10),), (Sent(Kind.LOOKUP, b"", times=9),)],
-    Kind.ROW_PUSH: [(Sent(Kind.ROW_PUSH, RAW[Kind.ROW_PUSH], counts=True, times=20),)],
+    Kind.ROW_PUSH: [STEPS, (Sent(Kind.ROW_PUSH, RAW[Kind.ROW_PUSH], counts=True, times=20),)],
     Kind.ROW_INIT: [(Sent(Kind.ROW_INIT, RAW[Kind.ROW_INIT]),)],
     Kind.ROW_IDS: [(Sent(Kind.ROW_IDS, b"", times=20),), (Sent(Kind.ROW_IDS, RAW[Kind.ROW_IDS], times=20),)],
 
@@ -142,7 +148,7 @@ def change(random: Random, one: Input, other: Input) -> Input:
         made[at] = made[at]._replace(fields=tuple(fields.items()))
     else:
         made += other
-    return tuple(made[-8:])
+    return tuple(made[-200:])
 
 
 class Taken:
