@@ -22,8 +22,6 @@ COPIES = {
     "runtime/src/psjob/contract/keys.py": "operator/src/psjob_operator/keys.py",
 }
 """What runtime and operator share: the operator's copy by the runtime's original."""
-PLANNING = "bounds coarsen grid mixed partition plan predict solve timeline ways work"
-"""Modules of the runtime's `planning` that the client's `stages` has too: neither of the two packages imports the other."""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +47,6 @@ def copies() -> dict[Path, str]:
     """Every copy of another file, and its text."""
     return {
         **{ROOT / copy: COPY_HEADER.format(original) + (ROOT / original).read_text() for original, copy in COPIES.items()},
-        **{ROOT / f"client/src/psjob_client/stages/{name}.py": _planning(name) for name in PLANNING.split()},
         **blockingverbs.texts(),
         **{ROOT / folder / "LICENSE": (ROOT / "LICENSE").read_text() for folder in ("runtime", "operator", "client")},
     }
@@ -78,11 +75,6 @@ def files() -> dict[Path, str]:
         ROOT / "docs/contributing/house.svg": housemap.picture(),
         argocd.SETTINGS: argocd.settings(),
     }
-
-
-def _planning(name: str) -> str:
-    original = f"runtime/src/psjob/planning/{name}.py"
-    return COPY_HEADER.format(original) + (ROOT / original).read_text().replace("psjob.planning", "psjob_client.stages")
 
 
 def in_chart(crd: str) -> str:

@@ -22,15 +22,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from psjob.planning.bounds import Case
+from psjob.planning.grid import Grid, Wire
+from psjob.planning.plan import Plan, Stage
+from psjob.planning.predict import predict
+from psjob.planning.profile import Profile
+from psjob.planning.ways import Way
+from psjob.planning.work import Work
 from psjob_client.local.measure import measure
 from psjob_client.local.profiling import profile_script
-from psjob_client.stages.bounds import Case
-from psjob_client.stages.grid import Grid, Wire
-from psjob_client.stages.plan import Plan, Stage
-from psjob_client.stages.predict import predict
-from psjob_client.stages.profile import Profile, read_profile
-from psjob_client.stages.ways import Way
-from psjob_client.stages.work import Work
+from psjob_client.stages.profile import read_profile
 
 MICROBATCHES = 8
 STEPS, WARM_UP = 40, 5
@@ -162,7 +163,7 @@ def profiled(name: str) -> Profile:
     found, problems = read_profile(raw)
     if found is None:
         raise RuntimeError("; ".join(map(str, problems)))
-    return found
+    return found.profile()
 
 
 def cut(case: Case, stages: int) -> Plan:

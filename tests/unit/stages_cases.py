@@ -6,12 +6,12 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from psjob_client.stages.bounds import Case, bound, fits
-from psjob_client.stages.grid import Grid, Wire
-from psjob_client.stages.plan import Plan, Stage
-from psjob_client.stages.profile import Node, Output, Profile, Tied
-from psjob_client.stages.ways import Way
-from psjob_client.stages.work import Work
+from psjob.planning.bounds import Case, bound, fits
+from psjob.planning.grid import Grid, Wire
+from psjob.planning.plan import Plan, Stage
+from psjob.planning.profile import Node, Output, Profile, Tied
+from psjob.planning.ways import Way
+from psjob.planning.work import Work
 
 MS = 1e-3
 FREE = Wire(1e15)
@@ -21,13 +21,10 @@ def chain(forward: Sequence[float], sent: int = 0, **more: int) -> Profile:
     """Modules one after another, backward twice as long as forward; `sent` bytes between neighbours."""
     last = len(forward) - 1
     return Profile(
-        format=1,
-        nodes=[
-            Node(
-                name=f"layers.{i}", forward=f, backward=2 * f, outputs=[Output(bytes=sent, to=[i + 1])] if sent and i < last else [], **more
-            )
+        tuple(
+            Node(f"layers.{i}", f, 2 * f, outputs=(Output(sent, (i + 1,)),) if sent and i < last else (), **more)
             for i, f in enumerate(forward)
-        ],
+        )
     )
 
 
@@ -50,18 +47,18 @@ def random_profile(chance: random.Random, count: int, *, skips: float = 0.3) -> 
     """Modules of very different sizes, some with connections that skip others, some with tied weights."""
     nodes = []
     for i in range(count):
-        outputs = [Output(bytes=chance.choice([10**4, 10**5, 10**6]), to=[i + 1])] if i + 1 < count else []
+        outputs = [Output(bytes=chance.choice([10**4, 10**5, 10**6]), to=(i + 1,))] if i + 1 < count else []
         if i + 2 < count and chance.random() < skips:
-            outputs.append(Output(bytes=10**5, to=[chance.randrange(i + 2, count)]))
+            outputs.append(Output(bytes=10**5, to=(chance.randrange(i + 2, count),)))
         forward = 1e-5 + chance.random() ** 2 * 1e-2
         nodes.append(
             Node(
                 name=f"n{i}", forward=forward, backward=forward * chance.uniform(1, 3), parameters=chance.randrange(10**7),
-                saved=chance.randrange(10**7), fixed=chance.choice([0, 10**5]), outputs=outputs,
+                saved=chance.randrange(10**7), fixed=chance.choice([0, 10**5]), outputs=tuple(outputs),
             )
         )  # fmt: skip
-    tied = [Tied(bytes=10**6, nodes=[0, count - 1])] if count > 2 and chance.random() < 0.3 else []
-    return Profile(format=1, nodes=nodes, input=10**5, tied=tied)
+    tied = (Tied(10**6, (0, count - 1)),) if count > 2 and chance.random() < 0.3 else ()
+    return Profile(tuple(nodes), tied, input=10**5)
 
 
 def random_case(chance: random.Random, profile: Profile, machines: Sequence[tuple[int, int]]) -> Case:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def refused(*words: str) -> list[str]:
 
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
-    made = chain([5 * MS] * 8, sent=100_000, parameters=4_000_000, saved=2_000_000).model_copy(update={"samples": 16, "model": "Net"})
+    made = asdict(chain([5 * MS] * 8, sent=100_000, parameters=4_000_000, saved=2_000_000))
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps(made.to_manifest()))
+    file.write_text(json.dumps(made | {"format": 1, "samples": 16, "model": "Net"}))
     return str(file)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_client.stages.bounds import bound, fits, in_flight, memory, way_fits
-from psjob_client.stages.grid import Grid, Wire
-from psjob_client.stages.plan import Stage
-from psjob_client.stages.predict import alone, predict
-from psjob_client.stages.profile import Node, Output, Profile, Tied
-from psjob_client.stages.timeline import Timed, play
-from psjob_client.stages.ways import Way
-from psjob_client.stages.work import Work
+from psjob.planning.bounds import bound, fits, in_flight, memory, way_fits
+from psjob.planning.grid import Grid, Wire
+from psjob.planning.plan import Stage
+from psjob.planning.predict import alone, predict
+from psjob.planning.profile import Node, Output, Profile, Tied
+from psjob.planning.timeline import Timed, play
+from psjob.planning.ways import Way
+from psjob.planning.work import Work
 from tests.unit.stages_cases import MS, case, chain, every_plan, flat, random_case, random_profile, seconds, straight
 
 
@@ -56,22 +57,22 @@ def test_replicas_divide_the_time_of_a_slow_stage() -> None:
     ],
 )
 def test_memory_is_that_of_the_formulas(way: Way, held: list[float]) -> None:
-    profile = chain([MS] * 3, sent=7, parameters=10, saved=100).model_copy(update={"input": 5})
+    profile = replace(chain([MS] * 3, sent=7, parameters=10, saved=100), input=5)
     assert list(memory(case(profile, flat(3), way), straight(profile, 1, 2)).values()) == pytest.approx(held)
 
 
 def test_what_is_frozen_or_tied_is_held_once_a_stage() -> None:
     nodes = [Node(name=f"n{i}", forward=MS, backward=MS, parameters=10, fixed=3) for i in range(3)]
-    profile = Profile(format=1, nodes=nodes, tied=[Tied(bytes=1000, nodes=[0, 2])])
+    profile = Profile(tuple(nodes), (Tied(1000, (0, 2)),))
     work = Work(profile)
     assert [work.weights(*pair) for pair in ((0, 3), (0, 1), (1, 2), (1, 3))] == [1030, 1010, 10, 1020]
     assert memory(case(profile, flat(1)), straight(profile)) == {0: 2 * 1030 + 9}
 
 
 def test_a_cut_sends_what_any_later_module_reads_once() -> None:
-    to = [[Output(bytes=10, to=[1, 3])], [Output(bytes=20, to=[2])], [Output(bytes=40, to=[3])], []]
+    to = [(Output(10, (1, 3)),), (Output(20, (2,)),), (Output(40, (3,)),), ()]
     nodes = [Node(name=f"n{i}", forward=MS, backward=MS, outputs=outputs) for i, outputs in enumerate(to)]
-    assert Work(Profile(format=1, nodes=nodes, input=5)).crossing == [5, 10, 30, 50, 0]
+    assert Work(Profile(tuple(nodes), input=5)).crossing == [5, 10, 30, 50, 0]
 
 
 def test_recomputing_costs_a_forward_pass_but_in_the_last_stage() -> None:

@@ -7,16 +7,16 @@ import statistics
 
 import pytest
 
-from psjob_client.stages.bounds import fits, memory
-from psjob_client.stages.coarsen import blocks, noise
-from psjob_client.stages.grid import Grid, Wire
-from psjob_client.stages.mixed import mixed_pipe
-from psjob_client.stages.partition import least_memory, most_blocks, partition
-from psjob_client.stages.predict import predict
-from psjob_client.stages.profile import Node, Output, Profile
-from psjob_client.stages.solve import solve
-from psjob_client.stages.ways import Way
-from psjob_client.stages.work import Work
+from psjob.planning.bounds import fits, memory
+from psjob.planning.coarsen import blocks, noise
+from psjob.planning.grid import Grid, Wire
+from psjob.planning.mixed import mixed_pipe
+from psjob.planning.partition import least_memory, most_blocks, partition
+from psjob.planning.predict import predict
+from psjob.planning.profile import Node, Output, Profile
+from psjob.planning.solve import solve
+from psjob.planning.ways import Way
+from psjob.planning.work import Work
 from tests.soaking import rotating
 from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds
 
@@ -76,11 +76,11 @@ def test_few_weights_and_wide_activations_call_for_replicas_alone() -> None:
 def test_the_front_is_replicated_where_no_device_holds_it_together_with_heavy_layers() -> None:
     """The shape of VGG16: much work and few weights first, nearly all weights last, as in the 7-1 and 15-1 of the paper."""
     nodes = [
-        Node(name=f"conv{i}", forward=4 * MS, backward=8 * MS, parameters=10**5, saved=10**7, outputs=[Output(bytes=10**5, to=[i + 1])])
+        Node(name=f"conv{i}", forward=4 * MS, backward=8 * MS, parameters=10**5, saved=10**7, outputs=(Output(10**5, (i + 1,)),))
         for i in range(7)
     ]
     nodes.append(Node(name="fc", forward=8 * MS, backward=16 * MS, parameters=4 * 10**8))
-    profile = Profile(format=1, nodes=nodes)
+    profile = Profile(tuple(nodes))
     grid = Grid(4, 1, Wire(1e9, 5e-5), Wire(1e9, 5e-5), False, 1e-10)
     answer = solve(case(profile, grid, Way("pipedream", accumulate=4), 8.2e8))
     assert answer is not None and [stage.replicas for stage in answer.plan] == [3, 1]

@@ -11,21 +11,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from psjob.planning.bounds import Case, way_fits
+from psjob.planning.grid import Grid
+from psjob.planning.partition import least_memory
+from psjob.planning.plan import Plan, Stage, cuts_of, devices_of, plan_by_hand
+from psjob.planning.predict import Figures, Prediction, alone, predict
+from psjob.planning.profile import Profile
+from psjob.planning.solve import SOLVERS, solve
+from psjob.planning.ways import WAYS, Way
+from psjob.planning.work import Work
 from psjob_client.cli.machines import machines_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.profiling import profile_script
-from psjob_client.stages.bounds import Case, way_fits
-from psjob_client.stages.grid import Grid
 from psjob_client.stages.machine import grid_of
-from psjob_client.stages.partition import least_memory
-from psjob_client.stages.plan import Plan, Stage, cuts_of, devices_of, plan_by_hand
-from psjob_client.stages.predict import Figures, Prediction, alone, predict
-from psjob_client.stages.profile import Profile, read_profile
-from psjob_client.stages.solve import SOLVERS, solve
-from psjob_client.stages.ways import WAYS, Way
-from psjob_client.stages.work import Work
+from psjob_client.stages.profile import ProfileFile, read_profile
 from psjob_client.topology import units
 from psjob_client.topology.figures import FIGURES
 from psjob_client.topology.links import Machine
@@ -148,7 +149,7 @@ def _profile(script: str | None, args: Sequence[str], file: Path | None, save: P
     if file is not None:
         if meta:
             raise BadInput("--meta: goes with a script; a profile has its figures already")
-        return _read(_json(file), str(file))
+        return _read(_json(file), str(file)).profile()
     if not 0 < deadline <= 86_400:
         raise BadInput(f"--deadline {deadline:g}: must be more than 0 and at most 86400 seconds")
     assert script is not None
@@ -164,7 +165,7 @@ def _profile(script: str | None, args: Sequence[str], file: Path | None, save: P
             save.write_text(json.dumps(found.to_manifest(), indent=1) + "\n")
         except OSError as error:
             raise BadInput(f"--save {save}: cannot be written: {error.strerror or error}; give another path") from None
-    return found
+    return found.profile()
 
 
 def _json(file: Path) -> Any:
@@ -174,7 +175,7 @@ def _json(file: Path) -> Any:
         raise BadInput(f"{file}: is not JSON; give a profile that `psjob plan-stages --save` wrote") from None
 
 
-def _read(raw: Any, where: str) -> Profile:
+def _read(raw: Any, where: str) -> ProfileFile:
     found, problems = read_profile(raw)
     if found is None:
         raise BadInput(*(f"{where}: {problem}" for problem in problems))

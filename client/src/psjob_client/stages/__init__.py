@@ -1,5 +1,1 @@
-"""Where to cut a model into pipeline stages, and what that takes: profiles, plans, solvers and predictions. Pure: no I/O, clock or chance.
-
-`profile` is what was measured of a model, `grid` the machine, `ways` how stages train. `bounds` has the formulas, `timeline` plays a
-schedule, `predict` judges one plan; `partition` and `mixed` look for the best one.
-"""
+"""What `psjob plan-stages` needs beside `psjob.planning`: the file of a profile, and the grid that a described machine is. Pure."""

@@ -1,4 +1,4 @@
-"""A model as its stages see it: modules in order of execution, with times and bytes of one micro-batch. A versioned JSON file."""
+"""The JSON file of a profile, with a version, as `psjob plan-stages --save` writes it. `psjob.planning.profile` is what planners read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from psjob.planning.profile import Profile, profile_of
 from psjob_operator.api.base import Model
 from psjob_operator.api.problem import Problem, field_path, shown
 
@@ -20,7 +21,7 @@ Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 Position = Annotated[int, Field(ge=0, lt=MOST_NODES)]
 
 
-class Output(Model):
+class _Output(Model):
     """One tensor that later modules read."""
 
     bytes: Bytes
@@ -29,7 +30,7 @@ class Output(Model):
     """Positions of the modules that read it, all after its own. A cut before the last of them sends it."""
 
 
-class Node(Model):
+class _Node(Model):
     """One module at its place in the order of execution."""
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
@@ -44,11 +45,11 @@ class Node(Model):
     """Bytes of frozen parameters and buffers."""
     saved: Bytes = 0
     """Bytes that it makes and that are kept until its backward pass; neither parameters nor outputs of other modules."""
-    outputs: list[Output] = Field(default=[], max_length=1000)
+    outputs: list[_Output] = Field(default=[], max_length=1000)
     """What later modules read."""
 
 
-class Tied(Model):
+class _Tied(Model):
     """Parameters that several modules use, such as an embedding and the last layer."""
 
     bytes: Bytes
@@ -57,7 +58,7 @@ class Tied(Model):
     """Positions of the modules."""
 
 
-class Profile(Model):
+class ProfileFile(Model):
     """A model, measured with one micro-batch."""
 
     format: Literal[1]
@@ -72,27 +73,31 @@ class Profile(Model):
     """Samples of the micro-batch."""
     input: Bytes = 0
     """Bytes of the model's inputs."""
-    nodes: list[Node] = Field(min_length=1, max_length=MOST_NODES)
+    nodes: list[_Node] = Field(min_length=1, max_length=MOST_NODES)
     """Modules in the order in which the forward pass reaches them."""
-    tied: list[Tied] = Field(default=[], max_length=MOST_NODES)
+    tied: list[_Tied] = Field(default=[], max_length=MOST_NODES)
     """Parameters of more than one module."""
 
+    def profile(self) -> Profile:
+        """What the planners read."""
+        return profile_of(self.model_dump())
 
-def read_profile(raw: Any) -> tuple[Profile | None, list[Problem]]:
-    """The profile that `raw` is, or every problem found (never both; never an exception)."""
+
+def read_profile(raw: Any) -> tuple[ProfileFile | None, list[Problem]]:
+    """The file that `raw` is, or every problem found (never both; never an exception)."""
     try:
-        profile = Profile.model_validate(raw)
+        file = ProfileFile.model_validate(raw)
     except ValidationError as error:
         return None, [_told(detail) for detail in error.errors(include_url=False)]
-    problems = list(_breaches(profile))
-    return (None, problems) if problems else (profile, [])
+    problems = list(_breaches(file))
+    return (None, problems) if problems else (file, [])
 
 
-def _breaches(profile: Profile) -> Iterator[Problem]:
+def _breaches(file: ProfileFile) -> Iterator[Problem]:
     """What only the whole shows."""
-    last = len(profile.nodes) - 1
+    last = len(file.nodes) - 1
     names: dict[str, int] = {}
-    for i, node in enumerate(profile.nodes):
+    for i, node in enumerate(file.nodes):
         if node.name in names:
             yield Problem(f"nodes[{i}].name", node.name, f"is the name of nodes[{names[node.name]}] too", "give each module its own name")
         names.setdefault(node.name, i)
@@ -101,11 +106,11 @@ def _breaches(profile: Profile) -> Iterator[Problem]:
                 if not i < position <= last:
                     limit = f"must be {i + 1}..{last}, a module after its own" if i < last else "the last module has no later one"
                     yield Problem(f"nodes[{i}].outputs[{j}].to", position, limit, "list modules in order of execution")
-    for i, tied in enumerate(profile.tied):
+    for i, tied in enumerate(file.tied):
         for position in tied.nodes:
             if position > last:
                 yield Problem(f"tied[{i}].nodes", position, f"must be 0..{last}", "name positions in `nodes`")
-    if not any(node.forward + node.backward for node in profile.nodes):
+    if not any(node.forward + node.backward for node in file.nodes):
         yield Problem("nodes", None, "no module takes any time", "profile the model again with a larger batch")
 
 

@@ -46,6 +46,8 @@ class Profile:
     model: str = ""
     device: str = ""
     estimated: bool = False
+    samples: int | None = None
+    """Samples of the micro-batch."""
 
 
 def profile_of(made: Mapping[str, Any]) -> Profile:
@@ -54,7 +56,7 @@ def profile_of(made: Mapping[str, Any]) -> Profile:
         Node(**{**node, "outputs": tuple(Output(one["bytes"], tuple(one["to"])) for one in node["outputs"])}) for node in made["nodes"]
     )
     tied = tuple(Tied(one["bytes"], tuple(one["nodes"])) for one in made["tied"])
-    return Profile(nodes, tied, made["input"], made["model"], made["device"], made["estimated"])
+    return Profile(nodes, tied, made["input"], made["model"], made["device"], made["estimated"], made.get("samples"))
 
 
 def in_blocks(profile: Profile, cut_name: Callable[[int], str | None]) -> Profile:
@@ -111,4 +113,4 @@ def _joined(profile: Profile, names: Sequence[str], block_of: Sequence[int]) -> 
             )
         )
     tied = tuple(Tied(one.bytes, tuple(sorted(blocks))) for one in profile.tied if len(blocks := {block_of[i] for i in one.nodes}) > 1)
-    return Profile(tuple(nodes), tied, profile.input, profile.model, profile.device, profile.estimated)
+    return Profile(tuple(nodes), tied, profile.input, profile.model, profile.device, profile.estimated, profile.samples)
