@@ -19,8 +19,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from psjob.pipeline import correct, predict, reference, ways
+from psjob.pipeline import correct, predict, ways
 from psjob.pipeline.cuts import split
+from tests.support import pipeline_reference as reference
 
 STAGES, SEEDS = 8, 5
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from psjob.pipeline import correct, reference, ways
+from psjob.pipeline import correct, ways
 from psjob.pipeline.cuts import split
 from tests import warm
 from tests.e2e.workloads import stages
@@ -26,6 +26,7 @@ from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
 from tests.soaking import rotating, soak
+from tests.support import pipeline_reference as reference
 
 pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")

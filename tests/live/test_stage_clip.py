@@ -14,7 +14,7 @@ from psjob.api import stagecuts
 from psjob.api.pipelining import Pipeline
 from psjob.api.rulechoice import chosen
 from psjob.modes.stages import Stages
-from psjob.pipeline import reference, ways
+from psjob.pipeline import ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip
@@ -24,6 +24,7 @@ from tests.live.live_shards import Worker, serving
 from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of
 from tests.live.test_stage_late import untied
 from tests.soaking import rotating
+from tests.support import pipeline_reference as reference
 
 LIMIT = 0.2
 """Below the norm of each step."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from psjob.api.stageversions import StageVersions
 from psjob.modes.stages import Stages
-from psjob.pipeline import correct, predict, reference, ways
+from psjob.pipeline import correct, predict, ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
 from tests.covering import each_value
@@ -19,6 +19,7 @@ from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, StageWorker, batch
 from tests.soaking import rotating
+from tests.support import pipeline_reference as reference
 
 STEPS = 10
 LIMIT = 0.1

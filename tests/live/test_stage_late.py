@@ -15,9 +15,8 @@ from torch import nn
 from psjob.api.stageversions import StageVersions
 from psjob.layout import structures
 from psjob.modes.stages import Stages
-from psjob.pipeline import predict, reference, ways
+from psjob.pipeline import predict, ways
 from psjob.pipeline.cuts import split
-from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.cell import Cell
 from psjob.worker import stagelinks
@@ -26,6 +25,8 @@ from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
 from tests.soaking import rotating
+from tests.support import pipeline_reference as reference
+from tests.support.pipeline_reference import Outcome
 
 STEPS = 12
 WORDS: dict[str, dict[str, str]] = {

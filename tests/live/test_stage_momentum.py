@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from psjob.modes.stages import Stages
-from psjob.pipeline import predict, reference, ways
+from psjob.pipeline import predict, ways
 from psjob.pipeline.cuts import split
 from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, batch
+from tests.support import pipeline_reference as reference
 
 STEPS, BETA = 10, 0.9
 

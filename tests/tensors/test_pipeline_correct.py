@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from psjob import contract, rules
-from psjob.pipeline import correct, inprocess, reference, ways
+from psjob.pipeline import correct, ways
 from psjob.pipeline.cuts import split
 from psjob.rules.base import check_hyperparameters
+from tests.support import pipeline_inprocess as inprocess
+from tests.support import pipeline_reference as reference
 
 LATE: list[ways.TrainingWay] = [ways.TwoBW(), ways.PipeDream(), ways.PipeDream(vertical_sync=True), ways.FTPipe(recompute=False)]
 

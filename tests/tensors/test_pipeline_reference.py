@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.pipeline import delays, inprocess, predict, reference, ways
+from psjob.pipeline import delays, predict, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
 from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace, StageRun
 from tests.soaking import rotating
+from tests.support import pipeline_inprocess as inprocess
+from tests.support import pipeline_reference as reference
+from tests.support.pipeline_reference import Outcome
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)

@@ -15,9 +15,9 @@ from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.onememory import OneMemory
 from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 from psjob.pipeline.stage import Grads, StageRun
 from psjob.pipeline.ways import TrainingWay
+from tests.support.pipeline_reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 
 
 def train(
@@ -33,7 +33,7 @@ def train(
     seed: int = 0,
     correct: Begin | None = None,
 ) -> Outcome:
-    """Train as `psjob.pipeline.reference.train` does and with the same arguments, by running the stages' schedules against each other.
+    """Train as `pipeline_reference.train` does and with the same arguments, by running the stages' schedules against each other.
 
     Delays are measured: a stage takes the version that is there when its forward begins, as its way says.
 
