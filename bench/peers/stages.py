@@ -22,13 +22,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from psjob.planning.bounds import Case
-from psjob.planning.grid import Grid, Wire
-from psjob.planning.plan import Plan, Stage
-from psjob.planning.predict import predict
-from psjob.planning.profile import Profile
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
+from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
+from psjob.planning.predict import Case, predict
+from psjob.planning.profile import Profile, Work
 from psjob_client.local.measure import measure
 from psjob_client.local.profiling import profile_script
 from psjob_client.stages.profile import read_profile

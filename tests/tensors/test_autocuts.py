@@ -17,14 +17,10 @@ from psjob.api import autocuts
 from psjob.modes.stages import Stages
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.pipeline.cuts import beginnings
-from psjob.planning import bounds
-from psjob.planning.bounds import Case
-from psjob.planning.plan import Plan, Stage
-from psjob.planning.predict import predict
-from psjob.planning.profile import Node, Output, Profile, Tied, in_blocks
+from psjob.planning.plan import Plan, Stage, Way
+from psjob.planning.predict import Case, fits, predict
+from psjob.planning.profile import Node, Output, Profile, Tied, Work, in_blocks
 from psjob.planning.solve import solve
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from tests.live.live_shards import NEVER
@@ -99,11 +95,11 @@ def test_given_replicas_the_answer_is_near_the_best_of_all(seed: int) -> None:
     grid = autocuts.Grid(sum(replicas), 1, autocuts.LINK, autocuts.LINK, False, 2 / autocuts.LINK.bandwidth)
     way = chance.choice([Way("flush", 8), Way("pipedream", accumulate=8), Way("2bw", accumulate=8)])
     case = Case(Work(Profile(nodes)), grid, way, chance.choice([None, 1.2e7]))
-    every = [predict(case, plan) for plan in plans(count, replicas) if bounds.fits(case, plan)]
+    every = [predict(case, plan) for plan in plans(count, replicas) if fits(case, plan)]
     answer = solve(case, shape=replicas)
     assert (answer is None) == (not every)
     if answer is not None:
-        assert tuple(stage.replicas for stage in answer.plan) == replicas and bounds.fits(case, answer.plan)
+        assert tuple(stage.replicas for stage in answer.plan) == replicas and fits(case, answer.plan)
         assert answer.step <= 1.05 * min(one.step for one in every)
 
 

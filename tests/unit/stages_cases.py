@@ -6,12 +6,9 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from psjob.planning.bounds import Case, bound, fits
-from psjob.planning.grid import Grid, Wire
-from psjob.planning.plan import Plan, Stage
-from psjob.planning.profile import Node, Output, Profile, Tied
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
+from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
+from psjob.planning.predict import Case, bound, fits
+from psjob.planning.profile import Node, Output, Profile, Tied, Work
 
 MS = 1e-3
 FREE = Wire(1e15)

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.planning.bounds import bound, fits, in_flight, memory, way_fits
-from psjob.planning.grid import Grid, Wire
-from psjob.planning.plan import Stage
-from psjob.planning.predict import alone, predict
-from psjob.planning.profile import Node, Output, Profile, Tied
-from psjob.planning.timeline import Timed, play
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
+from psjob.planning.plan import Grid, Stage, Way, Wire
+from psjob.planning.predict import Timed, alone, bound, fits, in_flight, memory, play, predict, way_fits
+from psjob.planning.profile import Node, Output, Profile, Tied, Work
 from tests.unit.stages_cases import MS, case, chain, every_plan, flat, random_case, random_profile, seconds, straight
 
 

@@ -7,16 +7,10 @@ import statistics
 
 import pytest
 
-from psjob.planning.bounds import fits, memory
-from psjob.planning.coarsen import blocks, noise
-from psjob.planning.grid import Grid, Wire
-from psjob.planning.mixed import mixed_pipe
-from psjob.planning.partition import least_memory, most_blocks, partition
-from psjob.planning.predict import predict
-from psjob.planning.profile import Node, Output, Profile
-from psjob.planning.solve import solve
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
+from psjob.planning.plan import Grid, Way, Wire
+from psjob.planning.predict import fits, memory, predict
+from psjob.planning.profile import Node, Output, Profile, Work
+from psjob.planning.solve import blocks, least_memory, mixed_pipe, most_blocks, noise, partition, solve
 from tests.soaking import rotating
 from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds
 

@@ -11,15 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from psjob.planning.bounds import Case, way_fits
-from psjob.planning.grid import Grid
-from psjob.planning.partition import least_memory
-from psjob.planning.plan import Plan, Stage, cuts_of, devices_of, plan_by_hand
-from psjob.planning.predict import Figures, Prediction, alone, predict
-from psjob.planning.profile import Profile
-from psjob.planning.solve import SOLVERS, solve
-from psjob.planning.ways import WAYS, Way
-from psjob.planning.work import Work
+from psjob.planning.plan import WAYS, Grid, Plan, Stage, Way, cuts_of, devices_of, plan_by_hand
+from psjob.planning.predict import Case, Figures, Prediction, alone, predict, way_fits
+from psjob.planning.profile import Profile, Work
+from psjob.planning.solve import SOLVERS, least_memory, solve
 from psjob_client.cli.machines import machines_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
 from psjob_client.local.errors import BadInput

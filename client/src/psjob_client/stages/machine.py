@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob.planning.grid import Grid, Wire
+from psjob.planning.plan import Grid, Wire
 from psjob_client.topology.estimate import Unfit, estimate
 from psjob_client.topology.links import Machine
 from psjob_client.topology.routes import Routes

@@ -15,13 +15,10 @@ from torch import nn
 from psjob import contract
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.pipeline.cuts import beginnings, split
-from psjob.planning.bounds import Case
-from psjob.planning.grid import Grid, Wire
-from psjob.planning.predict import Prediction
-from psjob.planning.profile import Profile, in_blocks, profile_of
+from psjob.planning.plan import Grid, Way, Wire
+from psjob.planning.predict import Case, Prediction
+from psjob.planning.profile import Profile, Work, in_blocks, profile_of
 from psjob.planning.solve import solve
-from psjob.planning.ways import Way
-from psjob.planning.work import Work
 from psjob.process import memory
 from psjob.process.config import Config, Place
 from psjob.process.errors import Refused, leave_message
