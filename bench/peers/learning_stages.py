@@ -19,8 +19,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from psjob.pipeline import correct, predict, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
+from psjob.pipeline.predict import corrector
 from tests.support import pipeline_reference as reference
 
 STAGES, SEEDS = 8, 5
@@ -104,7 +105,7 @@ def charlm() -> Task:
     numbers = torch.tensor([known[byte] for byte in text])
     reach, edge = 12, len(numbers) * 9 // 10
 
-    def of(places: torch.Tensor) -> Batch:
+    def corrector(places: torch.Tensor) -> Batch:
         return numbers[places[:, None] + torch.arange(reach)], numbers[places + reach]
 
     def model() -> nn.Sequential:
@@ -113,10 +114,10 @@ def charlm() -> Task:
     def batches(seed: int, count: int, samples: int) -> Iterator[Batch]:
         draw = torch.Generator().manual_seed(seed)
         for _ in range(count):
-            yield of(torch.randint(edge - reach - 1, (samples,), generator=draw))
+            yield corrector(torch.randint(edge - reach - 1, (samples,), generator=draw))
 
     def judge(net: nn.Module) -> float:
-        x, y = of(torch.arange(edge, len(numbers) - reach - 1, 7))
+        x, y = corrector(torch.arange(edge, len(numbers) - reach - 1, 7))
         return -float(nn.functional.cross_entropy(net(x), y))
 
     return Task("char-LM", "nats, negative", 400, 64, (1e-3, 3e-3, 1e-2), model, batches, judge, lambda p, lr: torch.optim.Adam(p, lr=lr))
@@ -131,7 +132,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 @dataclass(frozen=True)
 class Way:
-    way: ways.TrainingWay
+    way: schedule.TrainingWay
     microbatches: int = 1
     anneal: int = 0
     """Updates in which the learning rate of a late stage comes to the task's; 0: it has it from the first."""
@@ -142,25 +143,25 @@ class Way:
 
 
 WAYS = {
-    "flush": Way(ways.Flush()),
-    "pipedream": Way(ways.PipeDream()),
-    "pipedream, vertical": Way(ways.PipeDream(vertical_sync=True)),
-    "pipedream, lr by delay": Way(ways.PipeDream(), anneal=120),
-    "latest": Way(ways.Latest()),
-    "latest, lr by delay": Way(ways.Latest(), anneal=120),
-    "recompute": Way(ways.FTPipe(predicts=False)),
-    "predict": Way(ways.FTPipe(recompute=False)),
-    "ftpipe": Way(ways.FTPipe()),
-    "flush of 8": Way(ways.Flush(), STAGES),
-    "2bw of 8": Way(ways.TwoBW(), STAGES),
-    "pipedream, dc-asgd": Way(ways.PipeDream(), correct="dc-asgd"),
-    "pipedream, gap-aware": Way(ways.PipeDream(), correct="gap-aware"),
-    "predict, gap-aware": Way(ways.FTPipe(recompute=False), correct="gap-aware"),
-    "2bw of 8, dc-asgd": Way(ways.TwoBW(), STAGES, correct="dc-asgd"),
-    "2bw of 8, gap-aware": Way(ways.TwoBW(), STAGES, correct="gap-aware"),
-    "flush, NAdam": Way(ways.Flush(), highest=0.9),
-    "pipedream, NAdam": Way(ways.PipeDream(), highest=0.9),
-    "pipedream, NAdam by stage": Way(ways.PipeDream(), highest=0.99),
+    "flush": Way(schedule.Flush()),
+    "pipedream": Way(schedule.PipeDream()),
+    "pipedream, vertical": Way(schedule.PipeDream(vertical_sync=True)),
+    "pipedream, lr by delay": Way(schedule.PipeDream(), anneal=120),
+    "latest": Way(schedule.Latest()),
+    "latest, lr by delay": Way(schedule.Latest(), anneal=120),
+    "recompute": Way(schedule.FTPipe(predicts=False)),
+    "predict": Way(schedule.FTPipe(recompute=False)),
+    "ftpipe": Way(schedule.FTPipe()),
+    "flush of 8": Way(schedule.Flush(), STAGES),
+    "2bw of 8": Way(schedule.TwoBW(), STAGES),
+    "pipedream, dc-asgd": Way(schedule.PipeDream(), correct="dc-asgd"),
+    "pipedream, gap-aware": Way(schedule.PipeDream(), correct="gap-aware"),
+    "predict, gap-aware": Way(schedule.FTPipe(recompute=False), correct="gap-aware"),
+    "2bw of 8, dc-asgd": Way(schedule.TwoBW(), STAGES, correct="dc-asgd"),
+    "2bw of 8, gap-aware": Way(schedule.TwoBW(), STAGES, correct="gap-aware"),
+    "flush, NAdam": Way(schedule.Flush(), highest=0.9),
+    "pipedream, NAdam": Way(schedule.PipeDream(), highest=0.9),
+    "pipedream, NAdam by stage": Way(schedule.PipeDream(), highest=0.99),
 }
 
 
@@ -178,7 +179,7 @@ def learnt(task: Task, way: Way, rate: float, seed: int) -> float:
 
     made = reference.train(
         net, nn.functional.cross_entropy, batches, parts=parts, way=way.way, microbatches=way.microbatches,
-        optimizer=optimizer, seed=seed, correct=correct.of(way.way, way.correct, {}),
+        optimizer=optimizer, seed=seed, correct=corrector(way.way, way.correct, {}),
         rate=(lambda delay, step: predict.lr_by_delay(rate, delay, step, way.anneal)) if way.anneal else None,
     )  # fmt: skip
     net.load_state_dict(made.weights)

@@ -9,7 +9,7 @@ import clock
 import rows
 import torch
 
-from psjob.tables.index import Index
+from psjob.tables.slab import Index
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ BY_HAND = (
     ),
     ByHand(
         "a stage has the wrong delay",
-        f"{PSJOB}/pipeline/delays.py",
+        f"{PSJOB}/pipeline/schedule.py",
         "return -(-warm_up(stage, replicas) // microbatches)",
         "return warm_up(stage, replicas) // microbatches",
         ("tests/unit/test_pipeline_order.py",),

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from psjob.pipeline import correct, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from tests import warm
 from tests.e2e.workloads import stages
@@ -164,11 +164,11 @@ def old_weights(name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
     model = stages.model_of(*words).to(on)
     batches = [(x.to(on), y.to(on)) for x, y in DataLoader(stages.data_of(), batch_size=10)]
     optimizer = stages.optimizer_of if device == "cpu" else stages.OnHost
-    way = ways.of(pipeline["schedule"], pipeline.get("weights", "stash"))
+    way = schedule.way_of(pipeline["schedule"], pipeline.get("weights", "stash"))
     made = reference.train(
         model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
         microbatches=4, optimizer=lambda parameters, _delay: optimizer(parameters), seed=7,
-        correct=correct.of(way, pipeline.get("correct", "none"), {}),
+        correct=predict.corrector(way, pipeline.get("correct", "none"), {}),
     )  # fmt: skip
     tied = {"7.weight": made.weights["0.weight"]} if "untied" not in words else {}
     return {key: tensor.cpu() for key, tensor in (made.weights | made.buffers | tied).items()}

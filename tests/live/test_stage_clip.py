@@ -14,7 +14,7 @@ from psjob.api import stagecuts
 from psjob.api.pipelining import Pipeline
 from psjob.api.rulechoice import chosen
 from psjob.modes.stages import Stages
-from psjob.pipeline import ways
+from psjob.pipeline import schedule
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip
@@ -90,7 +90,7 @@ def test_2bw_is_clipped_as_old_weights_in_one_process_are(tmp_path: Path, monkey
         return optimizer_of(nn.ParameterList(parameters))
 
     plain = reference.train(
-        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split(net, CUTS[stages]), way=ways.of("2bw"),
+        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split(net, CUTS[stages]), way=schedule.way_of("2bw"),
         microbatches=4, optimizer=optimizer, seed=SEED, clip=LIMIT,
     )  # fmt: skip
     for rank, worker in cluster.ended.items():

@@ -11,8 +11,9 @@ from torch import nn
 
 from psjob.api.stageversions import StageVersions
 from psjob.modes.stages import Stages
-from psjob.pipeline import correct, predict, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
+from psjob.pipeline.predict import corrector
 from psjob.process.errors import Refused
 from tests.covering import each_value
 from tests.live import stage_workers
@@ -51,9 +52,9 @@ def no_tied_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_workers, "model", untied)
 
 
-def way_of(name: str) -> ways.TrainingWay:
+def way_of(name: str) -> schedule.TrainingWay:
     words = LATE[name]
-    return ways.of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
+    return schedule.way_of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
 
 
 def alone(
@@ -73,7 +74,7 @@ def alone(
     return reference.train(
         net, nn.functional.mse_loss, [batch(number) for number in range(STEPS)], parts=split(net, CUTS[stages]), way=way,
         microbatches=microbatches, optimizer=optimizer, seed=SEED, replicas=replicas, rate=rate, clip=clip,
-        correct=None if how is None else correct.of(way, *CORRECT[how]),
+        correct=None if how is None else corrector(way, *CORRECT[how]),
     ).weights  # fmt: skip
 
 

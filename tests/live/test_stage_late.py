@@ -15,7 +15,7 @@ from torch import nn
 from psjob.api.stageversions import StageVersions
 from psjob.layout import structures
 from psjob.modes.stages import Stages
-from psjob.pipeline import predict, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.cell import Cell
@@ -53,9 +53,9 @@ def no_tied_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_workers, "model", untied)
 
 
-def way_of(name: str) -> ways.TrainingWay:
+def way_of(name: str) -> schedule.TrainingWay:
     words = WORDS[name]
-    return ways.of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
+    return schedule.way_of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
 
 
 def expected(name: str, stages: int, microbatches: int, replicas: tuple[int, ...] = (), rate: reference.Rate | None = None) -> Outcome:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psjob.modes.stages import Stages
-from psjob.pipeline import predict, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from tests.covering import each_value
 from tests.live import stage_workers
@@ -38,7 +38,7 @@ def trained_by_nadam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_workers, "optimizer_of", nadam)
 
 
-def alone(way: ways.TrainingWay, stages: int, microbatches: int, highest: float | None) -> reference.Outcome:
+def alone(way: schedule.TrainingWay, stages: int, microbatches: int, highest: float | None) -> reference.Outcome:
     net = untied()
 
     def optimizer(parameters: list[nn.Parameter], delay: int) -> torch.optim.Optimizer:
@@ -62,12 +62,12 @@ def test_nadam_of_stages_is_torchs(tmp_path: Path, way: tuple[str, float | None]
         cluster = Cluster(shards, microbatches)
         cluster.run(STEPS)
         assert not cluster.rewound
-    plain = alone(ways.of(words["schedule"]), stages, microbatches, highest)
+    plain = alone(schedule.way_of(words["schedule"]), stages, microbatches, highest)
     for worker in cluster.ended.values():
         for key, tensor in worker.own.items():
             assert torch.equal(tensor, plain.weights[key]), (key, (tensor - plain.weights[key]).abs().max())
     if highest is not None:
-        one_for_all = alone(ways.PipeDream(), stages, microbatches, None)
+        one_for_all = alone(schedule.PipeDream(), stages, microbatches, None)
         assert not torch.equal(one_for_all.weights["0.weight"], plain.weights["0.weight"])
         assert plain.delays[0].most_common(1)[0][0] == stages - 1
 

@@ -14,8 +14,7 @@ from math import lcm
 import pytest
 
 from psjob.modes.stages import Stages
-from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
-from psjob.pipeline.ways import Flush, FTPipe, PipeDream, TrainingWay, TwoBW
+from psjob.pipeline.schedule import Backward, Flush, Forward, FTPipe, PipeDream, StageSchedule, TrainingWay, TwoBW, Update, Work
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.wire.frame import Kind, WireError
 

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.pipeline.correct import Begin
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import Micro, arguments, cut
-from psjob.pipeline.onememory import OneMemory
-from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.stage import Grads, StageRun
-from psjob.pipeline.ways import TrainingWay
+from psjob.pipeline.predict import Begin
+from psjob.pipeline.schedule import Direction, StageWork, TrainingWay
+from psjob.pipeline.stage import Grads, OneMemory, StageRun
 from tests.support.pipeline_reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 
 

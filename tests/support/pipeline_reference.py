@@ -16,12 +16,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
-from psjob.pipeline.correct import Begin, Corrector
-from psjob.pipeline.delays import check_shared, updates_before
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.ways import TrainingWay
+from psjob.pipeline.predict import Begin, Corrector
+from psjob.pipeline.schedule import TrainingWay, check_shared, updates_before
 
 Loss = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter], int], torch.optim.Optimizer]

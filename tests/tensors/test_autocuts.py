@@ -15,8 +15,7 @@ from torch import nn
 import psjob as ps
 from psjob.api import autocuts
 from psjob.modes.stages import Stages
-from psjob.pipeline.chosen import ChosenCuts
-from psjob.pipeline.cuts import beginnings
+from psjob.pipeline.cuts import ChosenCuts, beginnings
 from psjob.planning.plan import Plan, Stage, Way
 from psjob.planning.predict import Case, fits, predict
 from psjob.planning.profile import Node, Output, Profile, Tied, Work, in_blocks

@@ -21,8 +21,8 @@ from psjob.checkpoint.rows import read_tables
 from psjob.rules.base import check_hyperparameters
 from psjob.shard.tables import RowCuts, Voided
 from psjob.tables import Partition, RowTable, TableSpec
-from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
+from psjob.tables.spec import initial_rows
 from tests.soaking import rotating
 
 from . import checkpoint_parts as parts

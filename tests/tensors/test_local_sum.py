@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from psjob.collectives.localsum import Given, LocalSum, choose, exchange_seconds, shared_seconds
-from psjob.collectives.topomatrix import TopoMatrix, parse
+from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose, exchange_seconds, parse_topology, shared_seconds
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker import agreeing, podmemory, podsums
 from psjob.worker.ending import SessionEnd
@@ -36,13 +35,17 @@ from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, 
     ],
 )
 def test_what_nvidia_smi_prints_is_read(text: str, kinds: list[str]) -> None:
-    found = parse(text)
+    found = parse_topology(text)
     assert found.gpus == tuple(range(len(kinds)))
     assert [" ".join("" if i == j else found.kinds[frozenset((i, j))] for j in found.gpus) for i in found.gpus] == kinds
 
 
 def test_lanes_are_counted() -> None:
-    assert (parse(FOUR_H100).lanes(0, 3), parse(FOUR_GB200).lanes(2, 1), parse(TWO_5090).lanes(0, 1)) == (6, 18, 0)
+    assert (parse_topology(FOUR_H100).lanes(0, 3), parse_topology(FOUR_GB200).lanes(2, 1), parse_topology(TWO_5090).lanes(0, 1)) == (
+        6,
+        18,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,11 +62,11 @@ def test_lanes_are_counted() -> None:
 )
 def test_other_text_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        parse(text)
+        parse_topology(text)
 
 
 def given(count: int, text: str = "", size: int = 400_000_000, devices: Sequence[str] = (), **rates: float) -> Given:
-    matrix = parse(text) if text else None
+    matrix = parse_topology(text) if text else None
     return Given(devices or [f"gpu-{i}" for i in range(count)], size, matrix, list(range(count)), **rates)
 
 

@@ -11,17 +11,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 from psjob import contract, rules
-from psjob.pipeline import correct, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.rules.base import check_hyperparameters
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
 
-LATE: list[ways.TrainingWay] = [ways.TwoBW(), ways.PipeDream(), ways.PipeDream(vertical_sync=True), ways.FTPipe(recompute=False)]
+LATE: list[schedule.TrainingWay] = [
+    schedule.TwoBW(),
+    schedule.PipeDream(),
+    schedule.PipeDream(vertical_sync=True),
+    schedule.FTPipe(recompute=False),
+]
 
 
-def begun(word: str, **options: float) -> correct.Corrector:
-    begin = correct.of(ways.PipeDream(), word, options)
+def begun(word: str, **options: float) -> predict.Corrector:
+    begin = predict.corrector(schedule.PipeDream(), word, options)
     assert begin is not None
     return begin()
 
@@ -90,7 +95,7 @@ def test_with_a_heavy_ball_a_step_by_its_rate_is_the_momentum() -> None:
         sgd.apply(state, grad, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0})
         corrector.moved("w", before, state.weights, 0.1)
         mean = 0.999 * mean + 0.001 * state.slots["momentum_buffer"] ** 2
-    assert isinstance(corrector, correct.ByGap)
+    assert isinstance(corrector, predict.ByGap)
     torch.testing.assert_close(corrector._steps["w"][0], mean, rtol=1e-9, atol=1e-12)
 
 
@@ -131,36 +136,36 @@ def test_a_sparse_gradient_becomes_a_dense_one() -> None:
 @pytest.mark.parametrize(
     ("way", "word", "options", "says"),
     [
-        (ways.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
-        (ways.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
-        (ways.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
-        (ways.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
-        (ways.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
-        (ways.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
-        (ways.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
+        (schedule.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
+        (schedule.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
+        (schedule.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
+        (schedule.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
+        (schedule.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
+        (schedule.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
+        (schedule.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
         (
-            ways.TwoBW(),
+            schedule.TwoBW(),
             "dc-asgd",
             {"lr": 1.0},
             "has lr, which correct dc-asgd does not take; that is the script's optimizer's; it takes lam",
         ),
-        (ways.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
-        (ways.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
+        (schedule.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
+        (schedule.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
     ],
 )
-def test_what_cannot_be_is_refused(way: ways.TrainingWay, word: str, options: dict[str, float], says: str) -> None:
+def test_what_cannot_be_is_refused(way: schedule.TrainingWay, word: str, options: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError) as refused:
-        correct.of(way, word, options)
+        predict.corrector(way, word, options)
     assert says in str(refused.value)
 
 
 def test_what_the_script_steps_with_is_looked_at() -> None:
-    correct.check_step("none", {"maximize": True})
-    correct.check_step("gap-aware", {"maximize": True, "lr": 0.1})
+    predict.check_correction("none", {"maximize": True})
+    predict.check_correction("gap-aware", {"maximize": True, "lr": 0.1})
     with pytest.raises(ValueError, match="leave maximize out"):
-        correct.check_step("dc-asgd", {"maximize": True, "lr": 0.1})
+        predict.check_correction("dc-asgd", {"maximize": True, "lr": 0.1})
     with pytest.raises(ValueError, match="without a hyperparameter lr"):
-        correct.check_step("gap-aware", {})
+        predict.check_correction("gap-aware", {})
 
 
 def net() -> nn.Module:
@@ -179,17 +184,18 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 6, generator=generator), torch.randn(8, 6, generator=generator)) for _ in range(count)]
 
 
-def outcome(train: Any, model: nn.Module, way: ways.TrainingWay, word: str, **more: Any) -> dict[str, torch.Tensor]:
+def outcome(train: Any, model: nn.Module, way: schedule.TrainingWay, word: str, **more: Any) -> dict[str, torch.Tensor]:
     made = train(
         model, nn.functional.mse_loss, batches(9), parts=split(model, [1, 2, 3]), way=way, microbatches=4,
-        optimizer=lambda parameters, _delay: torch.optim.SGD(parameters, lr=0.2, momentum=0.9), correct=correct.of(way, word, {}), **more,
+        optimizer=lambda parameters, _delay: torch.optim.SGD(parameters, lr=0.2, momentum=0.9),
+        correct=predict.corrector(way, word, {}), **more,
     )  # fmt: skip
     return dict(made.weights)
 
 
 @pytest.mark.parametrize("word", contract.CORRECTIONS[1:])
 @pytest.mark.parametrize("way", LATE, ids=lambda way: f"{way.name}{'-vertical' * way.vertical_sync}")
-def test_stages_that_run_their_schedules_correct_as_the_reference_does(way: ways.TrainingWay, word: str) -> None:
+def test_stages_that_run_their_schedules_correct_as_the_reference_does(way: schedule.TrainingWay, word: str) -> None:
     made, wanted, plain = (
         outcome(train, net(), way, how) for train, how in ((inprocess.train, word), (reference.train, word), (reference.train, "none"))
     )
@@ -199,14 +205,14 @@ def test_stages_that_run_their_schedules_correct_as_the_reference_does(way: ways
 
 @pytest.mark.parametrize("word", contract.CORRECTIONS[1:])
 def test_a_weight_of_two_stages_is_corrected_once_by_its_whole_gradient(word: str) -> None:
-    made, wanted = (outcome(train, tied(), ways.TwoBW(), word) for train in (inprocess.train, reference.train))
+    made, wanted = (outcome(train, tied(), schedule.TwoBW(), word) for train in (inprocess.train, reference.train))
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
 
 
 def test_the_gap_of_replicas_is_one_and_their_squares_are_their_own() -> None:
     """Gap-Aware is linear in the gradient, so replicas change no more than the order of a sum; DC-ASGD is not."""
-    one, two = (outcome(reference.train, net(), ways.TwoBW(), "gap-aware", replicas=counts) for counts in ((1,) * 4, (2, 1, 2, 1)))
+    one, two = (outcome(reference.train, net(), schedule.TwoBW(), "gap-aware", replicas=counts) for counts in ((1,) * 4, (2, 1, 2, 1)))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
-    one, two = (outcome(reference.train, net(), ways.TwoBW(), "dc-asgd", replicas=counts) for counts in ((1,) * 4, (2, 1, 2, 1)))
+    one, two = (outcome(reference.train, net(), schedule.TwoBW(), "dc-asgd", replicas=counts) for counts in ((1,) * 4, (2, 1, 2, 1)))
     assert float((one["0.0.weight"] - two["0.0.weight"]).abs().max()) > 1e-6

@@ -12,8 +12,7 @@ from psjob.api.stagefirst import StageMemory, check
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import split
-from psjob.pipeline.firstvalues import FirstValues
-from psjob.pipeline.lazy import materialise, on_meta
+from psjob.pipeline.lazy import FirstValues, materialise, on_meta
 from psjob.process.errors import Refused
 from tests.tensors.pipeline_models import Net, row
 from tests.tensors.test_pipeline_lazy import Across, Positions, Scale, encoder

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.pipeline import delays, predict, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
-from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
+from psjob.pipeline.schedule import Direction, StageWork, in_flight
 from psjob.pipeline.stage import ChangedInPlace, StageRun
 from tests.soaking import rotating
 from tests.support import pipeline_inprocess as inprocess
@@ -38,7 +38,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def both(model: nn.Module, parts: list[StagePart], way: ways.TrainingWay, microbatches: int, count: int, **options: Any) -> Outcome:
+def both(model: nn.Module, parts: list[StagePart], way: schedule.TrainingWay, microbatches: int, count: int, **options: Any) -> Outcome:
     """What the reference comes to; the stages must come to the same bits, numbers and delays."""
     given: dict[str, Any] = {"parts": parts, "way": way, "microbatches": microbatches, "optimizer": sgd, "seed": 5, **options}
     loss = net_loss if isinstance(model, Net) else LOSS
@@ -71,7 +71,7 @@ def one_stage(microbatches: int, minibatches: int, tied: bool = True) -> Outcome
     return Outcome(losses, {n: p.detach() for n, p in parameters.items()}, buffers, [Counter({0: minibatches})])
 
 
-def in_turn(given: Sequence[ways.TrainingWay], sizes: Sequence[tuple[int, int]]) -> list[Any]:
+def in_turn(given: Sequence[schedule.TrainingWay], sizes: Sequence[tuple[int, int]]) -> list[Any]:
     """Each way with each third of the sizes, so that every size has a way; the rest of the product rotates."""
     return [
         (pytest.param if (number + place) % 3 == 0 else rotating)(way, *size, id=f"{way}-{size[0]}-{size[1]}")
@@ -80,12 +80,12 @@ def in_turn(given: Sequence[ways.TrainingWay], sizes: Sequence[tuple[int, int]])
     ]
 
 
-FLUSH = [ways.Flush("gpipe"), ways.Flush("1f1b"), ways.Flush("1f1b", recompute=True)]
+FLUSH = [schedule.Flush("gpipe"), schedule.Flush("1f1b"), schedule.Flush("1f1b", recompute=True)]
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)]
 
 
 @pytest.mark.parametrize(("way", "stages", "microbatches"), in_turn(FLUSH, SIZES))
-def test_flush_is_one_process_bit_by_bit(way: ways.TrainingWay, stages: int, microbatches: int) -> None:
+def test_flush_is_one_process_bit_by_bit(way: schedule.TrainingWay, stages: int, microbatches: int) -> None:
     """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient in each step alone gives."""
     model = row()
     found = both(model, split(model, ROW_CUTS[stages]), way, microbatches, 3)
@@ -99,7 +99,7 @@ def test_flush_of_an_exported_model_is_one_process_too() -> None:
     for stages in (1, 4):
         model = Net()
         parts = split(model, NET_CUTS[stages], arguments(tokens(1)[0][0][:4]))
-        outcomes.append(both(model, parts, ways.Flush(), 4, 2))
+        outcomes.append(both(model, parts, schedule.Flush(), 4, 2))
     assert same(outcomes[0].weights, outcomes[1].weights) and same(outcomes[0].buffers, outcomes[1].buffers)
     assert outcomes[0].losses == outcomes[1].losses
 
@@ -109,29 +109,29 @@ def test_flush_adds_up_a_weight_of_many_stages_as_one_process_does() -> None:
     model = nn.Sequential(nn.Embedding(12, 12), Mean(), *(nn.Sequential(nn.Tanh(), nn.Linear(12, 12)) for _ in range(4)))
     for block in model[3:]:
         block[1].weight = model[2][1].weight  # type: ignore[index]
-    found = both(model, split(model, [3, 4, 5]), ways.Flush(), 2, 4)
-    assert same(found.weights, both(model, split(model), ways.Flush(), 2, 4).weights)
+    found = both(model, split(model, [3, 4, 5]), schedule.Flush(), 2, 4)
+    assert same(found.weights, both(model, split(model), schedule.Flush(), 2, 4).weights)
 
 
 ASYNC = [
-    ways.PipeDream(),
-    ways.PipeDream(vertical_sync=True),
-    ways.Latest(),
-    ways.TwoBW(),
-    ways.FTPipe(),
-    ways.FTPipe(predicts=False),
-    ways.FTPipe(recompute=False),
+    schedule.PipeDream(),
+    schedule.PipeDream(vertical_sync=True),
+    schedule.Latest(),
+    schedule.TwoBW(),
+    schedule.FTPipe(),
+    schedule.FTPipe(predicts=False),
+    schedule.FTPipe(recompute=False),
 ]
 
 
 @pytest.mark.parametrize(("way", "stages", "microbatches"), in_turn(ASYNC, [(2, 1), (2, 4), (4, 1), (4, 4)]))
 def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
-    way: ways.TrainingWay, stages: int, microbatches: int
+    way: schedule.TrainingWay, stages: int, microbatches: int
 ) -> None:
     """The stages measure their delays; the reference takes them from the formula."""
     model = row(tied=False)
     parts = split(model, ROW_CUTS[stages])
-    if isinstance(way, ways.TwoBW) and microbatches < stages:
+    if isinstance(way, schedule.TwoBW) and microbatches < stages:
         with pytest.raises(ValueError, match=f"microbatches is {microbatches} with {stages} stages: 2BW needs"):
             inprocess.train(model, LOSS, tokens(1), parts=parts, way=way, microbatches=microbatches, optimizer=sgd)
         return
@@ -142,8 +142,8 @@ def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
     assert not same(found.weights, one_stage(microbatches, 8, tied=False).weights)
 
 
-@pytest.mark.parametrize("way", [ways.PipeDream(), ways.Latest()], ids=str)
-def test_a_forward_under_autocast_casts_the_weights_of_now(way: ways.TrainingWay) -> None:
+@pytest.mark.parametrize("way", [schedule.PipeDream(), schedule.Latest()], ids=str)
+def test_a_forward_under_autocast_casts_the_weights_of_now(way: schedule.TrainingWay) -> None:
     """Autocast keeps the cast of a leaf as long as it is on, also where the leaf's memory has changed meanwhile."""
     model = row(tied=False)
     with torch.autocast("cpu", torch.bfloat16):
@@ -179,7 +179,7 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 def test_2bw_is_the_rule_of_its_paper() -> None:
     """w_{t+1} = w_t - lr g(w_{t-1})."""
     model, batches = tanh(), points(6)
-    found = inprocess.train(model, LOSS, batches, parts=split(model, [2, 4]), way=ways.TwoBW(), microbatches=4, optimizer=plain_sgd)
+    found = inprocess.train(model, LOSS, batches, parts=split(model, [2, 4]), way=schedule.TwoBW(), microbatches=4, optimizer=plain_sgd)
     weights = [dict(model.state_dict())]
     for number, batch in enumerate(batches):
         grads = gradient(weights[max(number - 1, 0)], batch)
@@ -192,7 +192,7 @@ def test_pipedream_is_the_rule_of_its_paper(vertical_sync: bool) -> None:
     """w_{t+1} = w_t - lr g(w_0^(t-K+1), …, w_{K-1}^(t)); with vertical sync all of them are of t-K+1."""
     model, batches = tanh(), points(6)
     found = inprocess.train(
-        model, LOSS, batches, parts=split(model, [2, 4]), way=ways.PipeDream(vertical_sync), microbatches=1, optimizer=plain_sgd
+        model, LOSS, batches, parts=split(model, [2, 4]), way=schedule.PipeDream(vertical_sync), microbatches=1, optimizer=plain_sgd
     )
     late = {name: 2 if vertical_sync else 2 - int(name[0]) // 2 for name in model.state_dict()}
     weights = [dict(model.state_dict())]
@@ -205,10 +205,10 @@ def test_pipedream_is_the_rule_of_its_paper(vertical_sync: bool) -> None:
 def test_ftpipe_without_delay_is_plain_training_and_predicts_what_momentum_says() -> None:
     model, batches = tanh(), points(7)
     options: dict[str, Any] = {"microbatches": 1, "optimizer": sgd}
-    alone = inprocess.train(model, LOSS, batches, parts=split(model), way=ways.FTPipe(), **options)
-    flush = inprocess.train(model, LOSS, batches, parts=split(model), way=ways.Flush(), **options)
+    alone = inprocess.train(model, LOSS, batches, parts=split(model), way=schedule.FTPipe(), **options)
+    flush = inprocess.train(model, LOSS, batches, parts=split(model), way=schedule.Flush(), **options)
     assert same(alone.weights, flush.weights)
-    stashed = inprocess.train(model, LOSS, batches, parts=split(model, [2]), way=ways.FTPipe(recompute=False), **options)
+    stashed = inprocess.train(model, LOSS, batches, parts=split(model, [2]), way=schedule.FTPipe(recompute=False), **options)
     w = [dict(model.state_dict())]
     v = {name: torch.zeros_like(p) for name, p in w[0].items()}
     seen = [v]
@@ -235,7 +235,7 @@ def test_learning_rate_and_momentum_go_by_the_stages_delay() -> None:
         betas[delay] = predict.momentum_by_stage(0.9, delay, 4)
         return torch.optim.NAdam(parameters, betas=(betas[delay], 0.999))
 
-    both(model, parts, ways.PipeDream(), 1, 5, optimizer=nadam, rate=rate)
+    both(model, parts, schedule.PipeDream(), 1, 5, optimizer=nadam, rate=rate)
     assert set(asked) == {(delay, step) for delay in range(4) for step in range(5)}
     assert len({*betas.values()}) == 4
 
@@ -247,9 +247,9 @@ def test_a_weight_of_two_stages_needs_one_delay() -> None:
         with pytest.raises(
             ValueError, match=r"0\.weight is shared by stages 0, 3, whose delays are 3, 0 updates; take a way with one delay"
         ):
-            train(model, LOSS, tokens(1), parts=parts, way=ways.PipeDream(), microbatches=1, optimizer=sgd)
-    both(model, parts, ways.TwoBW(), 4, 6)
-    both(model, parts, ways.PipeDream(vertical_sync=True), 2, 6)
+            train(model, LOSS, tokens(1), parts=parts, way=schedule.PipeDream(), microbatches=1, optimizer=sgd)
+    both(model, parts, schedule.TwoBW(), 4, 6)
+    both(model, parts, schedule.PipeDream(vertical_sync=True), 2, 6)
 
 
 def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +266,17 @@ def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -
         load(self, number, tensors)
 
     monkeypatch.setattr(StageRun, "load", in_place)
-    options: dict[str, Any] = {"parts": split(model, ROW_CUTS[2]), "way": ways.PipeDream(), "microbatches": 1, "optimizer": sgd}
+    options: dict[str, Any] = {"parts": split(model, ROW_CUTS[2]), "way": schedule.PipeDream(), "microbatches": 1, "optimizer": sgd}
     with pytest.raises(ChangedInPlace, match="stage 0"):
         inprocess.train(model, LOSS, tokens(4), **options)
 
 
-@pytest.mark.parametrize("way", [ways.Flush(), ways.Flush("gpipe"), ways.PipeDream(), ways.TwoBW(), ways.FTPipe()], ids=str)
-def test_stages_hold_no_more_than_the_formulas_say(way: ways.TrainingWay, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "way", [schedule.Flush(), schedule.Flush("gpipe"), schedule.PipeDream(), schedule.TwoBW(), schedule.FTPipe()], ids=str
+)
+def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Micro-batches in flight, and for PipeDream versions of weights under their graphs, which `bytes_of_stash` counts."""
-    stages, microbatches = 4, 1 if isinstance(way, ways.PipeDream) else 4
+    stages, microbatches = 4, 1 if isinstance(way, schedule.PipeDream) else 4
     flying, versions = [0] * stages, [0] * stages
     forward = StageRun.forward
 
@@ -287,11 +289,11 @@ def test_stages_hold_no_more_than_the_formulas_say(way: ways.TrainingWay, monkey
     monkeypatch.setattr(StageRun, "forward", counting)
     model = row(tied=False)
     inprocess.train(model, LOSS, tokens(8), parts=split(model, ROW_CUTS[stages]), way=way, microbatches=microbatches, optimizer=sgd)
-    expected = [4] * stages if way == ways.Flush("gpipe") else [delays.in_flight(k, stages) for k in range(stages)]
+    expected = [4] * stages if way == schedule.Flush("gpipe") else [in_flight(k, stages) for k in range(stages)]
     assert flying == expected
-    if isinstance(way, ways.PipeDream):
+    if isinstance(way, schedule.PipeDream):
         assert versions == expected
-    elif not isinstance(way, ways.FTPipe):
+    elif not isinstance(way, schedule.FTPipe):
         assert max(versions) <= 2
 
 
@@ -311,15 +313,15 @@ def test_a_backward_frees_what_its_forward_kept() -> None:
 
 def test_training_leaves_the_model_as_it_was() -> None:
     model = row()
-    both(model, split(model, ROW_CUTS[2]), ways.TwoBW(), 2, 3)
+    both(model, split(model, ROW_CUTS[2]), schedule.TwoBW(), 2, 3)
     assert same(dict(model.state_dict()), dict(row().state_dict())) and all(p.grad is None for p in model.parameters())
 
 
 def test_frozen_weights_stay() -> None:
     model = row()
     model[3].weight.requires_grad_(False)
-    for way in (ways.Flush(), ways.FTPipe(predicts=False), ways.TwoBW()):
-        if isinstance(way, ways.FTPipe):
+    for way in (schedule.Flush(), schedule.FTPipe(predicts=False), schedule.TwoBW()):
+        if isinstance(way, schedule.FTPipe):
             model[10].weight = nn.Parameter(model[10].weight.detach().clone())
         found = both(model, split(model, ROW_CUTS[2]), way, 2, 3)
         assert torch.equal(found.weights["3.weight"], model[3].weight) and not torch.equal(found.weights["7.weight"], model[7].weight)
@@ -328,8 +330,8 @@ def test_frozen_weights_stay() -> None:
 def test_schedules_that_wait_for_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = row()
     backward_first = [StageWork(Direction.BACKWARD, 0), StageWork(Direction.FORWARD, 0)]
-    monkeypatch.setattr(ways.Flush, "work", lambda *_: backward_first)
+    monkeypatch.setattr(schedule.Flush, "work", lambda *_: backward_first)
     with pytest.raises(RuntimeError, match=r"stages wait for each other after \[0, 0\] pieces of work"):
-        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=ways.Flush(), microbatches=1, optimizer=sgd)
+        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=schedule.Flush(), microbatches=1, optimizer=sgd)
     with pytest.raises(ValueError, match="minibatch 0 has 16 samples for 17 micro-batches; leave it out"):
-        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=ways.Flush(), microbatches=17, optimizer=sgd)
+        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=schedule.Flush(), microbatches=17, optimizer=sgd)

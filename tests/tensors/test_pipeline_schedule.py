@@ -8,9 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.pipeline import delays, order, predict, ways
-from psjob.pipeline.order import Direction, StageWork
-from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
+from psjob.pipeline import predict
+from psjob.pipeline.schedule import (
+    Backward,
+    Direction,
+    Flush,
+    Forward,
+    FTPipe,
+    Latest,
+    PipeDream,
+    StageSchedule,
+    StageWork,
+    TrainingWay,
+    TwoBW,
+    Update,
+    Work,
+    one_forward_one_backward,
+    updates_before,
+    way_of,
+    without_flush,
+)
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 
@@ -36,10 +53,10 @@ def test_batches_that_come_one_by_one_are_worked_on_as_in_one_run(replicas: tupl
     microbatches = 6 * each
     for stage, count in enumerate(replicas):
         for replica in range(count):
-            late = StageSchedule(ways.PipeDream(), stage, replicas, replica)
-            assert passes(all_of(late, [microbatches] * 5), microbatches) == order.without_flush(stage, replicas, 5 * microbatches, replica)
-    flush = StageSchedule(ways.Flush(), 1, (1, 1, 1))
-    both = order.one_forward_one_backward(1, 3, microbatches) + order.one_forward_one_backward(1, 3, microbatches, microbatches)
+            late = StageSchedule(PipeDream(), stage, replicas, replica)
+            assert passes(all_of(late, [microbatches] * 5), microbatches) == without_flush(stage, replicas, 5 * microbatches, replica)
+    flush = StageSchedule(Flush(), 1, (1, 1, 1))
+    both = one_forward_one_backward(1, 3, microbatches) + one_forward_one_backward(1, 3, microbatches, microbatches)
     assert passes(all_of(flush, [microbatches] * 2), microbatches) == both
 
 
@@ -47,11 +64,11 @@ def test_batches_that_come_one_by_one_are_worked_on_as_in_one_run(replicas: tupl
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
-    st.sampled_from([ways.Flush(), ways.TwoBW(), ways.PipeDream(), ways.FTPipe()]),
+    st.sampled_from([Flush(), TwoBW(), PipeDream(), FTPipe()]),
     st.data(),
 )
 def test_whatever_the_batches_each_is_updated_once_and_in_order(
-    batches: list[int], replicas: list[int], way: ways.TrainingWay, data: st.DataObject
+    batches: list[int], replicas: list[int], way: TrainingWay, data: st.DataObject
 ) -> None:
     """Also where batches have other sizes, or no micro-batch for this replica."""
     stage = data.draw(st.integers(0, len(replicas) - 1))
@@ -77,16 +94,16 @@ def test_whatever_the_batches_each_is_updated_once_and_in_order(
 
 
 def test_an_update_waits_for_the_step_of_its_batch() -> None:
-    schedule = StageSchedule(ways.PipeDream(), 1, (1, 1))
+    schedule = StageSchedule(PipeDream(), 1, (1, 1))
     assert list(schedule.batch(2)) == [Forward(0, 0), Backward(0, 0), Forward(0, 1), Backward(0, 1)]
     assert schedule.updates == 0
     assert list(schedule.step()) == [Update(0)] and schedule.updates == 1
 
 
 def test_a_manifest_names_a_way_or_is_refused() -> None:
-    assert ways.of("flush") == ways.Flush() and ways.of("flush", "recompute") == ways.Flush(recompute=True)
-    assert ways.of("2bw") == ways.TwoBW() and ways.of("pipedream") == ways.PipeDream()
-    assert ways.of("pipedream", "recompute", "nesterov") == ways.FTPipe()
+    assert way_of("flush") == Flush() and way_of("flush", "recompute") == Flush(recompute=True)
+    assert way_of("2bw") == TwoBW() and way_of("pipedream") == PipeDream()
+    assert way_of("pipedream", "recompute", "nesterov") == FTPipe()
     taken = 0
     for schedule in contract.SCHEDULES:
         for weights in contract.STAGE_WEIGHTS:
@@ -95,14 +112,14 @@ def test_a_manifest_names_a_way_or_is_refused() -> None:
                 predicted = prediction == "none" or (schedule == "pipedream" and weights in ("stash", "recompute"))
                 if not (kept and predicted):
                     with pytest.raises(ValueError, match=r"take (schedule: pipedream|weights: stash or recompute)"):
-                        ways.of(schedule, weights, prediction)
+                        way_of(schedule, weights, prediction)
                     continue
-                way, taken = ways.of(schedule, weights, prediction), taken + 1
+                way, taken = way_of(schedule, weights, prediction), taken + 1
                 assert (way.flushes, way.recompute, way.predicts) == (schedule == "flush", weights == "recompute", prediction == "nesterov")
     assert taken == 9
-    assert ways.of("pipedream", "latest") == ways.Latest() and ways.of("pipedream", "vertical") == ways.PipeDream(vertical_sync=True)
+    assert way_of("pipedream", "latest") == Latest() and way_of("pipedream", "vertical") == PipeDream(vertical_sync=True)
     with pytest.raises(ValueError, match="one of them is not known"):
-        ways.of("gpipe")
+        way_of("gpipe")
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3, 7])
@@ -135,10 +152,10 @@ def test_the_formula_counts_the_updates_before_each_forward(replicas: list[int],
     stage = data.draw(st.integers(0, len(replicas) - 1))
     replica = data.draw(st.integers(0, replicas[stage] - 1))
     microbatches = replicas[stage] * data.draw(st.integers(1, 4))
-    schedule = StageSchedule(ways.Latest(), stage, replicas, replica)
+    schedule = StageSchedule(Latest(), stage, replicas, replica)
     updates = 0
     for one in all_of(schedule, [microbatches] * 8):
         if isinstance(one, Forward):
-            assert delays.updates_before(stage, replicas, microbatches, one.batch, one.micro) == updates
+            assert updates_before(stage, replicas, microbatches, one.batch, one.micro) == updates
         updates += isinstance(one, Update)
     assert updates == 8

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from psjob.rules.base import check_hyperparameters
 from psjob.tables import BUCKETS, Partition, RowTable, TableSpec, bucket_of, merge
-from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
 from psjob.tables.slab import Slab
+from psjob.tables.spec import initial_rows
 
 torch.set_num_threads(1)
 

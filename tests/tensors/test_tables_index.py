@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.tables.index import Index
+from psjob.tables.slab import Index
 
 torch.set_num_threads(1)
 

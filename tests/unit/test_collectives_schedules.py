@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psjob.collectives.doublering import EIGHT_GPUS, disjoint_rings
-from psjob.collectives.schedule import Link, Schedule, part
+from psjob.collectives.schedule import EIGHT_GPUS, Link, Schedule, broadcast_from_first, disjoint_rings, part, reduce_to_first
 from psjob.collectives.strategies import STRATEGIES, chunks_for, planner, schedule
-from psjob.collectives.tree import broadcast_from_first, reduce_to_first
 from psjob_client.topology import costs
 from tests.unit.collectives_symbolic import busiest, carried_out, contributions, seconds
 

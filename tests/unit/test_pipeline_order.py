@@ -8,8 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.pipeline import delays, order, ways
-from psjob.pipeline.order import Direction, StageWork
+from psjob.pipeline.schedule import (
+    DEFAULT,
+    Direction,
+    Flush,
+    FTPipe,
+    PipeDream,
+    StageSize,
+    StageWork,
+    TwoBW,
+    bytes_of_double_buffer,
+    bytes_of_flush,
+    bytes_of_gpipe,
+    bytes_of_recompute,
+    bytes_of_stash,
+    double_buffered,
+    gpipe,
+    idle_share,
+    in_flight,
+    one_forward_one_backward,
+    stashed,
+    warm_up,
+    without_flush,
+)
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 depth, many = st.integers(1, 6), st.integers(1, 12)
@@ -20,13 +41,13 @@ def text(work: list[StageWork]) -> str:
 
 
 def test_the_orders_of_three_stages() -> None:
-    assert text(order.gpipe(3)) == "F0 F1 F2 B0 B1 B2"
-    assert [text(order.one_forward_one_backward(k, 3, 4)) for k in range(3)] == [
+    assert text(gpipe(3)) == "F0 F1 F2 B0 B1 B2"
+    assert [text(one_forward_one_backward(k, 3, 4)) for k in range(3)] == [
         "F0 F1 F2 B0 F3 B1 B2 B3",
         "F0 F1 B0 F2 B1 F3 B2 B3",
         "F0 B0 F1 B1 F2 B2 F3 B3",
     ]
-    assert text(order.without_flush(0, (3, 1), 12, replica=1)) == "F1 F4 B1 F7 B4 F10 B7 B10"
+    assert text(without_flush(0, (3, 1), 12, replica=1)) == "F1 F4 B1 F7 B4 F10 B7 B10"
 
 
 def most_open(work: list[StageWork]) -> int:
@@ -48,13 +69,13 @@ def check_each_once(work: list[StageWork], numbers: range) -> None:
 @given(stages=depth, microbatches=many, data=st.data())
 def test_each_micro_batch_goes_forth_and_back_once_and_few_are_in_flight(stages: int, microbatches: int, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, stages - 1))
-    flush = order.one_forward_one_backward(stage, stages, microbatches, first=7)
+    flush = one_forward_one_backward(stage, stages, microbatches, first=7)
     check_each_once(flush, range(7, 7 + microbatches))
-    assert most_open(flush) == delays.in_flight(stage, stages, microbatches) == min(microbatches, stages - stage)
-    check_each_once(order.gpipe(microbatches), range(microbatches))
-    endless = order.without_flush(stage, [1] * stages, microbatches)
+    assert most_open(flush) == in_flight(stage, stages, microbatches) == min(microbatches, stages - stage)
+    check_each_once(gpipe(microbatches), range(microbatches))
+    endless = without_flush(stage, [1] * stages, microbatches)
     check_each_once(endless, range(microbatches))
-    assert most_open(endless) <= delays.in_flight(stage, stages)
+    assert most_open(endless) <= in_flight(stage, stages)
 
 
 def run_all(
@@ -87,7 +108,7 @@ def run_all(
 @given(replicas=st.lists(st.integers(1, 4), min_size=1, max_size=5), total=st.integers(1, 30))
 @settings(deadline=None)
 def test_stages_with_any_replicas_never_wait_for_each_other(replicas: list[int], total: int) -> None:
-    orders = {(k, r): order.without_flush(k, replicas, total, r) for k, count in enumerate(replicas) for r in range(count)}
+    orders = {(k, r): without_flush(k, replicas, total, r) for k, count in enumerate(replicas) for r in range(count)}
     run_all(orders, replicas)
     for stage in range(len(replicas)):
         assert Counter(one for (k, _), work in orders.items() if k == stage for one in work if one.direction is B) == Counter(
@@ -99,11 +120,11 @@ def test_stages_with_any_replicas_never_wait_for_each_other(replicas: list[int],
 @settings(deadline=None)
 def test_a_flush_idles_by_the_formula_and_no_flush_hardly(stages: int, microbatches: int) -> None:
     for schedule in ("gpipe", "1f1b"):
-        way = ways.Flush(schedule)
+        way = Flush(schedule)
         orders = {(k, 0): way.work(k, stages, microbatches, 1) for k in range(stages)}
         end, busy = run_all(orders, [1] * stages)
-        assert 1 - busy[0, 0] / end == pytest.approx(delays.idle_share(stages, microbatches))
-    end, busy = run_all({(k, 0): ways.PipeDream().work(k, stages, 1, 400) for k in range(stages)}, [1] * stages)
+        assert 1 - busy[0, 0] / end == pytest.approx(idle_share(stages, microbatches))
+    end, busy = run_all({(k, 0): PipeDream().work(k, stages, 1, 400) for k in range(stages)}, [1] * stages)
     assert end - busy[0, 0] <= 2 * (stages - 1)
 
 
@@ -111,46 +132,46 @@ def test_a_flush_idles_by_the_formula_and_no_flush_hardly(stages: int, microbatc
 def test_the_delay_is_what_the_order_of_work_makes_it(stages: int, microbatches: int, data: st.DataObject) -> None:
     """A stage's own order says how many updates it has made when a minibatch begins."""
     stage = data.draw(st.integers(0, stages - 1))
-    work = order.without_flush(stage, [1] * stages, 40 * microbatches)
+    work = without_flush(stage, [1] * stages, 40 * microbatches)
     begins = [work.index(StageWork(F, n * microbatches)) for n in range(40)]
     made = [sum(one.direction is B for one in work[:place]) // microbatches for place in begins]
     late = [n - updates for n, updates in enumerate(made)]
-    expected = delays.stashed(stage, [1] * stages, microbatches)
+    expected = stashed(stage, [1] * stages, microbatches)
     assert late == [min(n, expected) for n in range(40)]
     if microbatches == 1:
         assert expected == stages - 1 - stage
 
 
 def test_delays_of_each_way() -> None:
-    assert [ways.PipeDream().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
-    assert [ways.PipeDream().delay(k, [1] * 4, 4) for k in range(4)] == [1, 1, 1, 0]
-    assert [ways.PipeDream(vertical_sync=True).delay(k, [1] * 4, 1) for k in range(4)] == [3] * 4
-    assert [ways.TwoBW().delay(k, [1] * 4, 4) for k in range(4)] == [1] * 4
-    assert [ways.FTPipe().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
-    assert [ways.Flush().delay(k, [1] * 4, 2) for k in range(4)] == [0] * 4
-    assert [delays.stashed(k, (15, 1)) for k in range(2)] == [1, 0]
-    assert [delays.warm_up(k, (9, 5, 1, 1)) for k in range(4)] == [1, 1, 1, 0]
-    assert ways.TwoBW() == ways.DEFAULT
+    assert [PipeDream().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
+    assert [PipeDream().delay(k, [1] * 4, 4) for k in range(4)] == [1, 1, 1, 0]
+    assert [PipeDream(vertical_sync=True).delay(k, [1] * 4, 1) for k in range(4)] == [3] * 4
+    assert [TwoBW().delay(k, [1] * 4, 4) for k in range(4)] == [1] * 4
+    assert [FTPipe().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
+    assert [Flush().delay(k, [1] * 4, 2) for k in range(4)] == [0] * 4
+    assert [stashed(k, (15, 1)) for k in range(2)] == [1, 0]
+    assert [warm_up(k, (9, 5, 1, 1)) for k in range(4)] == [1, 1, 1, 0]
+    assert TwoBW() == DEFAULT
 
 
 def test_bytes_of_a_stage() -> None:
-    size = delays.StageSize(weights=100, activations=30, input=5)
-    assert delays.bytes_of_gpipe(size, 8) == 100 + 8 * 5 + 30
-    assert [delays.bytes_of_flush(size, k, 4, 2) for k in range(4)] == [160, 160, 160, 130]
-    assert [delays.bytes_of_stash(size, k, 4) for k in range(4)] == [520, 390, 260, 130]
-    assert delays.bytes_of_double_buffer(size, 1, 4) == 200 + 3 * 30
-    assert delays.bytes_of_recompute(size, 1, 4) == 200 + 3 * 5 + 30
+    size = StageSize(weights=100, activations=30, input=5)
+    assert bytes_of_gpipe(size, 8) == 100 + 8 * 5 + 30
+    assert [bytes_of_flush(size, k, 4, 2) for k in range(4)] == [160, 160, 160, 130]
+    assert [bytes_of_stash(size, k, 4) for k in range(4)] == [520, 390, 260, 130]
+    assert bytes_of_double_buffer(size, 1, 4) == 200 + 3 * 30
+    assert bytes_of_recompute(size, 1, 4) == 200 + 3 * 5 + 30
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: delays.warm_up(3, (1, 1)), "stage 3 of 2 stages: must be 0 to 1"),
-        (lambda: delays.warm_up(0, (1, 0)), "replicas of stage 1 is 0, must be 1 or more"),
-        (lambda: delays.double_buffered(4, 3), "microbatches is 3 with 4 stages: 2BW needs at least one for each stage; raise it to 4"),
-        (lambda: order.gpipe(0), "microbatches is 0, must be 1 or more"),
-        (lambda: order.without_flush(0, (2, 1), 4, replica=2), "replica 2 of stage 0: must be 0 to 1"),
-        (lambda: ways.Flush("2f2b"), "schedule is '2f2b', must be '1f1b' or 'gpipe'"),
+        (lambda: warm_up(3, (1, 1)), "stage 3 of 2 stages: must be 0 to 1"),
+        (lambda: warm_up(0, (1, 0)), "replicas of stage 1 is 0, must be 1 or more"),
+        (lambda: double_buffered(4, 3), "microbatches is 3 with 4 stages: 2BW needs at least one for each stage; raise it to 4"),
+        (lambda: gpipe(0), "microbatches is 0, must be 1 or more"),
+        (lambda: without_flush(0, (2, 1), 4, replica=2), "replica 2 of stage 0: must be 0 to 1"),
+        (lambda: Flush("2f2b"), "schedule is '2f2b', must be '1f1b' or 'gpipe'"),
     ],
 )
 def test_what_cannot_be_is_refused(call: object, says: str) -> None:

@@ -11,9 +11,8 @@ from torch import nn
 
 from psjob.api.stagefirst import StageMemory
 from psjob.layout.blocks import TensorSpec
-from psjob.pipeline.delays import check_shared
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.ways import TrainingWay
+from psjob.pipeline.schedule import TrainingWay, check_shared
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip

@@ -14,10 +14,9 @@ from psjob.api import autocuts, stagecuts
 from psjob.api.attached import AttachedJob
 from psjob.api.stagefirst import StageMemory
 from psjob.api.stageturns import StageTurns
-from psjob.pipeline import correct, ways
+from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split
-from psjob.pipeline.losses import LossFn
-from psjob.pipeline.microbatch import arguments
+from psjob.pipeline.microbatch import LossFn, arguments
 from psjob.pipeline.stage import StageRun
 from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
@@ -61,9 +60,9 @@ class StagedPipeline:
         parts = split(model, cuts, None if example is None else arguments(example))
         if len(parts) != len(config.stages.replicas):
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
-        self.way = ways.of(config.schedule, config.stage_weights, config.predict)
+        self.way = schedule.way_of(config.schedule, config.stage_weights, config.predict)
         try:
-            self.correct = correct.of(self.way, config.correct, config.correct_options)
+            self.correct = predict.corrector(self.way, config.correct, config.correct_options)
         except ValueError as error:
             raise Refused(str(error)) from error
         known = stagecuts.cuts_of(parts, stage, memory)

@@ -10,8 +10,7 @@ from torch import nn
 from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
-from psjob.pipeline.firstvalues import FirstValues
-from psjob.pipeline.lazy import give_memory
+from psjob.pipeline.lazy import FirstValues, give_memory
 from psjob.pipeline.parts import StagePart
 from psjob.process.errors import Refused
 

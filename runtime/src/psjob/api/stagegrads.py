@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from psjob.pipeline.losses import accumulate
+from psjob.pipeline.microbatch import accumulate
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob

@@ -15,8 +15,7 @@ from psjob.api.inputs import sum_of
 from psjob.api.stagegrads import StageGrads
 from psjob.api.stageversions import StageVersions
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.losses import mean_loss
-from psjob.pipeline.microbatch import Micro, arguments, cut
+from psjob.pipeline.microbatch import Micro, arguments, cut, mean_loss
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
 from psjob.pipeline.stage import Grads
 from psjob.process.errors import Refused

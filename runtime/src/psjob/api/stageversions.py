@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from psjob.pipeline import correct, predict
-from psjob.pipeline.onememory import OneMemory
+from psjob.pipeline import predict
+from psjob.pipeline.predict import check_correction
+from psjob.pipeline.stage import OneMemory
 from psjob.process.errors import Refused
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class StageVersions:
         if self._highest is not None:
             looks["highestMomentum"] = lambda: self._with_momentum(hyperparameters)
         if self._word != "none":
-            looks[f"correct {self._word}"] = partial(each, partial(correct.check_step, self._word))
+            looks[f"correct {self._word}"] = partial(each, partial(check_correction, self._word))
         for field, look in looks.items():
             try:
                 look()

@@ -20,9 +20,8 @@ from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.tables import Partition, RowTable, TableSpec, rules
-from psjob.tables.admission import COUNTS
-from psjob.tables.cut import Rows
-from psjob.tables.init import initial_rows
+from psjob.tables.spec import initial_rows
+from psjob.tables.table import COUNTS, Rows
 
 _HEAD: Final = 4
 PART: Final = 1 << 16

@@ -10,8 +10,8 @@ import torch
 
 from psjob.collectives.reducing import DEADLINE, check, connected, flattened, local_ranks, put_back
 from psjob.collectives.runner import PointToPoint, Transport, run
+from psjob.collectives.schedule import broadcast_from_first
 from psjob.collectives.strategies import Planner, chunks_for, planner
-from psjob.collectives.tree import broadcast_from_first
 from psjob.process.errors import refuse
 
 M = TypeVar("M", bound=torch.nn.Module)

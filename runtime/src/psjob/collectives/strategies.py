@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from psjob.collectives.doublering import double_ring
-from psjob.collectives.hierarchical import hierarchical
-from psjob.collectives.ring import both_ways_ring, ring
-from psjob.collectives.schedule import Schedule, relabelled
-from psjob.collectives.servers import servers
-from psjob.collectives.tree import double_tree, rank_order, tree
+from psjob.collectives.schedule import (
+    Schedule,
+    both_ways_ring,
+    double_ring,
+    double_tree,
+    hierarchical,
+    rank_order,
+    relabelled,
+    ring,
+    servers,
+    tree,
+)
 
 CHUNK_BYTES = 1 << 20
 MOST_CHUNKS = 64

@@ -1,13 +1,434 @@
-"""What one worker of a stage does next, batch after batch: forwards, backwards and updates, in the order of its way of training. Pure."""
+"""Ways of training a pipeline: which weights a forward takes, in which order work is done, and how late gradients are. Pure.
+
+Each way is an object without state that a stage, the oracles of the tests and planners share. Before them stand the formulas: how late
+the gradient of each stage is, how long stages idle, and what a stage holds. `StageSchedule` says what one worker does next.
+
+K stages 0..K-1, M micro-batches an update, r_k replicas of stage k. A delay is a number of updates: a gradient of delay d was computed
+on the weights that were current d updates before the one it makes.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, NamedTuple, Protocol
 
-from psjob.pipeline.delays import warm_up
-from psjob.pipeline.ways import TrainingWay
+from psjob import contract
+
+
+def stashed(stage: int, replicas: Sequence[int], microbatches: int = 1) -> int:
+    """Updates by which weights are old at stage `stage` of 1F1B without flush, where the weights of a forward serve its backward too.
+
+    ceil(w / M), where w is `warm_up` and M the micro-batches of an update that one replica makes. A replica that made w forwards ahead
+    of its backwards has finished w micro-batches less than it has begun. K-1-k for one replica a stage and M = 1, and
+    floor((r_k + … + r_{K-1} - 1) / r_k) with replicas (PipeDream; Narayanan et al., SOSP 2019). Gradients of a stage's replicas are
+    summed before they are an update.
+
+    Raises:
+        ValueError: a stage that is not there, or a number below 1.
+    """
+    _at_least_one("microbatches", microbatches)
+    return -(-warm_up(stage, replicas) // microbatches)
+
+
+def warm_up(stage: int, replicas: Sequence[int]) -> int:
+    """Forwards that a replica of `stage` makes before its first pair of a forward and a backward, in 1F1B without flush.
+
+    floor((r_k + … + r_{K-1} - 1) / r_k), as in PipeDream's runtime.py (`num_warmup_minibatches`).
+
+    Raises:
+        ValueError: a stage that is not there, or a number below 1.
+    """
+    if not 0 <= stage < len(replicas):
+        raise ValueError(f"stage {stage} of {len(replicas)} stages: must be 0 to {len(replicas) - 1}")
+    for number, count in enumerate(replicas):
+        _at_least_one(f"replicas of stage {number}", count)
+    return (sum(replicas[stage:]) - 1) // replicas[stage]
+
+
+def updates_before(stage: int, replicas: Sequence[int], microbatches: int, minibatch: int, micro: int) -> int:
+    """Updates that stage `stage` has made before the forward of micro-batch `micro` of minibatch `minibatch`, in 1F1B without flush.
+
+    floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, and this one is its i-th of all. Before that
+    forward it has made all but w = `warm_up` of the backwards.
+
+    Raises:
+        ValueError: as `warm_up` and `of_each`.
+    """
+    own = of_each(replicas[stage], microbatches)
+    done = minibatch * own + micro // replicas[stage] - warm_up(stage, replicas)
+    return max(done, 0) // own
+
+
+def double_buffered(stages: int, microbatches: int) -> int:
+    """The delay of every stage of PipeDream-2BW (Narayanan et al. 2020, arXiv 2006.09503): 1 at any depth.
+
+    Raises:
+        ValueError: fewer micro-batches than stages. Stage 0 would not have the weights of one update ago in time.
+    """
+    _at_least_one("stages", stages)
+    if microbatches < stages:
+        raise ValueError(
+            f"microbatches is {microbatches} with {stages} stages: 2BW needs at least one for each stage; raise it to {stages}"
+        )
+    return 1
+
+
+def check_shared(owners: Mapping[str, Sequence[int]], delays: Sequence[int], one_delay: str) -> None:
+    """Raise ValueError where stages that share a parameter have different delays: two updates would mix.
+
+    `owners` are the stages of each parameter by name; `one_delay` says what to take where that is so.
+    """
+    for name, stages in owners.items():
+        if len({delays[stage] for stage in stages}) > 1:
+            late = ", ".join(str(delays[stage]) for stage in stages)
+            raise ValueError(
+                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take {one_delay}, or give "
+                "each stage a weight of its own"
+            )
+
+
+def of_each(replicas: int, microbatches: int) -> int:
+    """The micro-batches of an update that each replica of a stage makes, without flush. Raises ValueError where it is no whole number."""
+    if microbatches % replicas:
+        raise ValueError(
+            f"microbatches is {microbatches}, which {replicas} workers of a stage cannot share evenly; without flush it must be a multiple "
+            f"of {replicas}"
+        )
+    return microbatches // replicas
+
+
+def idle_share(stages: int, microbatches: int) -> float:
+    """The share of time, 0 to 1, that stages of equal speed wait in each flush: (K-1)/(M+K-1) (GPipe, arXiv 1811.06965)."""
+    _at_least_one("stages", stages)
+    _at_least_one("microbatches", microbatches)
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+@dataclass(frozen=True)
+class StageSize:
+    """Bytes of one stage: its weights, and of one micro-batch all activations that its graph keeps, and its input."""
+
+    weights: int
+    activations: int
+    input: int
+
+
+def in_flight(stage: int, stages: int, microbatches: int | None = None) -> int:
+    """Micro-batches whose graph a stage of 1F1B holds at once: K-k, and no more than there are before a flush."""
+    return stages - stage if microbatches is None else min(microbatches, stages - stage)
+
+
+def bytes_of_gpipe(size: StageSize, microbatches: int) -> int:
+    """GPipe with recompute: weights, the inputs of all micro-batches, the activations of one."""
+    return size.weights + microbatches * size.input + size.activations
+
+
+def bytes_of_flush(size: StageSize, stage: int, stages: int, microbatches: int) -> int:
+    """1F1B with flush: weights, and the activations of what is in flight."""
+    return size.weights + in_flight(stage, stages, microbatches) * size.activations
+
+
+def bytes_of_stash(size: StageSize, stage: int, stages: int) -> int:
+    """1F1B without flush: weights and activations for each micro-batch in flight."""
+    return in_flight(stage, stages) * (size.weights + size.activations)
+
+
+def bytes_of_double_buffer(size: StageSize, stage: int, stages: int) -> int:
+    """2BW: weights twice, activations of what is in flight."""
+    return 2 * size.weights + in_flight(stage, stages) * size.activations
+
+
+def bytes_of_recompute(size: StageSize, stage: int, stages: int) -> int:
+    """Predicted weights beside the current ones, inputs of what is in flight, activations of the micro-batch that is run again."""
+    return 2 * size.weights + in_flight(stage, stages) * size.input + size.activations
+
+
+def _at_least_one(what: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{what} is {value}, must be 1 or more")
+
+
+class TrainingWay(Protocol):
+    """M micro-batches make a minibatch, and a minibatch makes one update of each stage. Version n has had n updates."""
+
+    name: ClassVar[str]
+
+    @property
+    def recompute(self) -> bool:
+        """Does a backward run its forward again, on the weights that are current then?"""
+        ...
+
+    @property
+    def predicts(self) -> bool:
+        """Does a forward take weights that are expected `delay` updates later?"""
+        ...
+
+    @property
+    def vertical_sync(self) -> bool:
+        """Do all stages take the version that stage 0 took?"""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Does a stage have one memory of weights, which changes under open graphs?"""
+        ...
+
+    @property
+    def flushes(self) -> bool:
+        """Are all micro-batches of a minibatch through before the next one begins?"""
+        ...
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        """Updates by which the weights of a forward are old, where enough updates were made. Raises ValueError for what cannot be."""
+        ...
+
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
+        """What a stage does, in its order, over the whole run."""
+        ...
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        """The version that a stage takes for a minibatch when its first forward begins.
+
+        `updates` is the number of updates that the stage has made by then, `first` the version that stage 0 took.
+        """
+        ...
+
+    def awaits(self, minibatch: int) -> int:
+        """Updates that a stage must have made before the first forward of a minibatch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Flush:
+    """All micro-batches of an update are finished before the next begins: the gradient of one process, no delay.
+
+    `schedule` is "1f1b" or "gpipe". `recompute` keeps inputs alone and runs the forward again in the backward.
+    """
+
+    schedule: str = "1f1b"
+    recompute: bool = False
+
+    name: ClassVar[str] = "flush"
+    predicts: ClassVar[bool] = False
+    vertical_sync: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
+    flushes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("1f1b", "gpipe"):
+            raise ValueError(f"schedule is {self.schedule!r}, must be '1f1b' or 'gpipe'")
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return 0
+
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
+        all_work = []
+        for first in range(0, minibatches * microbatches, microbatches):
+            if self.schedule == "gpipe":
+                all_work += gpipe(microbatches, first)
+            else:
+                all_work += one_forward_one_backward(stage, stages, microbatches, first)
+        return all_work
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return minibatch
+
+    def awaits(self, minibatch: int) -> int:
+        return minibatch
+
+
+class _NoFlush:
+    """1F1B without flush."""
+
+    flushes: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
+
+    def awaits(self, minibatch: int) -> int:
+        return 0
+
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
+        return without_flush(stage, [1] * stages, microbatches * minibatches)
+
+
+@dataclass(frozen=True)
+class PipeDream(_NoFlush):
+    """Each stage takes its newest weights, and keeps them for the backward (Narayanan et al., SOSP 2019).
+
+    With `vertical_sync` all stages take the version that stage 0 took.
+    """
+
+    vertical_sync: bool = False
+
+    name: ClassVar[str] = "pipedream"
+    recompute: ClassVar[bool] = False
+    predicts: ClassVar[bool] = False
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        counted = 0 if self.vertical_sync else stage
+        return stashed(counted, replicas, of_each(replicas[counted], microbatches))
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return first if self.vertical_sync else updates
+
+
+@dataclass(frozen=True)
+class TwoBW(_NoFlush):
+    """Gradients of M >= K micro-batches are one update; two versions; delay 1 at any depth (arXiv 2006.09503)."""
+
+    name: ClassVar[str] = "2bw"
+    vertical_sync: ClassVar[bool] = False
+    recompute: ClassVar[bool] = False
+    predicts: ClassVar[bool] = False
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return double_buffered(len(replicas), microbatches)
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return max(minibatch - 1, 0)
+
+    def awaits(self, minibatch: int) -> int:
+        return max(minibatch - 1, 0)
+
+
+@dataclass(frozen=True)
+class FTPipe(_NoFlush):
+    """PipeDream's order without its stash (Eliad et al., ATC 2021): the backward runs the forward again, on current weights.
+
+    With `predicts` a forward takes the weights that the optimizer's momentum leads to in as many updates as the stage is late, and
+    without `recompute` the backward takes these too. `psjob.pipeline.predict` has the formulas.
+    """
+
+    predicts: bool = True
+    recompute: bool = True
+
+    name: ClassVar[str] = "ftpipe"
+    vertical_sync: ClassVar[bool] = False
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return stashed(stage, replicas, of_each(replicas[stage], microbatches))
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return updates
+
+
+@dataclass(frozen=True)
+class Latest(_NoFlush):
+    """PipeDream's order with one memory of weights (the asynchronous way of PipeMare, arXiv 1910.05124).
+
+    Each forward and each backward takes what is in it then: activations of older weights meet the newest ones, and what comes of it is the
+    gradient of neither.
+    """
+
+    name: ClassVar[str] = "latest"
+    recompute: ClassVar[bool] = False
+    predicts: ClassVar[bool] = False
+    vertical_sync: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        """Of the first micro-batch of a minibatch; `delays.updates_before` has it of each."""
+        return stashed(stage, replicas, of_each(replicas[stage], microbatches))
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return updates
+
+
+DEFAULT: TrainingWay = TwoBW()
+
+
+def way_of(schedule: str, weights: str = "stash", predict: str = "none") -> TrainingWay:
+    """The way that a manifest names. Raises ValueError for words that do not go together."""
+    recompute, predicts = weights == "recompute", predict == "nesterov"
+    if schedule not in contract.SCHEDULES or weights not in contract.STAGE_WEIGHTS or predict not in contract.PREDICTIONS:
+        raise ValueError(f"training.pipeline: schedule {schedule}, weights {weights}, predict {predict}; one of them is not known")
+    if schedule == "flush" and weights in ("stash", "recompute") and not predicts:
+        return Flush(recompute=recompute)
+    if schedule == "2bw" and weights == "stash" and not predicts:
+        return TwoBW()
+    if weights in ("vertical", "latest") and predicts:
+        raise ValueError(f"training.pipeline.predict nesterov does not go with weights: {weights}; take weights: stash or recompute")
+    if schedule == "pipedream" and weights == "latest":
+        return Latest()
+    if schedule == "pipedream" and weights == "vertical":
+        return PipeDream(vertical_sync=True)
+    if schedule == "pipedream":
+        return FTPipe(predicts, recompute) if recompute or predicts else PipeDream()
+    raise ValueError(
+        f"training.pipeline.schedule {schedule} does not go with weights: {weights} and predict: {predict}; take schedule: pipedream"
+    )
+
+
+class Direction(Enum):
+    """Of a micro-batch through a stage."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+class StageWork(NamedTuple):
+    """One forward or backward of one micro-batch, counted from 0 over the whole run."""
+
+    direction: Direction
+    micro: int
+
+
+def gpipe(microbatches: int, first: int = 0) -> list[StageWork]:
+    """All forwards, then all backwards, both in order (GPipe, arXiv 1811.06965). The same on every stage."""
+    _check(microbatches)
+    numbers = range(first, first + microbatches)
+    return [*(StageWork(Direction.FORWARD, n) for n in numbers), *(StageWork(Direction.BACKWARD, n) for n in numbers)]
+
+
+def one_forward_one_backward(stage: int, stages: int, microbatches: int, first: int = 0) -> list[StageWork]:
+    """1F1B with flush (DAPPLE, PipeDream-Flush): K-1-k forwards, then a forward and a backward in turn, then the backwards left.
+
+    Args:
+        stage: k, from 0.
+        stages: K.
+        microbatches: M, all before the flush.
+        first: number of the first of them.
+
+    Raises:
+        ValueError: a stage that is not there, or fewer than one micro-batch.
+    """
+    return _in_turn(range(first, first + microbatches), warm_up(stage, [1] * stages))
+
+
+def without_flush(stage: int, replicas: Sequence[int], total: int, replica: int = 0) -> list[StageWork]:
+    """1F1B without flush: as if all micro-batches of the run came before one flush (PipeDream, SOSP 2019).
+
+    Args:
+        stage: k, from 0.
+        replicas: how many replicas each stage has.
+        total: micro-batches of the whole run.
+        replica: of this stage. Micro-batch n is work of replica n mod r_k, as in PipeDream's runtime.py.
+
+    Raises:
+        ValueError: a stage or replica that is not there, or fewer than one micro-batch.
+    """
+    ahead = warm_up(stage, replicas)
+    if not 0 <= replica < replicas[stage]:
+        raise ValueError(f"replica {replica} of stage {stage}: must be 0 to {replicas[stage] - 1}")
+    _check(total)
+    return _in_turn(range(replica, total, replicas[stage]), ahead)
+
+
+def _in_turn(numbers: range, ahead: int) -> list[StageWork]:
+    if not numbers:
+        return []
+    ahead = min(ahead, len(numbers))
+    work = [StageWork(Direction.FORWARD, n) for n in numbers[:ahead]]
+    for done, n in enumerate(numbers[ahead:]):
+        work += [StageWork(Direction.FORWARD, n), StageWork(Direction.BACKWARD, numbers[done])]
+    return work + [StageWork(Direction.BACKWARD, n) for n in numbers[len(numbers) - ahead :]]
+
+
+def _check(microbatches: int) -> None:
+    if microbatches < 1:
+        raise ValueError(f"microbatches is {microbatches}, must be 1 or more")
 
 
 @dataclass(frozen=True)

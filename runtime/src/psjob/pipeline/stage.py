@@ -1,4 +1,7 @@
-"""Runs one stage: forwards and backwards of micro-batches, each on one version of the stage's weights."""
+"""Runs one stage: forwards and backwards of micro-batches, each on one version of the stage's weights.
+
+`OneMemory` holds the weights of a stage that keeps no older ones: one memory, which changes under open graphs.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,27 @@ from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.parts import StagePart, devices_of
+
+
+class OneMemory:
+    """Autograd does not see that it changes: a backward goes through what is in it.
+
+    What a forward has made of a weight and kept, such as its product with another one, stays as it was.
+
+    Attributes:
+        leaves: the tensors that forwards take, by name.
+    """
+
+    def __init__(self, leaves: Mapping[str, torch.Tensor]) -> None:
+        self.leaves = dict(leaves)
+
+    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put these in place of what is there. Raises KeyError for a name that is not there."""
+        for name, tensor in weights.items():
+            # `data` has a version counter of its own: through the leaf, autograd would refuse the backward.
+            self.leaves[name].data.copy_(tensor)
+        torch.clear_autocast_cache()  # it keeps a leaf's cast until autocast ends, and nothing tells it that the leaf has changed
+
 
 Grads = list[torch.Tensor | None]
 """One for each leaf of a structure, in pytree's order; None for what has no gradient."""
@@ -38,7 +62,7 @@ class StageRun:
         shared: names of parameters for which `backward` is given gradients of later stages.
         recompute: as above.
         verify: compare the contents of weights too, before a backward and in `load`: a pass over all weights each time.
-        in_place: weights may change under open graphs, and nothing looks whether they do; see `psjob.pipeline.onememory`.
+        in_place: weights may change under open graphs, and nothing looks whether they do; see `psjob.pipeline.stage`.
 
     Attributes:
         buffers: by name, as the forwards left them.

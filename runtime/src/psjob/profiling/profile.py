@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from psjob.profiling import graph
-from psjob.profiling.find import Found, Unfound
+from psjob.profiling.find import Found, Parts, Unfound, order, parts_of
 from psjob.profiling.passes import Meter, Passed, backward, clock, forward
-from psjob.profiling.units import Parts, order, parts_of
 
 logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # where triton is missing it says so, and a profile needs none
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402

@@ -22,9 +22,8 @@ from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pushnorms import PushNorms
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
-from psjob.tables.cut import Rows
-from psjob.tables.merge import Part
 from psjob.tables.rules import Combine
+from psjob.tables.table import Part, Rows
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 

@@ -19,7 +19,7 @@ from psjob.checkpoint.rowplaces import MAX_CHAIN
 from psjob.checkpoint.rows import bytes_of, write_rows
 from psjob.shard.pins import Voided
 from psjob.tables import RowTable, TableSpec
-from psjob.tables.cut import Rows
+from psjob.tables.table import Rows
 
 
 class Serving(Protocol):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from psjob.tables.merge import merge
-from psjob.tables.partition import BUCKETS, Partition, bucket_of
-from psjob.tables.spec import TableSpec
-from psjob.tables.table import RowTable
+from psjob.tables.spec import BUCKETS, Partition, TableSpec, bucket_of
+from psjob.tables.table import RowTable, merge
 
 __all__ = ["TableSpec", "RowTable", "merge", "Partition", "bucket_of", "BUCKETS"]

@@ -1,19 +1,117 @@
-"""One table as a shard holds it: rows are pulled and pushed by id, come when they are named often enough, go when they are not."""
+"""One table as a shard holds it: rows are pulled and pushed by id, come when they are named often enough, go when they are not.
+
+`Counts` says how often an id was named before it has a row, in memory that is bounded whatever ids come. It is a count-min sketch with
+conservative update (Cormode, Muthukrishnan, 2005; Estan, Varghese, 2002), one a bucket of the partition, so that it moves with its
+bucket to another shard. It never counts too little: a row may come early, never late. When a bucket has counted eight times its width,
+all its counts are halved, so that old noise does not fill it.
+
+`merge` makes one gradient per row of the pushes of several workers, added in rank order, so that the same pushes give the same bits.
+
+`RowCut` holds rows as they stood at one moment, read bit by bit while pushes go on. A push that is about to change a row which the cut
+still owes keeps the row's image first; nothing else is copied at the cut.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 
 from psjob.rules.base import Hyperparameters
 from psjob.tables import rules
-from psjob.tables.admission import Counts
-from psjob.tables.cut import RowCut, Rows
-from psjob.tables.index import Index
-from psjob.tables.init import initial_rows
-from psjob.tables.partition import BUCKETS, bucket_of
-from psjob.tables.reserve import reserve
-from psjob.tables.slab import Slab
-from psjob.tables.spec import TableSpec
+from psjob.tables.rules.base import add_rows
+from psjob.tables.slab import Index, Slab, reserve
+from psjob.tables.spec import BUCKETS, TableSpec, bucket_of, initial_rows, splitmix64
+
+DEPTH: Final = 4
+WIDTH: Final = 4096
+"""Counters of one byte: 16 MiB a table over all shards, touched where ids come."""
+COUNTS: Final = ("buckets", "added", "cells")
+"""What a checkpoint holds of them, by bucket."""
+_BEFORE_HALVING: Final = 8 * WIDTH
+
+
+class Counts:
+    """Counts of ids that have no row yet."""
+
+    def __init__(self) -> None:
+        self._cells = torch.zeros(BUCKETS, DEPTH, WIDTH, dtype=torch.uint8, device="cpu")
+        self._added = torch.zeros(BUCKETS, dtype=torch.int64, device="cpu")
+        self.changed = torch.zeros(BUCKETS, dtype=torch.bool, device="cpu")
+        """Buckets that have counted since they were last saved."""
+
+    def add(self, ids: torch.Tensor) -> torch.Tensor:
+        """Count each of `ids` (int64, there once) once more; their counts with it, as int64."""
+        buckets = bucket_of(ids)
+        at = self._places(ids, buckets)
+        flat = self._cells.view(-1)
+        seen = flat[at].amin(1).long().add_(1).clamp_(max=255)
+        flat.scatter_reduce_(0, at.view(-1), seen.to(torch.uint8)[:, None].expand(-1, DEPTH).reshape(-1), "amax")
+        self._added.add_(torch.bincount(buckets, minlength=BUCKETS))
+        self.changed[buckets] = True
+        full = (self._added >= _BEFORE_HALVING).nonzero().squeeze(1)
+        if len(full):
+            self._cells[full] >>= 1
+            self._added[full] >>= 1
+        return seen
+
+    @property
+    def changed_bytes(self) -> int:
+        """Size of what `save(changed_only=True)` gives."""
+        return int(self.changed.sum()) * (DEPTH * WIDTH + 16)
+
+    def save(self, changed_only: bool) -> dict[str, torch.Tensor]:
+        """Sketches of the buckets that have counted anything (ever, or since `changed` was cleared)."""
+        here = (self.changed if changed_only else self._added).nonzero().squeeze(1)
+        return dict(zip(COUNTS, (here, self._added[here], self._cells[here]), strict=True))
+
+    def load(self, saved: Mapping[str, torch.Tensor], buckets: torch.Tensor | None = None) -> None:
+        """Put back what `save` gave, of the buckets in this mask only where one is given; the others stay.
+
+        Raises ValueError where it cannot be.
+        """
+        here, added, cells = (saved[name] for name in COUNTS)
+        if here.dtype != torch.int64 or here.dim() != 1 or added.shape != here.shape or cells.shape != (len(here), DEPTH, WIDTH):
+            raise ValueError(f"counts of {len(here)} buckets with sums of {tuple(added.shape)} and cells of {tuple(cells.shape)}")
+        if bool(((here < 0) | (here >= BUCKETS)).any()):
+            raise ValueError(f"counts of a bucket outside 0 to {BUCKETS - 1}")
+        if buckets is not None:
+            mine = buckets[here].nonzero().squeeze(1)
+            here, added, cells = here[mine], added[mine], cells[mine]
+        self._added[here] = added
+        self._cells[here] = cells
+
+    @staticmethod
+    def _places(ids: torch.Tensor, buckets: torch.Tensor) -> torch.Tensor:
+        """Where the counters of each id lie: [n, DEPTH]."""
+        hashed = splitmix64(~ids)[:, None] >> torch.arange(0, 16 * DEPTH, 16, device="cpu")
+        return hashed.bitwise_and_(WIDTH - 1) + (torch.arange(DEPTH, device="cpu") * WIDTH) + (buckets * (DEPTH * WIDTH))[:, None]
+
+
+Part = tuple[torch.Tensor, torch.Tensor]
+
+
+def merge(parts: Sequence[Part], present: int, out: torch.Tensor | None = None) -> Part:
+    """(ids, gradients) of the mean over `present` workers; a worker that did not name a row counts as zero there.
+
+    `parts` are (ids int64 [n], each there once; gradients float32 [n, dim]) in rank order. A row's gradients are added from the
+    lowest rank on, then multiplied once by 1/present. Ids come sorted, or in the order of a single part; its gradients are then its
+    own tensor, changed in place where present is not 1. `out` (float32, [as many rows as all parts have, or more, dim]) is where several
+    parts are added: memory that was used before saves most of the time. Raises ValueError without any part.
+    """
+    if not parts:
+        raise ValueError("a merge needs the part of one worker at least")
+    if len(parts) == 1:
+        ids, grads = parts[0]
+        return ids, grads if present == 1 else grads.mul_(1.0 / present)
+    ids, inverse = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
+    total = (torch.empty(len(ids), parts[0][1].shape[1], dtype=torch.float32, device="cpu") if out is None else out[: len(ids)]).zero_()
+    start = 0
+    for mine, grads in parts:
+        add_rows(total, inverse[start : start + len(mine)], grads)
+        start += len(mine)
+    return ids, total if present == 1 else total.mul_(1.0 / present)
 
 
 class RowTable:
@@ -242,3 +340,82 @@ class RowTable:
         if self._cut is not None:
             self._cut.keep(slots)
         self._changed.index_fill_(0, slots, 1)
+
+
+PART_BYTES: Final = 4 << 20
+SPARE_BYTES: Final = 64 << 20
+"""So much memory for images is kept for the next cut: pages that were used before cost a fifth of fresh ones."""
+
+Rows = dict[str, torch.Tensor]
+"""Tensors of equal length by plane: ids, seen, weights and the state of the rule."""
+
+
+class RowCut:
+    """The rows `slots` (int32) at this moment; `removed` are ids that went since the mark before. All calls under the table's lock.
+
+    `owed` is a flag a slot; `images` is memory that an earlier cut has left.
+    """
+
+    def __init__(
+        self, slab: Slab, slots: torch.Tensor, removed: torch.Tensor, counts: Rows, owed: torch.Tensor, images: Rows | None = None
+    ) -> None:
+        self.removed, self.counts = removed, counts
+        self.slots = slots
+        self._slab, self._owed = slab, owed
+        step = PART_BYTES // slab.row_bytes
+        self._step = step // 1024 * 1024 or max(1, step)  # whole pages, whatever the width
+        self._where = reserve(max(1, slab.top), 0, torch.int32)
+        """One more than the place of a row's image; 0: the row itself still holds."""
+        self._images = images
+        self._kept = 0
+        owed.index_fill_(0, slots.long(), 1)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def sizes(self) -> list[int]:
+        """Rows in each part."""
+        whole, rest = divmod(len(self.slots), self._step)
+        return [self._step] * whole + [rest] * (rest > 0)
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Keep images of those of `slots` (int64, each there once) that are still owed: they are about to change."""
+        at = slots.index_select(0, self._owed.index_select(0, slots).nonzero().squeeze(1))
+        if not len(at):
+            return
+        planes = self._slab.all()
+        if self._images is None:
+            self._images = {
+                name: reserve(self._slab.limit, plane.shape[1] if plane.dim() > 1 else 0, plane.dtype) for name, plane in planes.items()
+            }
+        for name, plane in planes.items():
+            torch.index_select(plane, 0, at, out=self._images[name][self._kept : self._kept + len(at)])
+        self._where.index_copy_(0, at, torch.arange(self._kept + 1, self._kept + 1 + len(at), dtype=torch.int32, device="cpu"))
+        self._kept += len(at)
+        self._owed.index_fill_(0, at, 0)
+
+    def take(self, part: int) -> Rows:
+        """Copies of the rows of one part, as they stood. Each part once."""
+        slots = self.slots[part * self._step : (part + 1) * self._step].long()
+        rows = {name: plane.index_select(0, slots) for name, plane in self._slab.all().items()}
+        where = self._where.index_select(0, slots)
+        old = where.nonzero().squeeze(1)
+        if len(old) and self._images is not None:
+            images = where.index_select(0, old).long().sub_(1)
+            for name, plane in self._images.items():
+                rows[name].index_copy_(0, old, plane.index_select(0, images))
+        self._owed.index_fill_(0, slots, 0)
+        return rows
+
+    def parts(self) -> Iterator[Rows]:
+        """All parts in turn."""
+        return (self.take(part) for part in range(len(self.sizes())))
+
+    def release(self) -> None:
+        """Nothing more is owed."""
+        self._owed.index_fill_(0, self.slots.long(), 0)
+
+    def leave(self) -> Rows | None:
+        """Memory for the images of the next cut, unless that is too much to keep."""
+        images, self._images = self._images, None
+        return images if self._kept * self._slab.row_bytes <= SPARE_BYTES else None

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from psjob.collectives import topomatrix
-from psjob.collectives.localsum import CPU
-from psjob.collectives.topomatrix import TopoMatrix
+from psjob.collectives import localsum
+from psjob.collectives.localsum import CPU, TopoMatrix
 
 SMI_SECONDS = 20.0
 PROBE = 8 << 20
@@ -67,7 +66,7 @@ def topology(uuids: Sequence[str]) -> tuple[TopoMatrix | None, list[int]]:
     if tool is None:
         return None, []
     try:
-        matrix = topomatrix.parse(_said(tool, "topo", "-m"))
+        matrix = localsum.parse_topology(_said(tool, "topo", "-m"))
         rows = [line.split(",") for line in _said(tool, "--query-gpu=index,uuid", "--format=csv,noheader").splitlines()]
         known = {uuid.strip().removeprefix("GPU-"): int(number) for number, uuid in rows}
         numbers = [known[uuid.removeprefix("GPU-")] for uuid in uuids]
