@@ -17,7 +17,7 @@ import clock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from psjob_client.compare import kept  # noqa: E402
+from psjob_client.compare import outcome  # noqa: E402
 from psjob_client.compare.outcome import Comparison, SideOutcome  # noqa: E402
 from psjob_client.sdk.client import AsyncClient  # noqa: E402
 from psjob_client.ui.server import Page as Served  # noqa: E402
@@ -48,7 +48,7 @@ def main() -> None:
         names = [f"job{number % 7}-1124-{number:06d}" for number in range(RUNS)]
         for number, run in enumerate(names):
             pages.a_run(folder, run, POINTS, made=1.79e9 + 100 * number)
-        made = kept.keep(folder, comparison(), time.time())
+        made = outcome.keep(folder, comparison(), time.time())
         assert made is not None
         views = {
             f"{RUNS} runs over one another": "#/runs/" + ",".join(f"0%2F{run}" for run in names),

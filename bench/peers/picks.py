@@ -25,9 +25,7 @@ from psjob.collectives.strategies import STRATEGIES, schedule
 from psjob_client.topology import costs
 from psjob_client.topology.choose import HYSTERESIS, Choice, choose
 from psjob_client.topology.estimate import Estimate
-from psjob_client.topology.figures import FIGURES
-from psjob_client.topology.links import Machine, read_machine
-from psjob_client.topology.routes import Routes
+from psjob_client.topology.machine import FIGURES, Machine, Routes, read_machine
 
 NUMEL = 1 << 19
 SIZE = 4.0 * NUMEL

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from psjob_client.compare import kept
+from psjob_client.compare import outcome
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.sdk.client import AsyncClient
@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("runs")
     for number in range(100):
         pages.a_run(folder, run_name(number), 10_000, made=1.79e9 + 100 * number, result=("Complete", "Failed")[number % 2])
-    assert kept.keep(folder, compared(), time.time()) is not None
+    assert outcome.keep(folder, compared(), time.time()) is not None
     with Served((AsyncClient.local(folder),), folder) as page:
         yield page
 

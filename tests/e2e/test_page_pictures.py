@@ -18,7 +18,7 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 from playwright.sync_api import Browser, Page, expect
 
-from psjob_client.compare import kept
+from psjob_client.compare import outcome
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.sdk.client import AsyncClient
@@ -58,7 +58,7 @@ def shown(folder: Path) -> Iterator[Served]:
     for number in range(4):
         result = "Failed" if number == 1 else "Complete"
         pages.a_run(folder, f"hello-1124-{number:06d}", 240 + number, made=MADE + 100 * number, result=result, lr=0.1 * (1 + number % 2))
-    made = kept.keep(folder, compared(), MADE)
+    made = outcome.keep(folder, compared(), MADE)
     assert made is not None
     os.utime(made, (MADE, MADE))
     (folder / "report.html").write_text(report(compared()))
@@ -75,7 +75,7 @@ def view(chromium: Browser, served: Served, folder: Path, what: str, scheme: str
     page = context.new_page()
     complaints = pages.complaints(page)
     runs = [f"hello-1124-{number:06d}" for number in range(4)]
-    named = kept.names(folder)[0]["name"]
+    named = outcome.names(folder)[0]["name"]
     place = {
         "job": f"#/jobs/0/{runs[3]}",
         "runs": "#/runs/" + ",".join(f"0%2F{run}" for run in runs),

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from psjob_client.compare import report, sides, simulated
-from psjob_client.compare.local import outcome
+from psjob_client.compare import report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.sides import outcome
 from psjob_client.local.errors import BadInput
 from psjob_client.local.history import News
 from psjob_operator.api.spec import Training
@@ -58,7 +58,7 @@ class Simulator:
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator is in the process of the test."""
-    monkeypatch.setattr(simulated.subprocess, "Popen", Simulator)
+    monkeypatch.setattr(sides.subprocess, "Popen", Simulator)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_client.compare.judged import judged
-from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.outcome import Comparison, SideOutcome, judged
 
 
 def side(title: str, *losses: float, seconds: float = 1.0, diverged: bool = False, repeats: int = 1) -> SideOutcome:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_client.topology import costs
-from psjob_client.topology.figures import CPU_LANES, FIGURES
+from psjob_client.topology.machine import CPU_LANES, FIGURES
 
 M = 160e6
 PCIE = FIGURES["pcie3-x16"].bandwidth

@@ -10,29 +10,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_client.topology import units
-from psjob_client.topology.figures import FIGURES, Figure
-from psjob_client.topology.links import read_machine
-from psjob_client.topology.presets import DOUBLE_LINKS, SINGLE_LINKS
-from psjob_client.topology.rings import disjoint_rings, widest_ring
-from psjob_client.topology.routes import NoWay, Routes
+from psjob_client.topology.estimate import disjoint_rings, widest_ring
+from psjob_client.topology.machine import (
+    DOUBLE_LINKS,
+    FIGURES,
+    SINGLE_LINKS,
+    Figure,
+    NoWay,
+    Routes,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+    read_machine,
+    show_bytes,
+    show_seconds,
+)
 from tests.unit.topology_machines import machine, meshed, preset, problems, switched, two_hosts
 
 
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (units.rate, "16GB/s", 16e9),
-        (units.rate, "10Gb/s", 1.25e9),
-        (units.rate, "1.5 MiB/s", 1.5 * 2**20),
-        (units.rate, "8kbps", 1e3),
-        (units.rate, 5, 5.0),
-        (units.size, "160MB", 160e6),
-        (units.size, "64KiB", 65536.0),
-        (units.size, "1e3", 1e3),
-        (units.seconds, "50us", 50e-6),
-        (units.seconds, "1.5 ms", 1.5e-3),
-        (units.seconds, "0", 0.0),
+        (parse_rate, "16GB/s", 16e9),
+        (parse_rate, "10Gb/s", 1.25e9),
+        (parse_rate, "1.5 MiB/s", 1.5 * 2**20),
+        (parse_rate, "8kbps", 1e3),
+        (parse_rate, 5, 5.0),
+        (parse_size, "160MB", 160e6),
+        (parse_size, "64KiB", 65536.0),
+        (parse_size, "1e3", 1e3),
+        (parse_seconds, "50us", 50e-6),
+        (parse_seconds, "1.5 ms", 1.5e-3),
+        (parse_seconds, "0", 0.0),
     ],
 )
 def test_quantities_are_read_as_people_write_them(read: Any, text: object, value: float) -> None:
@@ -44,13 +53,13 @@ def test_quantities_are_read_as_people_write_them(read: Any, text: object, value
 )
 def test_what_is_no_bandwidth_is_refused(given: object) -> None:
     with pytest.raises(ValueError):
-        units.rate(given)
+        parse_rate(given)
 
 
 @given(st.floats(1, 1e15))
 def test_what_is_shown_can_be_read_again(value: float) -> None:
-    assert units.size(units.show_bytes(value)) == pytest.approx(value, rel=6e-3)
-    assert units.seconds(units.show_seconds(value / 1e9)) == pytest.approx(value / 1e9, rel=6e-3, abs=1e-11)
+    assert parse_size(show_bytes(value)) == pytest.approx(value, rel=6e-3)
+    assert parse_seconds(show_seconds(value / 1e9)) == pytest.approx(value / 1e9, rel=6e-3, abs=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
 from psjob_client.compare.report import rows
 from psjob_client.jobs.view import EventView, HistoryView, JobView, Series
-from psjob_client.ui import curves, shown
-from psjob_client.ui.settings import settings
-from psjob_client.ui.thin import thin
+from psjob_client.ui.shown import ALL, EVENTS, FEW, LEAST, MOST, STEP, TIME, curve, curves, detail, points_each, settings, thin, unwound
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400), st.integers(4, 60))
@@ -38,14 +36,14 @@ def test_a_spike_of_one_point_is_seen() -> None:
 
 def test_a_curve_tells_how_many_points_it_has() -> None:
     series = Series(name="loss", times=tuple(range(1000)), steps=tuple(range(1000)), values=(0.5,) * 1000)
-    told = shown.curves(HistoryView(series=(series,)), curves.STEP, 0.0, 50)["series"][0]
+    told = curves(HistoryView(series=(series,)), STEP, 0.0, 50)["series"][0]
     assert told["count"] == 1000 and len(told["x"]) == len(told["y"]) <= 50 and told["last"] == 0.5
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_steps_that_a_restart_undid_are_left_out(steps: list[int]) -> None:
     points = [(float(at), float(step), float(at)) for at, step in enumerate(steps)]
-    kept = curves.unwound(points)
+    kept = unwound(points)
     assert [step for _, step, _ in kept] == sorted({step for _, step, _ in kept}), "each step once, rising"
     assert not points or kept[-1] == points[-1], "what was told last holds"
     undone = [one for one in points if any(later[1] <= one[1] for later in points[points.index(one) + 1 :])]
@@ -54,23 +52,23 @@ def test_steps_that_a_restart_undid_are_left_out(steps: list[int]) -> None:
 
 def test_a_curve_over_time_goes_back_in_nothing() -> None:
     points = [(1.0, 10.0, 0.5), (2.0, 20.0, 0.4), (9.0, 11.0, 0.45)]
-    assert curves.curve(points, curves.STEP, 0.0) == {"x": [10.0, 11.0], "y": [0.5, 0.45]}
-    assert curves.curve(points, curves.TIME, 0.0) == {"x": [1.0, 2.0, 9.0], "y": [0.5, 0.4, 0.45]}
+    assert curve(points, STEP, 0.0) == {"x": [10.0, 11.0], "y": [0.5, 0.45]}
+    assert curve(points, TIME, 0.0) == {"x": [1.0, 2.0, 9.0], "y": [0.5, 0.4, 0.45]}
 
 
 def test_all_points_are_smoothed_and_not_those_that_are_kept() -> None:
     """The least and the largest values of stretches are kept: their mean is not that of the curve."""
     points = [(float(at), float(at), 10.0 if at % 100 == 50 else 1.0) for at in range(10_000)]
-    told = curves.curve(points, curves.STEP, 0.99, 100)
+    told = curve(points, STEP, 0.99, 100)
     assert len(told["smooth"]) == len(told["y"]) <= 100 and max(told["y"]) == 10.0
     assert 1.0 <= max(told["smooth"]) < 1.3, "the mean of the curve is 1.09, that of what is kept is above 3"
-    assert "smooth" not in curves.curve(points[: curves.FEW - 1], curves.STEP, 0.99)
+    assert "smooth" not in curve(points[: FEW - 1], STEP, 0.99)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 10, 33, 100, 200])
 def test_many_curves_have_few_points_each(runs: int) -> None:
-    each = curves.points_each(runs)
-    assert curves.LEAST <= each <= curves.MOST and (each == curves.LEAST or each * runs <= max(curves.ALL, curves.MOST))
+    each = points_each(runs)
+    assert LEAST <= each <= MOST and (each == LEAST or each * runs <= max(ALL, MOST))
 
 
 @pytest.mark.parametrize(
@@ -100,14 +98,14 @@ def test_a_manifest_that_is_none_has_no_hyperparameters_and_no_error(manifest: A
 
 def test_old_events_are_counted() -> None:
     job = JobView(id="a", name="a", where="local", place=".")
-    told = shown.detail(job, (), [EventView(time=float(at)) for at in range(250)], (), 300.0)
-    assert len(told["events"]) == shown.EVENTS and told["moreEvents"] == 50 and told["events"][-1]["time"] == 249.0
+    told = detail(job, (), [EventView(time=float(at)) for at in range(250)], (), 300.0)
+    assert len(told["events"]) == EVENTS and told["moreEvents"] == 50 and told["events"][-1]["time"] == 249.0
 
 
 @pytest.mark.parametrize(("phase", "ended", "until"), [("Complete", 100.0, 100.0), ("Running", None, 300.0), ("Suspended", 100.0, 100.0)])
 def test_the_time_line_of_a_job_that_is_over_ends_with_it(phase: Any, ended: float | None, until: float) -> None:
     job = JobView(id="a", name="a", where="local", place=".", phase=phase, ended=ended)
-    assert shown.detail(job, (), (), (), 300.0)["until"] == until
+    assert detail(job, (), (), (), 300.0)["until"] == until
 
 
 @pytest.mark.parametrize("name", ["uplot.js", "uplot.css"])

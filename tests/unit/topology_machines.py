@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from psjob_client.topology.figures import FIGURES
-from psjob_client.topology.links import Machine, read_machine
-from psjob_client.topology.presets import PRESETS
+from psjob_client.topology.machine import FIGURES, PRESETS, Machine, read_machine
 
 
 def machine(raw: Any) -> Machine:

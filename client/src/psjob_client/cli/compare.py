@@ -24,10 +24,10 @@ from rich.text import Text
 from psjob_client.cli.completing import Settings
 from psjob_client.cli.completing import modes as modes_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, say
-from psjob_client.compare import kept, local, plots, report, sides, simulated
-from psjob_client.compare.judged import judged
-from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
-from psjob_client.compare.sides import Side
+from psjob_client.compare import outcome, report, sides
+from psjob_client.compare.outcome import Comparison, SideOutcome, judged, repeated
+from psjob_client.compare.report import must_be_installed
+from psjob_client.compare.sides import Side, simulate, train
 from psjob_client.local import library
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
@@ -86,7 +86,7 @@ def compare(
     rule: Annotated[str | None, typer.Option(help="Simulated: the rule; by default the manifest's, else nag.")] = None,
 ) -> None:
     """Run one job in several modes, or several jobs, here or simulated, and write one HTML page with table and plots."""
-    plots.must_be_installed()
+    must_be_installed()
     library.must_be_installed("psjob compare")
     if not 0 < deadline <= LONGEST:
         raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
@@ -112,7 +112,7 @@ def compare(
     manifest = "\n---\n".join(path.read_text(errors="replace").strip() for path, _ in read)
     comparison = Comparison(name, unit, _about(simulate), manifest, found, loss)
     out.write_text(report.page(comparison), encoding="utf-8")
-    kept.keep(Path.cwd(), comparison, time.time())
+    outcome.keep(Path.cwd(), comparison, time.time())
     if form is TextForm.json:
         emit(json.dumps(comparison.as_json(), indent=1) + "\n")
     else:
@@ -155,7 +155,7 @@ def _trained(planned: Sequence[Side], deadline: float, repeat: int) -> list[Side
             for run, seeded in enumerate(_seeded(side, repeat), 1):
                 which = f"{number} of {len(planned)}" + (f", run {run} of {repeat}" if repeat > 1 else "")
                 with _progress(f"{side.title} ({which})") as told:
-                    runs.append(local.train(seeded, deadline, told))
+                    runs.append(train(seeded, deadline, told))
             found.append(repeated(runs))
     except KeyboardInterrupt:
         say("psjob compare: interrupted; no report is written")
@@ -184,7 +184,7 @@ def _simulated(
     for name, value in flags.items():
         options += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{name}", str(one))]
     try:
-        return simulated.simulate([sides.simulated(word, spec.training) for word in words], options, deadline)
+        return simulate([sides.simulated(word, spec.training) for word in words], options, deadline)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

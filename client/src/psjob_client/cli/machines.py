@@ -11,9 +11,7 @@ from rich.console import Console
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
-from psjob_client.topology.figures import Figure
-from psjob_client.topology.links import MOST_DEVICES, Machine, read_machine
-from psjob_client.topology.presets import PRESETS
+from psjob_client.topology.machine import MOST_DEVICES, PRESETS, Figure, Machine, read_machine
 from psjob_operator.api.load import load_document
 
 DEFAULT_WORKERS = 4

@@ -22,11 +22,7 @@ from psjob_client.local.manifest import read_text
 from psjob_client.local.profiling import profile_script
 from psjob_client.stages.machine import grid_of
 from psjob_client.stages.profile import ProfileFile, read_profile
-from psjob_client.topology import units
-from psjob_client.topology.figures import FIGURES
-from psjob_client.topology.links import Machine
-from psjob_client.topology.presets import PRESETS
-from psjob_client.topology.routes import NoWay
+from psjob_client.topology.machine import FIGURES, PRESETS, Machine, NoWay, parse_size, show_bytes, show_seconds
 
 EXAMPLES = """Examples:
 
@@ -105,7 +101,7 @@ def _memory(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return units.size(text)
+        return parse_size(text)
     except ValueError as error:
         raise BadInput(f"--memory {text}: {str(error).replace('160MB or 64KiB', '16GiB')}") from None
 
@@ -199,7 +195,7 @@ def _solved(case: Case, solver: str, seed: int) -> Prediction:
     if answer is not None:
         return answer
     assert case.memory is not None, "without a limit one device is always a plan"
-    least, room = units.show_bytes(least_memory(case)), units.show_bytes(case.memory)
+    least, room = show_bytes(least_memory(case)), show_bytes(case.memory)
     more = "" if case.way.recompute else ", --recompute"
     raise BadInput(
         f"--memory {room}: no plan fits on {case.grid.count} devices, and about {least} a device would do; "
@@ -215,7 +211,7 @@ def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
     echo(f"\n{_time(case, answer)}")
     echo(_compared(case, answer))
     if case.memory is not None and answer.memory > case.memory:
-        echo(f"does not fit: a device needs {units.show_bytes(answer.memory)}, --memory is {units.show_bytes(case.memory)}")
+        echo(f"does not fit: a device needs {show_bytes(answer.memory)}, --memory is {show_bytes(case.memory)}")
     if len(answer.plan) == 1:
         many = answer.plan[0].replicas
         echo(f"{word}: no cut; an ordinary job with workers.replicas: {many}")
@@ -260,12 +256,12 @@ def _row(case: Case, k: int, figures: Figures) -> tuple[str, ...]:
         str(k),
         _modules(case.work.profile, figures.stage),
         ",".join(_device(case.grid, device) for device in figures.stage.devices),
-        units.show_seconds(figures.forward),
-        units.show_seconds(figures.backward),
-        units.show_bytes(figures.sent) if figures.sent else "-",
-        units.show_seconds(figures.update),
+        show_seconds(figures.forward),
+        show_seconds(figures.backward),
+        show_bytes(figures.sent) if figures.sent else "-",
+        show_seconds(figures.update),
         str(figures.in_flight),
-        units.show_bytes(figures.memory),
+        show_bytes(figures.memory),
         _share(figures.idle),
     )
 
@@ -286,24 +282,24 @@ def _share(part: float) -> str:
 def _time(case: Case, answer: Prediction) -> str:
     samples = case.work.profile.samples
     rate = f", {samples / answer.microbatch:.4g} samples/s" if samples else ""
-    step = f"step of {answer.microbatches}: {units.show_seconds(answer.step)}, " if case.way.flushes else ""
-    text = f"{step}{units.show_seconds(answer.microbatch)} a micro-batch{rate}; devices idle {_share(answer.idle)}"
+    step = f"step of {answer.microbatches}: {show_seconds(answer.step)}, " if case.way.flushes else ""
+    text = f"{step}{show_seconds(answer.microbatch)} a micro-batch{rate}; devices idle {_share(answer.idle)}"
     if case.way.flushes and len(answer.plan) > 1:
         stages = len(answer.plan)
         text += f", bubble of equal stages (K-1)/(M+K-1) {_share((stages - 1) / (case.way.microbatches + stages - 1))}"
-    return f"{text}; most memory of a device {units.show_bytes(answer.memory)}"
+    return f"{text}; most memory of a device {show_bytes(answer.memory)}"
 
 
 def _compared(case: Case, answer: Prediction) -> str:
     one = alone(case)
-    text = f"one device: {units.show_seconds(one)} a micro-batch, {one / answer.microbatch:.2f}×"
+    text = f"one device: {show_seconds(one)} a micro-batch, {one / answer.microbatch:.2f}×"
     whole = (Stage(0, case.work.count, tuple(range(case.grid.count))),)
     if answer.plan == whole:
         return text
     every = predict(case, whole)
     fits = case.memory is None or every.memory <= case.memory
-    text += f"; the whole model on each of {case.grid.count} devices: {units.show_seconds(every.microbatch)}, "
-    return text + f"{every.microbatch / answer.microbatch:.2f}×" + ("" if fits else f", and {units.show_bytes(every.memory)} do not fit")
+    text += f"; the whole model on each of {case.grid.count} devices: {show_seconds(every.microbatch)}, "
+    return text + f"{every.microbatch / answer.microbatch:.2f}×" + ("" if fits else f", and {show_bytes(every.memory)} do not fit")
 
 
 def _as_json(case: Case, machine: Machine, answer: Prediction) -> Mapping[str, Any]:

@@ -16,13 +16,22 @@ from rich.text import Text
 from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.local.errors import BadInput
-from psjob_client.topology import costs, units
+from psjob_client.topology import costs
 from psjob_client.topology.choose import Choice, choose
 from psjob_client.topology.estimate import STRATEGIES, Estimate
-from psjob_client.topology.figures import FIGURES, Figure
-from psjob_client.topology.links import Machine
-from psjob_client.topology.presets import PRESETS
-from psjob_client.topology.routes import NoWay
+from psjob_client.topology.machine import (
+    FIGURES,
+    PRESETS,
+    Figure,
+    Machine,
+    NoWay,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+    show_bytes,
+    show_rate,
+    show_seconds,
+)
 from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
@@ -73,7 +82,7 @@ def plan_topology(
 
 def _size(text: str) -> float:
     try:
-        return units.size(text)
+        return parse_size(text)
     except ValueError as error:
         raise BadInput(f"--bytes {text}: {error}") from None
 
@@ -85,7 +94,7 @@ def _measured(given: Sequence[str]) -> tuple[Mapping[str, Figure], list[dict[str
         what, _, value = text.partition("=")
         rate, _, late = value.partition(",")
         try:
-            bandwidth, latency = units.rate(rate), units.seconds(late) if late else None
+            bandwidth, latency = parse_rate(rate), parse_seconds(late) if late else None
         except ValueError as error:
             raise BadInput(f"--measured {text}: {error}; write WHAT=RATE[,LATENCY], such as w0:w1=1.2GB/s,30us") from None
         one, colon, other = what.partition(":")
@@ -126,10 +135,10 @@ def _row(given: Estimate, pick: Estimate) -> tuple[str, ...]:
     formula = f"{given.formula}; {given.note}" if given.note else given.formula
     return (
         given.strategy,
-        units.show_seconds(given.seconds),
+        show_seconds(given.seconds),
         times,
-        units.show_rate(given.bandwidth),
-        units.show_seconds(given.latency),
+        show_rate(given.bandwidth),
+        show_seconds(given.latency),
         formula,
     )
 
@@ -139,7 +148,7 @@ COLUMNS = ("strategy", "time", "of the pick", "bandwidth", "latency", "formula")
 
 def _show(machine: Machine, choice: Choice, size: float) -> None:
     rows = [_row(given, choice.pick) for given in choice.estimates]
-    title = f"{machine.name}: {len(machine.devices)} devices, {units.show_bytes(size)}"
+    title = f"{machine.name}: {len(machine.devices)} devices, {show_bytes(size)}"
     console = Console(highlight=False)
     if console.is_terminal:
         table = Table(title=printable(title), title_justify="left")

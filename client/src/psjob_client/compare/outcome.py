@@ -1,14 +1,25 @@
-"""What one side of a comparison came to: the same words for real and simulated training."""
+"""What one side of a comparison came to: the same words for real and simulated training.
+
+A comparison in a line says who was first at the loss that is compared, and by how much; it says only what the numbers say. Comparisons
+are kept beside a folder's runs, so that the page can show them.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import statistics
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
+
+from psjob_client.local.errors import BadInput
+from psjob_client.local.folder import RUNS
 
 SMOOTHING = 0.2
 """Of the exponential mean over a curve's points: the weight of the newest."""
@@ -155,3 +166,126 @@ def smooth(curve: Sequence[tuple[float, float, float]], newest: float = SMOOTHIN
     """The exponential mean of its values, at the same times and steps; `newest`: the weight of each new value."""
     means = accumulate((value for _, _, value in curve), lambda before, value: before + newest * (value - before))
     return [(at, step, mean) for (at, step, _), mean in zip(curve, means, strict=True)]
+
+
+SMALL = 1.1
+"""Times of single runs that differ by less than this factor may be chance."""
+MOST = 3
+"""Sides that are named."""
+
+
+def judged(comparison: Comparison) -> str:
+    """One to three sentences; empty if there is one side only."""
+    sides = comparison.sides
+    if len(sides) < 2:
+        return ""
+    if not any(one.verdict for one in sides):
+        return "No side reported a loss twice, so that none can be said to be better."
+    learned = [one for one in sides if one.verdict == LEARNED]
+    if not learned:
+        return "No side has learned: in none of them did the smoothed loss fall."
+    reached = sorted(
+        ((at, number) for number, one in enumerate(sides) if (at := comparison.time_to(one)) is not None), key=lambda pair: pair
+    )
+    loss = f"{comparison.target:.3g}"
+    if not reached:
+        return " ".join(filter(None, (f"No side came down to loss {loss}.", _lowest(learned, None))))
+    if len(reached) == 1:
+        (at, number), others = reached[0], [one for one in sides if one is not sides[reached[0][1]]]
+        missed = _missed(others)
+        return f"Only {sides[number].title} came down to loss {loss}, after {_time(at, comparison.unit)}.{missed}"
+    return " ".join(filter(None, (_race(comparison, reached, loss), _chance(comparison, reached), _lowest(learned, sides[reached[0][1]]))))
+
+
+def _race(comparison: Comparison, reached: Sequence[tuple[float, int]], loss: str) -> str:
+    sides, unit = comparison.sides, comparison.unit
+    (best, fastest), *rest = reached
+    level = [fastest, *(number for at, number in rest if at == best)]
+    if len(level) == len(reached):
+        return f"{_names([sides[number] for number in level])} came down to loss {loss} at the same time: {_time(best, unit)}."
+    later = [(at, number) for at, number in rest if at > best]
+    told = [f"{sides[number].title} {_time(at, unit)}" + (f" ({at / best:.2g} times as long)" if best > 0 else "") for at, number in later]
+    more = f" and {len(told) - MOST} more later" if len(told) > MOST else ""
+    first = f"First at loss {loss}: {_names([sides[number] for number in level])}, after {_time(best, unit)}"
+    return f"{first}; then {', '.join(told[:MOST])}{more}."
+
+
+def _chance(comparison: Comparison, reached: Sequence[tuple[float, int]]) -> str:
+    """Simulated runs say the same each time."""
+    (best, first), (second, other) = reached[:2]
+    close = best < second <= best * SMALL
+    single = comparison.unit == "s" and max(comparison.sides[first].repeats, comparison.sides[other].repeats) == 1
+    return "The first two are too close for one run each: --repeat 3 tells how far runs differ." if close and single else ""
+
+
+def _lowest(learned: Sequence[SideOutcome], first: SideOutcome | None) -> str:
+    """Of the last loss, if one side has it by itself."""
+    finals = sorted((value, number) for number, one in enumerate(learned) if math.isfinite(value := one.final.get(LOSS, math.nan)))
+    if len(finals) < 2 or finals[0][0] == finals[1][0]:
+        return ""
+    lowest = learned[finals[0][1]]
+    return f"{lowest.title} {'also ' if lowest is first else ''}ended at the lowest loss, {finals[0][0]:.3g}."
+
+
+def _missed(others: Sequence[SideOutcome]) -> str:
+    bad = [one for one in others if one.verdict == DIVERGED]
+    return f" {_names(bad)} diverged." if bad else ""
+
+
+def _names(sides: Sequence[SideOutcome]) -> str:
+    titles = [one.title for one in sides]
+    titles = titles if len(titles) <= MOST + 1 else [*titles[:MOST], f"{len(titles) - MOST} more"]
+    return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
+
+
+def _time(at: float, unit: str) -> str:
+    return f"{at:.3g} {unit}"
+
+
+FOLDER = "comparisons"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+
+
+def keep(folder: Path, found: Comparison, now: float) -> Path | None:
+    """Write it below `folder`; None where the disk does not take it, which spoils nothing."""
+    word = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:60] or "jobs"
+    path = folder / RUNS / FOLDER / f"{word}-{time.strftime('%m%d-%H%M%S', time.localtime(now))}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unready = path.with_suffix(".tmp")
+        unready.write_text(json.dumps(found.as_json()), encoding="utf-8")
+        unready.replace(path)
+    except OSError:
+        return None
+    return path
+
+
+def names(folder: Path) -> list[dict[str, Any]]:
+    """Name and time of each, the newest first."""
+    found = []
+    for path in (folder / RUNS / FOLDER).glob("*.json"):
+        try:
+            found.append({"name": path.stem, "time": path.stat().st_mtime})
+        except OSError:
+            continue
+    return sorted(found, key=lambda one: one["time"], reverse=True)
+
+
+def read(folder: Path, name: str) -> Comparison:
+    """A comparison by its name. Raises BadInput where there is none, or where its file is damaged."""
+    path = folder / RUNS / FOLDER / f"{name}.json"
+    if not NAME.fullmatch(name) or not path.is_file():
+        raise BadInput(f"there is no comparison {name} in {path.parent}; `psjob compare` makes one")
+    known = {one.name for one in fields(SideOutcome)}
+    try:
+        raw = json.loads(path.read_bytes())
+        sides = [SideOutcome(**{key: value for key, value in side.items() if key in known}) for side in raw["sides"]]
+        found = Comparison(raw["name"], raw["unit"], dict(raw["about"]), raw["manifest"], sides, raw.get("lossWanted"))
+        for one in sides:
+            for curve in filter(None, one.curves.values()):
+                at, step, value = zip(*curve, strict=True)
+                math.fsum((*at, *step, *value))  # raises where one is no number
+            _ = one.rate, one.lag, one.waiting, found.time_to(one)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{path}: cannot be read as a comparison: {type(error).__name__}; make it again with `psjob compare`") from None
+    return found

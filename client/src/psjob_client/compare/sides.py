@@ -1,11 +1,29 @@
-"""What is compared: a manifest in several modes, or several manifests as they are."""
+"""What is compared, and its sides carried out: a manifest in several modes, or several manifests as they are.
+
+`train` makes a side a real job of this machine, one after another: each is one `psjob run`. `simulate` runs sides on the simulator's
+virtual clock: `psjob simulate compare`, with the words of this machine's runtime.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from psjob_client.compare.outcome import LOSS, SideOutcome
+from psjob_client.local.backend import GRACE
+from psjob_client.local.children import die_with
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.spec import Training
 from psjob_operator.contract import ASYNC_OUTER_RULE, MODES
@@ -114,3 +132,148 @@ def titled(manifests: Sequence[Path]) -> list[Side]:
     if len(set(titles)) < len(titles):
         raise BadInput("the same manifest is given twice; name it once, and its modes by --modes sync,async")
     return [Side(title, path) for title, path in zip(titles, manifests, strict=True)]
+
+
+LOOK = 0.2
+"""Seconds between two looks at a run."""
+Told = Callable[[str], None]
+
+
+def train(side: Side, deadline: float, told: Told) -> SideOutcome:
+    """Run a side to its end; `told` hears how far it is. After `deadline` seconds it is stopped, and counts as far as it came.
+
+    Ends the job also where the caller is interrupted. A job that failed is an outcome with the reason.
+    """
+    words = ["psjob", "run", str(side.manifest), *(word for setting in side.settings for word in ("--set", setting))]
+    with tempfile.TemporaryDirectory(prefix="psjob-compare-") as folder:
+        history, summary, said = (Path(folder) / name for name in ("history", "summary", "said"))
+        argv: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "psjob_client.cli.main",
+            *words[1:],
+            "--no-progress",
+            "--history",
+            history,
+            "--summary",
+            summary,
+        ]
+        with said.open("wb") as output:
+            stop = _watched(argv, output, history, time.monotonic() + deadline, told)
+        lines, ended = _lines(history), _json(summary)
+        last = (said.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    result = f"stopped after {deadline:g} s" if stop else str(ended.get("result") or "Failed")
+    if result == "Failed":
+        result = f"Failed: {ended.get('failure') or last}"
+    return outcome(side.title, shlex.join(words), result, lines, ended)
+
+
+def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any]) -> SideOutcome:
+    """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first worker trains."""
+    lines = list(lines)
+    passed = [(float(at), float(step)) for line in lines for step, at in line["passed"]]
+    began = next((float(line["began"]) for line in lines if line.get("began") is not None), passed[0][0] if passed else 0.0)
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for line in lines:
+        for name, value in line["metrics"].items():
+            curve = curves.setdefault(name, [])
+            if not curve or curve[-1][2] != value:
+                curve.append((max(0.0, line["time"] - began), float(line["step"]), float(value)))
+    elapsed, steps = (passed[-1][0] - began, passed[-1][1] - min(float(lines[0]["step"]), passed[0][1])) if passed else (0.0, 0.0)
+    # A summary without lag is that of a sync job: no push comes late there.
+    lag = float((ended.get("lag") or {"mean": 0.0})["mean"]) if steps and ended else None
+    last = lines[-1] if lines else {}
+    lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("lag", "gap"))
+    idle = last.get("idle") or ()
+    told = ("warning", "non_finite", "large_push", "diverged", "drift", "data_problem")
+    warnings = [str(ended[what]) for what in told if ended.get(what)]
+    return SideOutcome(
+        title, command, result, elapsed, steps, curves, dict(ended.get("metrics") or {}), lags, gaps,
+        () if None in idle else idle, mean_lag=lag, warnings=warnings, diverged=bool(ended.get("diverged")),
+    )  # fmt: skip
+
+
+def _buckets(told: Mapping[str, Any] | None, applied: float) -> list[tuple[float | None, float]]:
+    """(upper bound, pushes) of a histogram of contract.STATUS_KEYS; that of a sync job is empty, and all that were `applied` are at 0."""
+    if not told or not told["count"]:
+        return [(0.0, applied)] if told and applied else []
+    edges, below = zip(*told["buckets"], strict=True)
+    counts = [here - before for here, before in zip((*below, told["count"]), (0, *below), strict=True)]
+    return list(zip((*edges, None), counts, strict=True))
+
+
+def _watched(argv: list[str | Path], output: Any, history: Path, until: float, told: Told) -> bool:
+    """Whether it was stopped for its deadline."""
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with(os.getpid())
+    )
+    try:
+        while time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK)
+                return False
+            last = _whole(history)[-1:]
+            told(f"step {json.loads(last[0])['step']}" if last else "starting")
+        return True
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """As a user does: Ctrl-C, which makes a last checkpoint; once more, which kills."""
+    for patience in (GRACE, GRACE):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _lines(history: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _whole(history)]
+
+
+def _whole(history: Path) -> list[str]:
+    """The whole lines of a history that may still grow."""
+    text = history.read_text() if history.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+ACCURACY = "accuracy"
+
+
+def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
+    """An outcome for each of `modes`, in the simulator's words. Raises BadInput with its sentence, or when it takes too long."""
+    asked = ["simulate", "compare", "-o", "json", *options, *(word for mode in modes for word in ("--mode", mode))]
+    argv = [sys.executable, "-m", "psjob_client.cli.main", *asked]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=die_with(os.getpid()), text=True) as process:
+        try:
+            said, _ = process.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            raise BadInput(f"--deadline {deadline:g}: the simulator did not finish; give it more seconds, or fewer --pushes") from None
+        finally:
+            process.kill()
+    if process.returncode:
+        raise BadInput("the simulator made no comparison; its own message is above")
+    return [_outcome(found, options) for found in json.loads(said)]
+
+
+def _outcome(found: Mapping[str, Any], options: Sequence[str]) -> SideOutcome:
+    curves: dict[str, list[tuple[float, float, float]]] = {LOSS: [], ACCURACY: []}
+    for at, step, loss, score in found["points"]:
+        for name, value in ((LOSS, loss), (ACCURACY, score)):
+            if value is not None and math.isfinite(value):
+                curves[name].append((at, step, value))
+    final = {name: curve[-1][2] for name, curve in curves.items() if curve} | {ACCURACY: found["score"]}
+    command = shlex.join(["psjob", "simulate", "compare", *options, "--mode", found["mode"]])
+    return SideOutcome(
+        found["mode"], command, "Complete", found["elapsed"], found["steps"], curves, final, [tuple(entry) for entry in found["lags"]],
+        [tuple(entry) for entry in found["gaps"]], found["idle"], found["dropped"] / found["pushes"],
+    )  # fmt: skip

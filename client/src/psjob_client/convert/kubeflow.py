@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_client.convert import pods, scripts
-from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, whole
+from psjob_client.convert import pods
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_framework, whole
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.problem import shown
 
@@ -74,7 +74,7 @@ def convert(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
         draft.note(f"spec.{kind.replicas}.{name}", None, "is a replica type that psjob does not know; it is left out")
     _policy(draft, spec)
     _success(draft, spec, str(raw["kind"]))
-    scripts.note(draft, kind.framework)
+    note_framework(draft, kind.framework)
     for key in sorted(spec):
         draft.note(f"spec.{key}", spec[key], "is left out: psjob has no such field")
     return draft.finish()

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_UP
 from typing import Any
 
-from psjob_client.convert import launcher, scripts
-from psjob_client.convert.draft import Draft, items, mapping
+from psjob_client.convert import launcher
+from psjob_client.convert.draft import Draft, items, mapping, note_backend
 from psjob_client.judge.quantity import UNITS, quantity
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.containers import TRAINED
@@ -122,7 +122,7 @@ def launched(draft: Draft, template: Mapping[str, Any], at: str) -> launcher.Lau
     """Take a launcher off the trained container's command; what it said. None: there is none."""
     container = next(item for item in template["spec"]["containers"] if item.get("name") == TRAINED)
     words = [*container["command"], *(container.get("args") or [])]
-    scripts.note_backend(draft, f"{at}.args" if container.get("args") else f"{at}.command", words)
+    note_backend(draft, f"{at}.args" if container.get("args") else f"{at}.command", words)
     line = _inside_shell(words)
     if line is not None:
         words = line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from psjob_client.convert import launcher, pods, scripts
-from psjob_client.convert.draft import Converted, Draft, Wishes
+from psjob_client.convert import launcher, pods
+from psjob_client.convert.draft import Converted, Draft, Wishes, note_backend, note_framework
 from psjob_client.local.errors import BadInput
 
 
@@ -32,10 +32,10 @@ def convert(words: Sequence[str], wishes: Wishes) -> Converted:
         draft.policy["backoffLimit"] = min(launch.restarts, 1000)
     for option, value, remedy in launch.dropped:
         draft.note(option, value or None, remedy)
-    scripts.note_backend(draft, "command", launch.command)
+    note_backend(draft, "command", launch.command)
     draft.note_shards()
     draft.note("resources", None, "the manifest asks for none: add requests and limits, such as nvidia.com/gpu: 1, before you submit it")
-    scripts.note(draft, "PyTorch")
+    note_framework(draft, "PyTorch")
     return draft.finish()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_client.convert import pods, scripts
-from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, whole
+from psjob_client.convert import pods
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_framework, whole
 from psjob_client.convert.kubeflow import count_of
 from psjob_client.local.errors import BadInput
 
@@ -41,7 +41,7 @@ def convert(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
         if given:
             draft.template.setdefault("metadata", {})[kind] = given
     _rest(draft, spec)
-    scripts.note(draft, "PyTorch")
+    note_framework(draft, "PyTorch")
     return draft.finish()
 
 

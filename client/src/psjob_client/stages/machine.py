@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from psjob.planning.plan import Grid, Wire
 from psjob_client.topology.estimate import Unfit, estimate
-from psjob_client.topology.links import Machine
-from psjob_client.topology.routes import Routes
+from psjob_client.topology.machine import Machine, Routes
 
 SHARED = 0.75
 """An uplink is shared where all devices of a host together get less than this share of what they get one by one."""

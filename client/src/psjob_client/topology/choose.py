@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psjob_client.topology.estimate import STRATEGIES, Estimate, Unfit, estimate
-from psjob_client.topology.links import Machine
-from psjob_client.topology.routes import Routes
-from psjob_client.topology.units import show_rate, show_seconds
+from psjob_client.topology.machine import Machine, Routes, show_rate, show_seconds
 
 HYSTERESIS = 0.10
 """A strategy in use is left only where it takes more than a tenth longer than the best."""

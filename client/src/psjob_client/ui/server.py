@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from psjob_client.compare import kept
+from psjob_client.compare import outcome
 from psjob_client.jobs.problems import JobProblem, NoSuchJob
 from psjob_client.jobs.view import JobView
 from psjob_client.local.errors import BadInput
@@ -29,8 +29,8 @@ except ModuleNotFoundError:
     raise BadInput("the page needs a web server, which is not installed here: pip install starlette uvicorn") from None
 
 from psjob_client.ui import shown
-from psjob_client.ui.curves import AXES, MOST, STEP, points_each
 from psjob_client.ui.gate import Gate
+from psjob_client.ui.shown import AXES, MOST, STEP, points_each
 
 HOST = "127.0.0.1"
 STATIC = {
@@ -135,11 +135,11 @@ class Page:
         return await self._asked(request, lambda client, name: _log(client, name, process))
 
     async def _comparisons(self, request: Request) -> Response:
-        return JSONResponse({"comparisons": kept.names(self._folder)})
+        return JSONResponse({"comparisons": outcome.names(self._folder)})
 
     async def _comparison(self, request: Request) -> Response:
         try:
-            return JSONResponse(shown.comparison(kept.read(self._folder, request.path_params["name"]), _drawn(request)[1]))
+            return JSONResponse(shown.comparison(outcome.read(self._folder, request.path_params["name"]), _drawn(request)[1]))
         except BadInput as problem:
             return JSONResponse({"problem": str(problem)}, 404)
 

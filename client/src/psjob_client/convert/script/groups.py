@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from psjob_client.convert.script.names import GROUP, HOROVOD
-from psjob_client.convert.script.text import Edit
+from psjob_client.convert.script.text import GROUP, HOROVOD, Edit
 from psjob_client.convert.script.work import Remark, Work, constant, keyword
 
 DROPPED = frozenset(

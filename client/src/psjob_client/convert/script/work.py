@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from psjob_client.convert.script.names import Names
-from psjob_client.convert.script.text import Edit, Text, covers
+from psjob_client.convert.script.text import Edit, Names, Text, covers
 
 ENDS_IN = "psjob"
 

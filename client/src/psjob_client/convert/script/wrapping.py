@@ -6,8 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from psjob_client.convert.script.loops import Loops
-from psjob_client.convert.script.names import HOROVOD
-from psjob_client.convert.script.text import Edit
+from psjob_client.convert.script.text import HOROVOD, Edit
 from psjob_client.convert.script.work import Work, assigned, keyword
 
 WRAPPERS = frozenset({"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"})
