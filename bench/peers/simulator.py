@@ -16,10 +16,9 @@ from psjob.modes import Async, LocalSGD, Mode
 from psjob.simulate import protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import Fixed
 from psjob.simulate.schedule import usual
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import SimulatedTraining
+from psjob.simulate.training import Fixed, SimulatedTraining
 from psjob.simulate.words import label
 
 WORKERS = 32

@@ -15,7 +15,7 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared import PAGE
 from psjob.worker.arena import Arena

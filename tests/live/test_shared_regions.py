@@ -12,7 +12,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.wire import handover, shared
 from psjob.wire.frame import WireError
 from psjob.wire.handover import Counter

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import arguments

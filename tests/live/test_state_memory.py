@@ -16,7 +16,7 @@ import torch
 
 from psjob import rules
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.modes import Push, Sync
 from psjob.rules.base import BlockState, Rule
 from psjob.shard import statememory

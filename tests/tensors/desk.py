@@ -21,7 +21,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.resume import record
-from psjob.rules.manifest import OUTER
+from psjob.rules.optimizers import OUTER
 from psjob.shard.checks import group_hyperparameters
 from psjob.shard.coordination import Coordination
 from psjob.shard.hello import hello_body

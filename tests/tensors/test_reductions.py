@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.rules.reduction import MONOIDS, REDUCTIONS, ReductionProblem, mean_in_rank_order, named
-from psjob.rules.semiring import SEMIRINGS
+from psjob.rules.reduction import MONOIDS, REDUCTIONS, SEMIRINGS, ReductionProblem, mean_in_rank_order, named
 
 torch.set_num_threads(1)
 WHOLE = st.integers(-50, 50).map(float)

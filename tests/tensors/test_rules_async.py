@@ -11,7 +11,7 @@ import torch
 
 from psjob import rules
 from psjob.rules.base import BlockState, Hyperparameters, check_hyperparameters, of_worker
-from psjob.rules.lr_over_lag import share
+from psjob.rules.stale import share
 
 torch.set_num_threads(1)
 Slope = Callable[[Any], Any]

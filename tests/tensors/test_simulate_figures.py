@@ -10,9 +10,8 @@ import pytest
 from psjob import rules
 from psjob.modes import Async, Backup, Bounded, Softsync, Sync
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import Quadratic
 from psjob.simulate.speeds import Speeds, Stall
-from psjob.simulate.training import SimulatedTraining
+from psjob.simulate.training import Quadratic, SimulatedTraining
 from tests.soaking import rotating
 
 STALLS = Speeds(stall=Stall(0.01, extra=4.0))

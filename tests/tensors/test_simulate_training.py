@@ -17,9 +17,8 @@ from psjob.rules.base import BlockState, Hyperparameters
 from psjob.simulate import protocol
 from psjob.simulate.digits import BATCH, SIZE, Digits
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import Fixed, Floats, Quadratic
 from psjob.simulate.speeds import Outage, Speeds
-from psjob.simulate.training import Inner, Library, SimulatedTraining
+from psjob.simulate.training import Fixed, Floats, Inner, Library, Quadratic, SimulatedTraining
 from psjob.simulate.words import label, mode_of
 from tests.simulated import asked
 

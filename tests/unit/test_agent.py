@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from psjob import contract
-from psjob.agent.decide import End, Ended, Standing, StartAgain, Wait, verdict
-from psjob.agent.names import environment
+from psjob.agent.decide import End, Ended, Standing, StartAgain, Wait, environment, verdict
 
 KILLED, RETRY, REFUSED = 137, contract.EXIT_RETRY, contract.EXIT_REFUSED
 

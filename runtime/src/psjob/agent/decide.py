@@ -1,11 +1,41 @@
-"""What becomes of a worker's processes when some of them have ended. Pure."""
+"""What becomes of a worker's processes when some of them have ended, and what their environment tells them. Pure.
+
+Their names are torchrun's, and psjob's own beside them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psjob import contract
+
+LOCALHOST = "127.0.0.1"
+
+
+def environment(
+    given: Mapping[str, str], index: int, workers: int, local: int, processes: int, port: int, sockets: Sequence[int], rewinds: int
+) -> dict[str, str]:
+    """Of process `local` of worker `index`: `given` with its names. At `port` the processes of this worker may meet."""
+    rank, world = index * processes + local, workers * processes
+    return {
+        "OMP_NUM_THREADS": "1",  # as torchrun has it: a thread a core in each process would be too many
+        **given,
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "GROUP_RANK": str(index),
+        "GROUP_WORLD_SIZE": str(workers),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": LOCALHOST,
+        "MASTER_PORT": str(port),
+        contract.ENV_LOCAL: str(local),
+        contract.ENV_SOCKETS: ",".join(map(str, sockets)),
+        contract.ENV_REWINDS: str(rewinds),
+    }
+
 
 RUNTIME = frozenset({contract.EXIT_RETRY, contract.EXIT_FENCED, contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST, contract.EXIT_HUNG})
 """Exit codes with which psjob ends a process: the planner has an answer to each, and starting again in place is none."""

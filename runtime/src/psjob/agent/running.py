@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any
 
 from psjob import contract
-from psjob.agent.decide import End, Ended, Standing, StartAgain, verdict
-from psjob.agent.names import LOCALHOST, environment
+from psjob.agent.decide import LOCALHOST, End, Ended, Standing, StartAgain, environment, verdict
 from psjob.process import forking
 from psjob.process.config import Place
 from psjob.process.descendants import end_children

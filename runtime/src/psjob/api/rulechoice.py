@@ -13,8 +13,7 @@ from psjob.process.config import Config, Place
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.rules.manifest import OUTER, of_manifest
-from psjob.rules.options import listed
+from psjob.rules.optimizers import OUTER, listed, of_manifest
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 

@@ -17,9 +17,8 @@ import torch
 
 from psjob import contract, rules
 from psjob.pipeline.schedule import TrainingWay
-from psjob.rules.compensated import compensate
-from psjob.rules.gap_aware import divide_by_gap, follow
-from psjob.rules.options import checked_options
+from psjob.rules.optimizers import checked_options
+from psjob.rules.stale import compensate, divide_by_gap, follow
 
 
 def momentum_ahead(weights: torch.Tensor, buffer: torch.Tensor, lr: float, momentum: float, delay: int) -> torch.Tensor:
@@ -250,7 +249,7 @@ class Corrector(Protocol):
 class Compensated:
     """DC-ASGD (Zheng et al. 2017, arXiv 1609.08326): g + λ g² (w_now - w_opened), element by element.
 
-    `adaptive`: λ = lam / sqrt(mean square of this worker's gradients + 1e-7), else lam. See `psjob.rules.compensated`.
+    `adaptive`: λ = lam / sqrt(mean square of this worker's gradients + 1e-7), else lam. See `psjob.rules.stale`.
     """
 
     def __init__(self, lam: float, decay: float, adaptive: bool) -> None:
@@ -272,7 +271,7 @@ class ByGap:
     """Gap-Aware (Barkai et al. 2020, arXiv 1909.10802): g / (1 + |w_now - w_opened| / C), element by element.
 
     C is the usual step of an element: the highest learning rate times the root of the mean square of its steps, each divided by its
-    learning rate. With SGD such a step is the momentum, as in `psjob.rules.gap_aware`. `max_lr` 0: the rate of the update.
+    learning rate. With SGD such a step is the momentum, as in `psjob.rules.stale`. `max_lr` 0: the rate of the update.
     """
 
     def __init__(self, average: float, max_lr: float) -> None:

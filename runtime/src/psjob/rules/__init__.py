@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from psjob.rules.adagrad import Adagrad
-from psjob.rules.adam import Adam, AdamW
-from psjob.rules.adam_async import AsyncAdam
+from psjob.rules.adagrad import Adagrad, Ftrl
+from psjob.rules.adam import Adam, AdamW, AsyncAdam, NAdam
 from psjob.rules.base import Rule
-from psjob.rules.compensated import DelayCompensated
-from psjob.rules.dana import DanaZero
-from psjob.rules.dana_slim import DanaSlim
-from psjob.rules.ftrl import Ftrl
-from psjob.rules.gap_aware import GapAware
-from psjob.rules.lr_over_lag import LrOverLag
-from psjob.rules.multi import MultiMomentum
-from psjob.rules.nadam import NAdam
+from psjob.rules.dana import DanaSlim, DanaZero, MultiMomentum
 from psjob.rules.outer import DelayedNesterov, OuterNesterov
-from psjob.rules.reduce import Reduce
+from psjob.rules.reduction import Reduce
 from psjob.rules.sgd import SGD, HeavyBall, Nag, Plain
+from psjob.rules.stale import DelayCompensated, GapAware, LrOverLag
 
 _OPTIMIZERS: Final[tuple[Rule, ...]] = (SGD(), Adam(), AdamW(), NAdam(), Adagrad(), Reduce())
 """What a script's optimizer can be on the shards."""

@@ -1,4 +1,9 @@
-"""DANA-Zero: one momentum a worker, and workers are sent where all momenta will have taken the weights (Hakimi 2019, arXiv 1907.11612)."""
+"""Rules with one momentum per worker over shared weights.
+
+- `MultiMomentum`: Multi-ASGD (Hakimi et al. 2019, arXiv 1907.11612).
+- `DanaZero`: workers are sent where all momenta will have taken the weights (the same paper).
+- `DanaSlim`: the worker keeps its momentum and looks ahead, the shard takes plain steps (the same paper).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,38 @@ from collections.abc import Mapping, Sequence
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
 from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, pieces
+from psjob.rules.sgd import Plain
+
+
+class MultiMomentum(BaseRule):
+    """v_i = momentum v_i + g; weights -= lr v_i; the reply is weights - lr momentum v_i: Nesterov's, blind to the other workers."""
+
+    name = "multi-momentum"
+    per_worker = ("v",)
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        hyperparameters: Hyperparameters,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One step of the momentum of `worker`."""
+        own = state.slot(of_worker("v", one_worker(self, worker)))
+        state.steps += 1
+        for weights, part, v in pieces(ranges, state.weights, grad, own):
+            step = decayed(part, weights, hyperparameters)
+            v *= float(hyperparameters["momentum"])
+            v += step
+            arrays.add_scaled(weights, v, -float(hyperparameters["lr"]))
+
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
+        """Where this worker's own momentum will take the weights."""
+        own = state.slot(of_worker("v", worker))
+        return arrays.added(state.weights, own, -float(hyperparameters["lr"]) * float(hyperparameters["momentum"]))
 
 
 class DanaZero(BaseRule):
@@ -51,3 +88,38 @@ class DanaZero(BaseRule):
         if own is not None:
             total = state.slot("sum")
             total -= own
+
+
+class DanaSlim(Plain):
+    """The worker: v = momentum v + g, and it pushes u = momentum v + g. The shard: weights -= lr u.
+
+    The weights are those that DANA-Zero would reply, as long as lr stands still.
+    """
+
+    name = "dana-slim"
+    worker_slots = ("v",)
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        hyperparameters: Hyperparameters,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One plain step: momentum and decay are in what the worker pushed."""
+        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, lag, worker)
+
+    def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
+        """u: where the worker's momentum will be after one more gradient like this one."""
+        momentum = float(hyperparameters["momentum"])
+        out = arrays.full_like(grad, 0.0)
+        for weights, part, v, u in pieces(ranges, state.weights, grad, state.slot("v"), out):
+            step = decayed(part, weights, hyperparameters)
+            v *= momentum
+            v += step
+            arrays.put(u, step)
+            arrays.add_scaled(u, v, momentum)
+        return out

@@ -1,18 +1,67 @@
-"""Which rule stands for a torch optimizer, with what hyperparameters, and its state_dict from the shards' blocks."""
+"""Which rule stands for a torch optimizer, with what hyperparameters, and its state_dict from the shards' blocks.
+
+`of_manifest` reads what a manifest itself says of a job's rule: its name, and numbers that no optimizer of a script has. A worker reads
+them there for its optimizer. A shard reads them there too, and takes no other of a worker. `checked_options` names the field in each
+sentence.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
-from psjob import rules
+from psjob import contract, rules
 from psjob.layout import memory
 from psjob.layout.blocks import FLOATS, Block, Layout
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, Hyperparameters, Rule, check_hyperparameters
+
+
+def checked_options(rule: Rule, known: Sequence[str], given: Mapping[str, float], field: str, by: str) -> Hyperparameters:
+    """Those that were given, as the rule takes them: a flag is 0 or 1 in a manifest.
+
+    Args:
+        rule: whose numbers they are.
+        known: names of those that the manifest may give.
+        given: by name.
+        field: of the manifest that has them.
+        by: the field of the manifest that names the rule.
+
+    Raises:
+        ValueError: a number that the rule does not know, or whose value cannot be.
+    """
+    for name in sorted(set(given) - set(known)):
+        taken = "; that is the script's optimizer's" if name in rule.hyperparameters else ""
+        raise ValueError(f"{field} has {name}, which {by} {rule.name} does not take{taken}; it takes {listed(known) or 'none'}")
+    flags = {name for name in given if isinstance(rule.hyperparameters[name], bool)}
+    for name in sorted(flags):
+        if given[name] not in (0, 1):
+            raise ValueError(f"{field}: {name} of {by} {rule.name} is 0 or 1, got {given[name]:g}")
+    try:
+        checked = check_hyperparameters(rule, {name: bool(value) if name in flags else value for name, value in given.items()})
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
+    return {name: checked[name] for name in given}
+
+
+def listed(names: Sequence[str]) -> str:
+    """As in a sentence: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+OUTER = "outer-nesterov"
+"""The rule of mode local where the manifest names none."""
+
+
+def of_manifest(wanted: str, workers: int, options: Mapping[str, float]) -> Hyperparameters:
+    """The numbers of `training.updateRule` that the manifest gives, or that follow from it. Raises ValueError naming one that cannot be."""
+    known = contract.UPDATE_RULES[wanted]
+    given = {**({"every": float(workers)} if "every" in known else {}), **options}
+    checked = checked_options(rules.named(wanted), known, given, "training.ruleOptions", "updateRule")
+    return {**checked, "workers": float(workers)} if wanted == "adam-async" else checked
 
 
 def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:

@@ -1,9 +1,13 @@
-"""Reductions: how the pushes of several ranks become one. In rank order, so that the same pushes give the same bits."""
+"""Reductions: how the pushes of several ranks become one. In rank order, so that the same pushes give the same bits.
+
+`Reduce` makes no update on the shard: it gives the mean gradient back and keeps the weights that workers store. Commutative semirings are
+two operations that make sums of products, with whose help pushes compute more than gradients.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +15,7 @@ import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
 
 Reduction = Callable[[Sequence[Array], Array], None]
 """Writes what `pushes` (one a rank present, in rank order; 1-D, alike) come to into `out`, which may be the first of them."""
@@ -159,3 +164,53 @@ def _middle(pushes: Sequence[Array], cut: int, out: Array) -> None:
         raise ValueError("a reduction needs at least one push")
     kept = list(arrays.sorted_by_element(pushes))[cut : len(pushes) - cut]
     mean_in_rank_order(kept, out)
+
+
+class Reduce(BaseRule):
+    """The workers step; the shard counts."""
+
+    name = "reduce"
+    hyperparameters: Final[Mapping[str, float | bool]] = {}
+
+    def init(self, weights: Array) -> BlockState:
+        """State before the first update."""
+        return BlockState(weights)
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        hyperparameters: Hyperparameters,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """Count; the weights change only when a worker stores them."""
+        state.steps += 1
+
+
+@dataclass(frozen=True)
+class Semiring:
+    """`plus` joins pushes; `times` makes them, and distributes over it. `one` changes nothing when multiplied; `plus.identity` is zero.
+
+    Shards need `plus` alone: workers multiply.
+    """
+
+    plus: Monoid
+    times: arrays.Joining
+    one: float
+
+    def combine(self, row: Sequence[float], rows: Sequence[Array], out: Array) -> None:
+        """out = row[0] times rows[0] plus row[1] times rows[1] …: a product of a vector and a matrix by the matrix's rows."""
+        terms = [arrays.join(self.times, arrays.full_like(x, value), x, arrays.full_like(x, 0)) for value, x in zip(row, rows, strict=True)]
+        self.plus(terms, out)
+
+
+SEMIRINGS: Final[dict[str, Semiring]] = {
+    "plus-times": Semiring(MONOIDS["sum"], "multiply", 1.0),
+    "max-plus": Semiring(MONOIDS["max"], "add", 0.0),
+    "min-plus": Semiring(MONOIDS["min"], "add", 0.0),
+    "max-min": Semiring(MONOIDS["max"], "minimum", float("inf")),
+    "or-and": Semiring(MONOIDS["or"], "logical_and", 1.0),
+}
+"""Sums of products · critical paths · shortest paths (in numbers without -inf) · widest paths · reachability (in 0 and 1)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psjob.process.config import Config
 from psjob.rules.base import Hyperparameters
-from psjob.rules.manifest import OUTER, of_manifest
+from psjob.rules.optimizers import OUTER, of_manifest
 
 
 def rule_problem(config: Config, rank: int, rule: str) -> str | None:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forking, forkserver, forkwaiter, memory, pulse
+from psjob.process import forking, forkserver, forkwaiter, limits, pulse
 from psjob.wire.shared import Region, possible
 
 WEIGHTS: Final = "weights"
@@ -263,7 +263,7 @@ class Keeper:
         if self._can_fork is not None:
             return
         try:
-            if "torch" not in sys.modules and (room := memory.free(*filter(None, [self._server]))) is not None and room < ROOM:
+            if "torch" not in sys.modules and (room := limits.free(*filter(None, [self._server]))) is not None and room < ROOM:
                 return  # looked at again when it is needed
             importlib.import_module("psjob.shard.server")
             self._can_fork = forkserver.can_fork()

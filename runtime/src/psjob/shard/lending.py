@@ -9,7 +9,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.shard.cell import Cell, Lent
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, WireError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob.layout.blocks import Block
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.rules.base import Rule
 from psjob.shard.keeper import STATE, WEIGHTS, Held, Keeping
 from psjob.shard.statememory import StateMemory

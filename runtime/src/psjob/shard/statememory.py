@@ -25,7 +25,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.rules.base import BlockState
 from psjob.shard.admission import taken_by
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE

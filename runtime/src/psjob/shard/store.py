@@ -14,7 +14,7 @@ import torch
 from psjob import modes, rules
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec, assign
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
 from psjob.rules.base import BlockState, Hyperparameters

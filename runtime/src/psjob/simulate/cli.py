@@ -20,9 +20,8 @@ from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
 from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Inner, SimulatedTraining
+from psjob.simulate.training import Inner, SimulatedTraining, TrainingProblem
 
 EXIT_GATE = EXIT_DIFFERENT = 1
 EXIT_BAD_INPUT = 2

@@ -14,10 +14,9 @@ from psjob.modes import Batch, Mode
 from psjob.rules.base import Hyperparameters, Rule
 from psjob.simulate import schedule, show
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
-from psjob.simulate.training import Inner, SimulatedTraining
+from psjob.simulate.training import Inner, SimulatedTraining, TrainingProblem
 
 POINTS = 100
 """Of a curve."""

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from psjob.simulate.problems import Floats
+from psjob.simulate.training import Floats
 
 BATCH = 32
 HIDDEN = 64

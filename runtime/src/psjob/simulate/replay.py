@@ -16,9 +16,8 @@ from psjob.modes import Mode, Push
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import recording, served, words
 from psjob.simulate.engine import SimulationOutcome, Work
-from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Inner
+from psjob.simulate.training import Inner, TrainingProblem
 
 MOST_WORKERS = 64
 """Each has threads of its own."""

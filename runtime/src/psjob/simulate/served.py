@@ -26,8 +26,7 @@ from psjob.process.asking import ask
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters
 from psjob.simulate.engine import NOT_TRAINED
-from psjob.simulate.problems import TrainingProblem
-from psjob.simulate.training import Inner
+from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
 from psjob.worker.ending import SessionEnd
 from psjob.worker.half import Half

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from psjob.modes import MODES, Mode
 from psjob.simulate.digits import Digits
-from psjob.simulate.problems import Fixed, Quadratic, TrainingProblem
 from psjob.simulate.speeds import Outage, Speeds, Stall
+from psjob.simulate.training import Fixed, Quadratic, TrainingProblem
 
 MOST_PARAMETERS = 100_000_000
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
 from psjob.wire.shared import Region
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from psjob.layout import memory
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
-from psjob.process.memory import available
+from psjob.process.limits import available
 from psjob.wire.frame import WireError
 from psjob.wire.shared import Region, Window
 from psjob.worker.arena import is_alone

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import Layout
-from psjob.layout.lentspan import ALIGN, LentSpan
+from psjob.layout.memory import ALIGN, LentSpan
 from psjob.layout.packing import Pack
 from psjob.protocol.worker.together import owner
 from psjob.rules import arrays

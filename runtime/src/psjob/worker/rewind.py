@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from psjob import contract
-from psjob.process import began, forkserver, forkwaiter, memory
+from psjob.process import began, forkserver, forkwaiter, limits
 from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
 from psjob.worker import children
@@ -57,8 +57,8 @@ def prepare(trained: float) -> None:
     if _looked or trained < _after():
         return
     _looked = True
-    room = memory.free()
-    wanted = min(ROOM, SERVER + (memory.resident() or ROOM))
+    room = limits.free()
+    wanted = min(ROOM, SERVER + (limits.resident() or ROOM))
     if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= wanted and not _differs():
         _start()
 

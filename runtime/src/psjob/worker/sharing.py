@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import Layout
-from psjob.layout.lentspan import LentSpan
+from psjob.layout.memory import LentSpan
 from psjob.wire import handover, shared
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared import Region

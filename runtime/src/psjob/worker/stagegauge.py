@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from psjob.process import memory
+from psjob.process import limits
 from psjob.wire.frame import Kind
 from psjob.worker.idle import RECENT
 
@@ -64,7 +64,7 @@ class StageGauge:
             self._tell(now, what, now - began)
 
     def _tell(self, now: float, what: str | None, seconds: float) -> None:
-        session, resident, peak = self._session, memory.resident(), memory.peak()
+        session, resident, peak = self._session, limits.resident(), limits.peak()
         if not session.joined:
             return
         self._told, self._waited = now, what is not None

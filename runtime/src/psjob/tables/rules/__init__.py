@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from psjob.rules.reduction import MONOIDS
-from psjob.tables.rules.adagrad import RowAdagrad
+from psjob.tables.rules.adagrad import RowAdagrad, RowWiseAdagrad
 from psjob.tables.rules.adam import RowAdam
 from psjob.tables.rules.base import RowRule
 from psjob.tables.rules.combine import Combine
 from psjob.tables.rules.ftrl import RowFtrl
-from psjob.tables.rules.rowwise_adagrad import RowWiseAdagrad
 from psjob.tables.rules.sgd import RowSGD
 
 __all__ = ["COMBINES", "RULES", "Combine", "RowRule", "named"]
