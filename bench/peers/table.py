@@ -9,8 +9,9 @@ import clock
 import rows
 import torch
 
+from psjob.rules.base import check_hyperparameters
 from psjob.tables import RowTable, TableSpec
-from psjob.tables.rules import check_hyperparameters
+from psjob.tables.rules import named
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
 
 def row_cycle() -> Callable[[], object]:
     """As the floor's rows: every row of the table is there."""
-    hyperparameters = check_hyperparameters("rowwise_adagrad", {"lr": rows.RATE, "eps": rows.EPS})
+    hyperparameters = check_hyperparameters(named("rowwise_adagrad"), {"lr": rows.RATE, "eps": rows.EPS})
     table = RowTable(TableSpec("rows", rows.WIDTH, "rowwise_adagrad", num_rows=rows.TABLE, init="zeros"))
     grad, pulled = rows.gradient(), torch.empty(rows.UNIQUE, rows.WIDTH)
     for start in range(0, rows.TABLE, rows.UNIQUE):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from psjob_client.convert.torchrun import taken_apart
+from psjob_client.convert.launcher import taken_apart
 from psjob_operator.api.load import load_job
 from tests.docs import ROOT
 from tests.docs.commands import has, psjob_takes, simple

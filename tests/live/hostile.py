@@ -25,7 +25,8 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
-from psjob.worker import dialling
+from psjob.worker import link as worker_link
+from psjob.worker.link import _hello
 from tests.fuzzing import EDGES, changed_json, json_changes
 from tests.live.live_shards import Rewound, Shards, Worker, serving, stacks
 
@@ -80,7 +81,7 @@ class World:
         self.restarted += 1
         self.start = 1
         made: list[dict[str, Any]] = []
-        hello = dialling._hello
+        hello = _hello
 
         def noted(link: Any, host: str) -> dict[str, Any]:
             body = hello(link, host)
@@ -93,7 +94,7 @@ class World:
             net = model()
             groups = [{"params": [p]} for p in net.parameters()]  # a block each
             workers.append(Worker(self.shards, rank, net, torch.optim.SGD(groups, lr=LR)))
-        with mock.patch.object(dialling, "_hello", noted):
+        with mock.patch.object(worker_link, "_hello", noted):
             together([worker.attach for worker in workers])
         self.honest, self.hello = workers[0], made[-1]
         self.health = serve_status(self.shards.servers[0], "127.0.0.1", 0)

@@ -13,10 +13,8 @@ import torch
 from psjob.api.recording import Recording
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import StreamClosed
-from psjob.worker import turns
-from psjob.worker.lane import WorkerLane
-from psjob.worker.link import ShardLink
-from psjob.worker.turns import Turn
+from psjob.worker import link as worker_link
+from psjob.worker.link import REST_SECONDS, ShardLink, Turn, WorkerLane
 from tests.live.live_shards import Worker, all_well, eventually, serving
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -45,7 +43,7 @@ def test_answers_are_read_by_who_waits_for_them(tmp_path: Path, monkeypatch: pyt
         return kind
 
     monkeypatch.setattr(ShardLink, "take", noted)
-    monkeypatch.setattr(turns, "REST_SECONDS", 2.0)  # on a busy machine an answer may take longer than a link's thread rests
+    monkeypatch.setattr(worker_link, "REST_SECONDS", 2.0)  # on a busy machine an answer may take longer than a link's thread rests
 
     def act(worker: Worker) -> None:
         for _ in range(STEPS):
@@ -103,8 +101,8 @@ def test_a_break_while_the_script_computes_is_seen_soon(tmp_path: Path) -> None:
 
 
 def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    soon = turns.REST_SECONDS
-    monkeypatch.setattr(turns, "REST_SECONDS", 30.0)
+    soon = REST_SECONDS
+    monkeypatch.setattr(worker_link, "REST_SECONDS", 30.0)
     turn, met = Turn(), []
 
     def rest() -> None:
@@ -117,7 +115,7 @@ def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     rested = threading.Thread(target=rest, daemon=True)
     rested.start()
     assert eventually(lambda: turn._rests) and turn.borrow()
-    monkeypatch.setattr(turns, "REST_SECONDS", soon)
+    monkeypatch.setattr(worker_link, "REST_SECONDS", soon)
     turn.call()
     rested.join(20 * soon)
     assert rested.is_alive(), "and comes back only when nobody reads"
@@ -128,7 +126,7 @@ def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_call_ends_a_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "REST_SECONDS", 30.0)
+    monkeypatch.setattr(worker_link, "REST_SECONDS", 30.0)
     turn = Turn()
     turn.take()
     rested = threading.Thread(target=turn.rest, daemon=True)

@@ -18,7 +18,7 @@ from psjob.shard import rowframes
 from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.reading import Wants
-from psjob.worker import rowids
+from psjob.worker import rows
 from psjob.worker.ending import SessionEnd
 from psjob.worker.rows import RowRequest
 from tests.covering import each_value
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("last_words"), pytest.mark.timeout(120)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of few ids, and parts of few rows."""
-    for module in (rowframes, rowids):
+    for module in (rowframes, rows):
         monkeypatch.setattr(module, "ID_PAGE", PAGE)
     monkeypatch.setattr(lookup, "PART_BYTES", 4 * 4 * 5)
 
@@ -187,7 +187,7 @@ def test_a_shard_that_never_tells_its_ids_ends_the_export_with_a_sentence(
     def act(worker: Worker) -> None:
         train(worker)
         monkeypatch.setattr(RowFrames, "_which", silent)
-        monkeypatch.setattr(rowids, "SECONDS", 0.5)
+        monkeypatch.setattr(rows, "SECONDS", 0.5)
         with pytest.raises(SystemExit):
             ps.export(path, worker.model)
         worker.die()

@@ -18,9 +18,8 @@ from psjob.wire.frame import Kind, WireError
 from psjob.wire.handover import Counter
 from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
 from psjob.wire.shared import PAGE, Region
-from psjob.worker import rowsharing
 from psjob.worker.ending import SessionEnd
-from psjob.worker.rows import LOOKUPS
+from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_rows_checkpoints import adagrad
 from tests.live.test_rows_training import rows_of, steps
@@ -143,7 +142,7 @@ def test_rows_asked_for_early_hold_up_none_of_this_step(tmp_path: Path) -> None:
 
 
 def test_a_push_that_does_not_fit_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psjob.worker.rowsharing.LENT_PUSHES", PAGE)
+    monkeypatch.setattr("psjob.worker.rows.LENT_PUSHES", PAGE)
     monkeypatch.setattr(rowlending, "LENT_PUSHES", PAGE)
     with serving(tmp_path, workers=1, shards=1) as shards:
         worker = worker_of(shards, model=one_table(1000))
@@ -274,7 +273,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         assert eventually(lambda: shards.servers[0].sessions[0].row_frames._lending is None), "it goes with the session"
 
 
-def shared_with() -> tuple[Counter, rowsharing.RowSharing]:
+def shared_with() -> tuple[Counter, RowSharing]:
     """A worker's side of memory that was handed over at this counter."""
     counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
 
@@ -282,7 +281,7 @@ def shared_with() -> tuple[Counter, rowsharing.RowSharing]:
         os.close(fd)
         return theirs
 
-    sharing = rowsharing.RowSharing(1)
+    sharing = RowSharing(1)
     sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
     return counter, sharing
 
@@ -309,7 +308,7 @@ def test_a_handover_that_fails_leaves_none_before_it() -> None:
 
 
 def test_only_what_was_agreed_is_borrowed() -> None:
-    sharing = rowsharing.RowSharing(1)
+    sharing = RowSharing(1)
     with pytest.raises(WireError, match=f"lends {LENT_PUSHES} bytes for rows, expected {LENT_ANSWERS}"):
         sharing.take(0, {"name": "x", "token": "y", "bytes": LENT_PUSHES})
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.final import tensors_sha256
-from psjob.checkpoint.records import read_records
+from psjob.checkpoint.manifest import read_records
 from psjob.checkpoint.states import read_states
 from psjob.embeddings.rowmodule import RowModule
 from psjob.modes import Bounded

@@ -15,10 +15,8 @@ import torch
 from torch import nn
 
 from psjob.checkpoint import manifest
-from psjob.checkpoint.admissions import read_admission
-from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.records import read_records
-from psjob.checkpoint.states import read_states
+from psjob.checkpoint.manifest import Manifest, read_records
+from psjob.checkpoint.states import read_admission, read_states
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, serving, until_checkpoints

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from psjob.checkpoint import manifest
-from psjob.checkpoint.admissions import read_admission
-from psjob.checkpoint.records import read_records
-from psjob.checkpoint.states import read_states
+from psjob.checkpoint.manifest import read_records
+from psjob.checkpoint.states import read_admission, read_states
 from psjob.layout.packing import Pack
 from psjob.modes import Batch
 from psjob.protocol.coordinator.deciding import Deciding

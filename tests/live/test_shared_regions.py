@@ -17,8 +17,7 @@ from psjob.wire import handover, shared
 from psjob.wire.frame import WireError
 from psjob.wire.handover import Counter
 from psjob.wire.shared import PAGE, Region
-from psjob.worker.arena import Arena, is_alone
-from psjob.worker.sharing import Sharing
+from psjob.worker.sharing import Arena, Sharing, is_alone
 from tests.live.live_shards import SECONDS
 from tests.live.test_shard_relinks import aside
 

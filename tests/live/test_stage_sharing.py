@@ -17,9 +17,8 @@ from psjob.wire import handover
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.pooled import Pooled
 from psjob.wire.shared import PAGE
-from psjob.worker import stagesharing
-from psjob.worker.stagelinks import StageLinks
-from psjob.worker.stagesharing import StageSharing
+from psjob.worker import stagelinks
+from psjob.worker.stagelinks import StageLinks, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
 from tests.live.test_stage_pipeline import compare
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("last_words")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The payloads of these tests are small."""
-    monkeypatch.setattr(stagesharing, "LEAST", 1)
+    monkeypatch.setattr(stagelinks, "LEAST", 1)
 
 
 def links_of(worker: StageWorker) -> StageLinks:
@@ -49,7 +48,7 @@ def regions() -> int:
     found = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, _, end = line.split()[0].partition("-")
-        found += "memfd:psjob" in line and int(end, 16) - int(begin, 16) == stagesharing.BYTES
+        found += "memfd:psjob" in line and int(end, 16) - int(begin, 16) == stagelinks.BYTES
     return found
 
 
@@ -94,7 +93,7 @@ def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> N
 
 
 def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stagesharing, "BYTES", PAGE // 8)
+    monkeypatch.setattr(stagelinks, "BYTES", PAGE // 8)
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, 4)
         cluster.run()
@@ -136,19 +135,19 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         sharing.offer(stream, Header(Kind.LENDS), 1)
         address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
         monkeypatch.setattr(socket, "send_fds", late)
-        lending = stagesharing.Lending()
+        lending = stagelinks.Lending()
         os.close(handover.fetch(address, token, lending.region.fd))
-        assert sent == [stagesharing.BYTES] and not sharing.open_streams
+        assert sent == [stagelinks.BYTES] and not sharing.open_streams
     sharing.close()
     gc.unfreeze()
 
 
 BAD: dict[str, Callable[[StageLinks], Header]] = {
-    "beyond the end": lambda links: lent(links).lent(stagesharing.BYTES - 64, 4096),
+    "beyond the end": lambda links: lent(links).lent(stagelinks.BYTES - 64, 4096),
     "an offset of 64 bits": lambda links: lent(links).lent((1 << 64) - 64, 128),
     "more than there is": lambda links: lent(links).lent(0, 1 << 40),
     "a head longer than the frame": lambda links: lent(links)._replace(request=1 << 19).lent(0, 128),
-    "no structure": lambda links: lent(links).lent(stagesharing.BYTES - 4096, 4096),
+    "no structure": lambda links: lent(links).lent(stagelinks.BYTES - 4096, 4096),
     "copied what was not there": lambda links: links.session.header(Kind.COPIED, part=4096 * 7 + 1),
     "an offer from the one that dialled": lambda links: links.session.header(Kind.LENDS),
 }

@@ -11,10 +11,8 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker.hooks import tree_of
-from psjob.worker.overlap import Overlap
-from psjob.worker.staged import Staged
-from psjob.worker.staging import Staging
+from psjob.worker.overlap import Overlap, tree_of
+from psjob.worker.staging import Staged, Staging
 from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of

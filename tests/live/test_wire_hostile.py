@@ -28,8 +28,8 @@ from psjob.wire import auth
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, dump, parse, run_digest
 from psjob.wire.tcp import Part, StreamClosed
-from psjob.worker import dialling
-from psjob.worker.link import ShardLink
+from psjob.worker import link as worker_link
+from psjob.worker.link import ShardLink, _hello
 from tests import warm
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import batch, loss_of
@@ -489,13 +489,13 @@ def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(
     """A shard that believed it would take the pushes to come for old ones, and the job would wait for ever."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = workers_of(shards)
-        say, lies = dialling._hello, [10**9, 1 << 62, 1]
+        say, lies = _hello, [10**9, 1 << 62, 1]
 
         def lie(link: ShardLink, host: str) -> dict[str, Any]:
             lying = lies and link is workers[1].session.links[1]
             return say(link, host) | ({"acked": lies.pop()} if lying else {})
 
-        monkeypatch.setattr(dialling, "_hello", lie)
+        monkeypatch.setattr(worker_link, "_hello", lie)
 
         def act(worker: Worker) -> None:
             for step in range(STEPS):

@@ -10,8 +10,8 @@ import torch
 
 from psjob import rules
 from psjob.checkpoint import files
-from psjob.checkpoint.admissions import write_admission
 from psjob.checkpoint.manifest import BlockPlace, Manifest
+from psjob.checkpoint.states import write_admission
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.rules.base import BlockState
 

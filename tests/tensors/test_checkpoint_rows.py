@@ -14,9 +14,8 @@ import torch
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.final import checkpoint_sha256, tensors_sha256, write_final
-from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.manifest import MAX_CHAIN, Manifest, RowPlaces
 from psjob.checkpoint.problems import Damage
-from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
 from psjob.checkpoint.rows import read_tables
 from psjob.rules.base import check_hyperparameters
 from psjob.shard.tables import RowCuts, Voided

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.records import read_records
+from psjob.checkpoint.manifest import Manifest, read_records
 from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.resume.record import unpack
 from psjob.wire.frame import Kind

@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 
 from psjob import contract
-from psjob.checkpoint import claim, manifest, safetensors
-from psjob.checkpoint.admissions import _positions, open_blocks, read_admission
+from psjob.checkpoint import claim, files, manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.process import config, keys
 from psjob.shard import keptcuts
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds
@@ -53,14 +53,14 @@ class Kinds:
         tensors = [(f"w{number}", "float32", (1, 1)) for number in range(3)]
         self.seeds: dict[str, Any] = {
             "manifest": json.loads(manifest.encode(self.made)),
-            "header": json.loads(safetensors.make_header(tensors)[0][8:]),
+            "header": json.loads(files.make_header(tensors)[0][8:]),
             "admission": table | {"rows": [[*row[:5], "f" * 10]] * 20},
             "cuts": {"run": parts.RUN, "cuts": ["a", "b"], "seconds": 1.0},
             "config": CONFIG,
         }
         self.readers: dict[str, Callable[[bytes], object]] = {
             "manifest": lambda raw: manifest.decode(raw, self.made.name),
-            "header": lambda raw: safetensors.read_header(raw, 12),
+            "header": lambda raw: files.read_header(raw, 12),
             "admission": self._admission,
             "cuts": self._cuts,
             "config": self._config,

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.checkpoint import claim, files, manifest, records, states
-from psjob.checkpoint.admissions import open_blocks, read_admission
+from psjob.checkpoint import claim, files, manifest, states
 from psjob.checkpoint.disk import CHUNK
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.manifest import Manifest, read_initial, read_records
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables
+from psjob.checkpoint.states import open_blocks, read_admission
 from psjob.layout.blocks import assign
 from psjob.resume import record
 from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
@@ -46,8 +46,8 @@ def made(tmp_path: Path) -> Manifest:
 def read_whole(folder: Path, found: Manifest) -> None:
     """All that shard 0 and the coordinator read of it, onto as many shards and onto three."""
     with contextlib.suppress(CheckpointProblem):
-        records.read_records(folder, found)
-        records.read_initial(folder, found)
+        read_records(folder, found)
+        read_initial(folder, found)
     for shards in (2, 3):
         with contextlib.suppress(*DAMAGED):
             mine = [index for index, owner in enumerate(assign(found.layout, shards)) if owner == 0]

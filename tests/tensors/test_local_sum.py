@@ -13,11 +13,10 @@ import torch
 
 from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose, exchange_seconds, parse_topology, shared_seconds
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker import agreeing, podmemory, podsums
+from psjob.worker import localgroup, localreduce
 from psjob.worker.ending import SessionEnd
 from psjob.worker.gpus import Lying
-from psjob.worker.podmemory import PodMemory
-from psjob.worker.podsums import PodSum
+from psjob.worker.localreduce import PodMemory, PodSum, SharedSum, made, meet, meeting_place
 from psjob.worker.siblings import Said
 from tests.hardware import DEVICES
 from tests.live.live_shards import eventually
@@ -134,7 +133,7 @@ def gradients(local: int, device: str) -> list[torch.Tensor | None]:
 
 def summed(processes: int, present: Sequence[int], scale: float, device: str, make: Callable[..., PodSum]) -> list[torch.Tensor]:
     """A sum by threads that stand for processes; each maps the memory."""
-    of, fd, place = layout(), podmemory.make(layout(), processes), podsums.meeting_place()
+    of, fd, place = layout(), localreduce.make(layout(), processes), meeting_place()
     on = torch.device(device)
     memories = [PodMemory(of, processes, local, os.dup(fd), on) for local in range(processes)]
     os.close(fd)
@@ -165,12 +164,12 @@ def summed(processes: int, present: Sequence[int], scale: float, device: str, ma
 
 def by_memory(of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, place: int) -> PodSum:
     os.close(place)
-    return podsums.made("shared", of, memory, local, processes, device, None)
+    return made("shared", of, memory, local, processes, device, None)
 
 
 def by_backend(of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, place: int) -> PodSum:
     way = "nccl" if device.type == "cuda" else "gloo"
-    return podsums.made(way, of, memory, local, processes, device, podsums.meet(way, place, local, processes, device))
+    return made(way, of, memory, local, processes, device, meet(way, place, local, processes, device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -186,9 +185,9 @@ def test_each_way_makes_the_same_bits(processes: int, present: list[int], scale:
 
 
 def test_a_process_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podsums, "MEET_SECONDS", 0.5)
+    monkeypatch.setattr(localreduce, "MEET_SECONDS", 0.5)
     with pytest.raises(RuntimeError) as told:
-        podsums.meet("gloo", podsums.meeting_place(), 0, 2, torch.device("cpu"))
+        meet("gloo", meeting_place(), 0, 2, torch.device("cpu"))
     assert str(told.value)
 
 
@@ -224,16 +223,16 @@ class Line:
 @pytest.mark.parametrize("asked", ["auto", "gloo"])
 def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pytest.MonkeyPatch, asked: str, lacks: int) -> None:
     """Where psjob has chosen, all take shared memory; where the manifest asks for the way, a sentence says why not."""
-    made = podsums.made
+    real = localreduce.made
 
     def short(way: str, of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, group: Any) -> PodSum:
         if way != "shared" and local == lacks:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it")
-        return made(way, of, memory, local, processes, device, group)
+        return real(way, of, memory, local, processes, device, group)
 
-    monkeypatch.setattr(podsums, "made", short)
-    monkeypatch.setattr(agreeing, "_chosen", lambda session, places: LocalSum("gloo", "it is quick"))
-    fd = podmemory.make(layout(), 2)
+    monkeypatch.setattr(localgroup, "made", short)
+    monkeypatch.setattr(localgroup, "_chosen", lambda session, places: LocalSum("gloo", "it is quick"))
+    fd = localreduce.make(layout(), 2)
     leader, follower = (Line(local, asked, PodMemory(layout(), 2, local, os.dup(fd))) for local in range(2))
     os.close(fd)
     leader.other, follower.other = follower, leader
@@ -241,7 +240,7 @@ def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pyt
 
     def work(local: int) -> None:
         try:
-            act, line = (agreeing.follow, follower) if local else (agreeing.lead, leader)
+            act, line = (localgroup.follow, follower) if local else (localgroup.lead, leader)
             found[local] = act(cast("Any", line), torch.device("cpu"))
         except SessionEnd as ending:
             found[local] = ending
@@ -252,8 +251,8 @@ def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pyt
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert isinstance(found[1], podsums.SharedSum)
+    assert isinstance(found[1], SharedSum)
     if asked == "auto":
-        assert isinstance(found[0], podsums.SharedSum)
+        assert isinstance(found[0], SharedSum)
     else:
         assert isinstance(found[0], SessionEnd) and "CUDA out of memory" in found[0].message and "localSum" in found[0].message

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import rules
-from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
+from psjob.checkpoint.states import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
 from psjob.shard import cuts

@@ -7,7 +7,7 @@ import torch
 
 from psjob.tables import Partition, TableSpec
 from psjob.wire.frame import WireError
-from psjob.worker.rowids import check_page
+from psjob.worker.rows import check_page
 
 TWO = Partition.even(2)
 OPEN, CLOSED = TableSpec("user", 4, "sgd", None), TableSpec("page", 4, "sgd", 50)

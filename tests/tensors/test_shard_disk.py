@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
-from psjob.checkpoint.admissions import _bits, _positions, read_admission, write_admission
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.states import _bits, _positions, read_admission, write_admission
 from psjob.shard import server as serving
 from psjob.shard import tables
 from psjob.shard.admission import Admission

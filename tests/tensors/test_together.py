@@ -15,9 +15,9 @@ from psjob.protocol.worker.together import Part, Whole, owner, together
 from psjob.resume import composite
 from psjob.shard.pending import Arrived, Info
 from psjob.shard.shares import shares_of
-from psjob.worker import podmemory
+from psjob.worker import localreduce
 from psjob.worker.edges import SMALL, Edges, Records
-from psjob.worker.podmemory import PodMemory
+from psjob.worker.localreduce import PodMemory
 
 TABLE = tuple(TensorSpec(f"t{row}", (size, 3), "float32", 0) for row, size in enumerate((50, 400, 7, 260)))
 LAYOUT = Layout.of(TABLE, limit_bytes=1024)
@@ -55,7 +55,7 @@ def test_the_sum_is_that_of_the_present_in_their_order(processes: int, seed: int
     present = data.draw(st.lists(st.integers(0, processes - 1), min_size=1, unique=True).map(sorted))
     torch.manual_seed(seed)
     gradients = [[torch.randn(spec.shape) if row != 2 else None for row, spec in enumerate(TABLE)] for _ in range(processes)]
-    fd = podmemory.make(LAYOUT, processes)
+    fd = localreduce.make(LAYOUT, processes)
     memories = [PodMemory(LAYOUT, processes, local, os.dup(fd)) for local in range(processes)]
     os.close(fd)
     for local in present:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from psjob.worker import pagemap
+from psjob.worker import sharing
 
 PAGE = mmap.PAGESIZE
 PAGES = 2048
@@ -33,12 +33,12 @@ def test_written_pages_are_found_and_those_that_were_read_are_not(count: int) ->
     written = set(draw.sample(range(PAGES), count)) if count < PAGES // 2 else set(range(0, PAGES, 2))
     for number in written:
         mapped[number * PAGE + 5] = 1
-    found = pagemap.Pagemap(PAGE).own(_address(mapped), len(mapped))
+    found = sharing.Pagemap(PAGE).own(_address(mapped), len(mapped))
     assert found is not None
     assert {at // PAGE for offset, length in found for at in range(offset, offset + length, PAGE)} == written
     assert found == sorted(found)
 
 
 def test_a_system_that_does_not_tell_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pagemap, "_PATH", "/proc/self/no-such-file")
-    assert pagemap.Pagemap(PAGE).own(0, PAGE) is None
+    monkeypatch.setattr(sharing, "_PATH", "/proc/self/no-such-file")
+    assert sharing.Pagemap(PAGE).own(0, PAGE) is None

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker.readiness import Readiness
-from psjob.worker.use import Tree, learned, nothing_learned
+from psjob.worker.overlap import Readiness, Tree, learned, nothing_learned
 
 
 def layout(*numels: int, limit: int = 1024) -> Layout:

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from psjob.collectives.mirroring import mirror
     from psjob.collectives.reducing import all_reduce
     from psjob.collectives.runner import PeerLost
-    from psjob.embeddings.embedding import Embedding, EmbeddingBag
-    from psjob.embeddings.offload import offload_embeddings
+    from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
     from psjob.embeddings.statetable import Table
     from psjob.process.errors import Refused
     from psjob_client.jobs.problems import (
@@ -91,7 +90,7 @@ if TYPE_CHECKING or find_spec("psjob_client"):
 _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
     "epochs": "api.epochs", "state": "api.epochs", "Refused": "process.errors",
-    "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload",
+    "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
     "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
     "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip

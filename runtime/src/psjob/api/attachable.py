@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice
-from psjob.checkpoint import safetensors
+from psjob.checkpoint import files
 from psjob.embeddings.statetable import Table
 from psjob.layout import members
 from psjob.layout.blocks import TensorSpec
@@ -111,7 +111,7 @@ def _odd_buffer(buffer: torch.Tensor) -> str:
         return "is on the meta device, and has no values. Give it some before attach, or keep it as an attribute that is no buffer"
     dtype = str(buffer.dtype).removeprefix("torch.")
     if buffer.layout is torch.strided and not is_traceable_wrapper_subclass(buffer):
-        if dtype in safetensors.CODES:
+        if dtype in files.CODES:
             return ""
         if buffer.is_complex():
             return f"is {dtype}, which checkpoints do not hold. Keep torch.view_as_real of it, and take torch.view_as_complex in forward"

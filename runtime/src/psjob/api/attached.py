@@ -38,17 +38,16 @@ from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
-from psjob.worker import exits, hooks
+from psjob.worker import exits
 from psjob.worker.clip import Clip
 from psjob.worker.deferred import Deferred
 from psjob.worker.ending import EXIT_OF, SessionEnd
 from psjob.worker.half import Half
-from psjob.worker.overlap import Overlap
+from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rounds import LocalRounds
 from psjob.worker.rows import Carried
 from psjob.worker.sessions import session_at
-from psjob.worker.staged import Staged
-from psjob.worker.staging import Staging
+from psjob.worker.staging import Staged, Staging
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
@@ -195,7 +194,7 @@ class AttachedJob:
         device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
         if overlap:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
-            tree = hooks.tree_of(self.model, self.parameters)
+            tree = tree_of(self.model, self.parameters)
             session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
         elif self.pairs[0].cuts.late is not None and device.type == "cpu":
             session.exchange = Deferred(session)
@@ -211,7 +210,7 @@ class AttachedJob:
         self.tables.bind(Carried(self.session.rows, self.carry_out))
         self.session.rows.first = {}
         if self.overlap is not None:
-            hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
+            install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
-from psjob.worker.hooks import Hook, before_forward
+from psjob.worker.overlap import Hook, before_forward
 
 STEPS = 16
 """So many steps are looked at."""

@@ -16,7 +16,7 @@ import torch
 
 from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.process.errors import Refused, exit_refused
-from psjob.worker.hooks import Hook, before_forward, before_state
+from psjob.worker.overlap import Hook, before_forward, before_state
 
 AT_ONCE = "Make both optimizers first and give attach both, such as attach(model, (first, second)); then step the one whose phase it is"
 """What helps a script that trains a model in two phases."""

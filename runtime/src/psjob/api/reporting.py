@@ -15,7 +15,7 @@ from psjob.api import trackers
 from psjob.api.attached import AttachedJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.embeddings.exporting import exported, unwinding
+from psjob.embeddings.embedding import exported, unwinding
 from psjob.layout import memory
 from psjob.process import config
 from psjob.process.errors import Refused, refuse

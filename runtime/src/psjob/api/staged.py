@@ -22,7 +22,7 @@ from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.stage.exchange import MOST_MICROBATCHES
 from psjob.worker.clip import Clip
-from psjob.worker.hooks import Hook
+from psjob.worker.overlap import Hook
 
 
 class StagedPipeline:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from psjob.api.state import State, renewed
-from psjob.checkpoint.safetensors import CODES
+from psjob.checkpoint.files import CODES
 from psjob.layout import members, memory
 from psjob.resume import tagged
 

@@ -1,6 +1,8 @@
 """The manifest of a checkpoint: its rename is the commit, and what it lists is all that exists.
 
-A reader takes the highest valid (view, step) of its run; damage means the one before it.
+A reader takes the highest valid (view, step) of its run; damage means the one before it. Of tables of rows it says their specs, who had
+which buckets, and each shard's chain of files. Of workers a checkpoint holds their resume records, and what rank 0 gave when the run
+began.
 """
 
 from __future__ import annotations
@@ -18,8 +20,78 @@ from typing import Any, Final
 from psjob.checkpoint import claim, disk, files
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
-from psjob.checkpoint.rowplaces import RowPlaces
+from psjob.layout import memory
 from psjob.layout.blocks import Layout
+from psjob.tables import Partition, TableSpec
+
+MAX_CHAIN: Final = 8
+"""Files of a chain, the first of which holds all rows: each is another that may be damaged, and another to read back."""
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """`chains[shard]` are files, the oldest first: all rows, then what changed. `versions[shard]` are the updates of each table there."""
+
+    specs: tuple[TableSpec, ...]
+    partition: Partition
+    chains: tuple[tuple[str, ...], ...]
+    versions: tuple[tuple[int, ...], ...]
+    files: tuple[FileFact, ...]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless every shard has a chain of listed files and a version a table."""
+        listed = {fact.name for fact in self.files}
+        for shard, (chain, versions) in enumerate(zip(self.chains, self.versions, strict=True)):
+            if not 1 <= len(chain) <= MAX_CHAIN or not listed.issuperset(chain):
+                raise ValueError(f"rows of shard {shard} are in {len(chain)} files, expected 1 to {MAX_CHAIN} of those that are listed")
+            if len(versions) != len(self.specs) or not all(type(n) is int and n >= 0 for n in versions):
+                raise ValueError(f"rows of shard {shard} have {len(versions)} versions, there are {len(self.specs)} tables")
+        if max(self.partition.owners) >= len(self.chains):
+            raise ValueError(f"buckets are with shard {max(self.partition.owners)}, rows with {len(self.chains)} shards")
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {
+            "specs": [spec.to_json() for spec in self.specs],
+            "partition": self.partition.to_json(),
+            "chains": [list(chain) for chain in self.chains],
+            "versions": [list(versions) for versions in self.versions],
+            "files": [fact.to_json() for fact in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, obj: object) -> RowPlaces:
+        """Read what `to_json` gave. Raises ValueError, TypeError or KeyError where it is not whole."""
+        if not isinstance(obj, Mapping):
+            raise ValueError("places of rows are an object")
+        return cls(
+            tuple(TableSpec.from_json(spec) for spec in obj["specs"]),
+            Partition.from_json(obj["partition"]),
+            tuple(tuple(str(name) for name in chain) for chain in obj["chains"]),
+            tuple(tuple(versions) for versions in obj["versions"]),
+            tuple(FileFact.from_json(fact) for fact in obj["files"]),
+        )
+
+
+RECORD = "record."
+INITIAL = "initial"
+
+
+def read_records(folder: Path, made: Manifest) -> dict[int, bytes]:
+    """The resume records a manifest holds, by rank. Raises Damage or CheckpointProblem."""
+    if made.records is None:
+        return {}
+    names = [name for name in made.records.tensors if name.startswith(RECORD)]
+    tensors = files.read_blocks(folder / made.records.name, names, made.records)
+    return {int(name.removeprefix(RECORD)): bytes(memory.view(tensor)) for name, tensor in tensors.items()}
+
+
+def read_initial(folder: Path, made: Manifest) -> bytes:
+    """What rank 0 gave when the run began, where the manifest has it; else empty. Raises Damage or CheckpointProblem."""
+    if made.records is None or INITIAL not in made.records.tensors:
+        return b""
+    return bytes(memory.view(files.read_blocks(folder / made.records.name, [INITIAL], made.records)[INITIAL]))
+
 
 FORMAT: Final = 2
 MAX_BYTES: Final = 128 << 20

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob.checkpoint import safetensors
+from psjob.checkpoint import files
 from psjob.layout import members, memory
 from psjob.process.errors import Refused
 from psjob.resume import buffers, composite, tagged
@@ -155,7 +155,7 @@ class RecordPacker:
         self._tensors: list[torch.Tensor] = []
         self._raw = b""
         self._specs: list[tuple[str, str, tuple[int, ...]]] = []
-        self._header, _ = safetensors.make_header([])
+        self._header, _ = files.make_header([])
 
     def pack(self, record: ResumeRecord) -> bytes:
         """As the function: the same bytes."""
@@ -181,7 +181,7 @@ class RecordPacker:
         specs = [(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(tensors)]
         if specs != self._specs:
             try:
-                self._header, _ = safetensors.make_header(specs)
+                self._header, _ = files.make_header(specs)
             except ValueError as error:
                 raise Refused(f"a resume record cannot hold this: {error}") from None
             self._specs = specs
@@ -278,14 +278,14 @@ def _plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
     plain = _plain(tensors)
-    header, _ = safetensors.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
+    header, _ = files.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
     return b"".join([header, *(memory.view(tensor) for tensor in plain)])
 
 
 def _read_tensors(raw: bytes, joined: bool = False) -> list[torch.Tensor]:
     """`joined`: they may lie in one memory, which takes a fifth of the time where they are small. Raises ValueError."""
-    data = 8 + safetensors.header_length(raw[:8], len(raw))
-    entries = safetensors.read_header(raw[8:data], len(raw) - data)
+    data = 8 + files.header_length(raw[:8], len(raw))
+    entries = files.read_header(raw[8:data], len(raw) - data)
     whole = bytearray(raw[data:]) if joined else memoryview(raw)[data:]
     tensors = []
     for index in range(len(entries)):

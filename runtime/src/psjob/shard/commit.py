@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from psjob import modes
-from psjob.checkpoint import claim, disk, files, final, manifest, orphans, records
+from psjob.checkpoint import claim, disk, files, final, manifest, orphans
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.manifest import BlockPlace, Manifest
+from psjob.checkpoint.manifest import INITIAL, RECORD, BlockPlace, Manifest, RowPlaces, read_initial, read_records
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.checkpoint.rowplaces import RowPlaces
 from psjob.process import config
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
@@ -142,7 +141,7 @@ class DiskWork:
             def also(made: Manifest, folder: Path = folder) -> None:
                 nonlocal held, initial
                 if job.records:
-                    held, initial = records.read_records(folder, made), records.read_initial(folder, made)
+                    held, initial = read_records(folder, made), read_initial(folder, made)
 
             try:
                 made, passed = manifest.newest(folder, run, whole=False, passed=job.passed, also=also)
@@ -212,9 +211,9 @@ class DiskWork:
 
     def _with_records(self, job: actions.CommitCut, made: Manifest, written: list[str]) -> Manifest:
         """Put the workers' records, and the model's buffers, into files of their own. Each one's name goes into `written`."""
-        held = [(f"{records.RECORD}{rank}", _bytes(blob)) for rank, blob in job.records.items()]
+        held = [(f"{RECORD}{rank}", _bytes(blob)) for rank, blob in job.records.items()]
         if job.initial:
-            held.append((records.INITIAL, _bytes(job.initial)))
+            held.append((INITIAL, _bytes(job.initial)))
         stem = f"v{job.view:06d}-c{job.cut:06d}"
         if held:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from psjob.checkpoint import manifest
-from psjob.checkpoint.admissions import open_blocks, read_admission
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
-from psjob.checkpoint.states import read_states, state_bytes, state_of
+from psjob.checkpoint.states import open_blocks, read_admission, read_states, state_bytes, state_of
 from psjob.layout import memory
 from psjob.layout.blocks import assign
 from psjob.process import pulse

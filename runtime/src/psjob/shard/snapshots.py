@@ -21,10 +21,9 @@ import torch
 
 from psjob import contract
 from psjob.checkpoint import disk, files
-from psjob.checkpoint.admissions import write_admission
 from psjob.checkpoint.files import DeferredTensor
-from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from psjob.checkpoint.disk import Moved
-from psjob.checkpoint.rowplaces import MAX_CHAIN
+from psjob.checkpoint.manifest import MAX_CHAIN
 from psjob.checkpoint.rows import bytes_of, write_rows
 from psjob.shard.pins import Voided
 from psjob.tables import RowTable, TableSpec

@@ -14,7 +14,7 @@ from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.words import one_line
-from psjob.worker.dialling import DIAL_SECONDS
+from psjob.worker.link import DIAL_SECONDS
 
 ANSWER_SECONDS = 10.0
 PAUSE, LONGEST_PAUSE = 0.1, 2.0

@@ -23,12 +23,11 @@ from psjob.worker.clip import Clip
 from psjob.worker.compression import WorkerCompression
 from psjob.worker.credit import credits
 from psjob.worker.finite import FiniteCheck
+from psjob.worker.link import listen
 from psjob.worker.sharing import SLOTS, Sharing
-from psjob.worker.turns import listen
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import WorkerLane
-    from psjob.worker.link import ShardLink
+    from psjob.worker.link import ShardLink, WorkerLane
     from psjob.worker.session import WorkerSession
 
 WAITS_FOR = "the shards' answer"

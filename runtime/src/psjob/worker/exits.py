@@ -1,4 +1,4 @@
-"""Whether a script ended well, found out before its process has gone.
+"""Whether a script ended well, found out before its process has gone; and the end of a worker that hangs.
 
 An atexit handler is not told the exit status. A script that came to its end, that called `sys.exit` or that raised shows
 what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one
@@ -6,13 +6,19 @@ the process forks: its child ends in its place, and the status is read from it.
 
 A process of multiprocessing ends by finalizers, before Python 3.13 while its error is on its way and without atexit handlers. From then on
 they run after it has noted its exit code.
+
+A worker that hangs writes the stacks of its threads to its log and exits. Shard 0 tells a link's thread, which does it where the
+interpreter runs. A thread that blocks in C and holds the interpreter lock keeps every Python thread from running. Then a thread of
+faulthandler, which needs no lock, writes the stacks, and the planner ends the process. A process that is stopped (SIGSTOP) writes nothing.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import dis
+import faulthandler
 import multiprocessing
 import multiprocessing.process
 import multiprocessing.util
@@ -26,7 +32,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from psjob import contract
-from psjob.process import shown
+from psjob.process import shown, supervise
+from psjob.process.errors import leave_message
 
 CHILD_SECONDS = 30.0
 KILL_SECONDS = 60.0
@@ -211,3 +218,31 @@ def _flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
+
+
+REARM_SECONDS = 0.5
+STDERR = 2
+
+
+def watch_progress(step_timeout: float, over: threading.Event) -> None:
+    """From now on, until `over`, write the stacks once the interpreter did not come to this thread for `step_timeout` seconds."""
+
+    def rearm() -> None:
+        while not over.is_set():
+            faulthandler.dump_traceback_later(step_timeout, file=STDERR)
+            over.wait(REARM_SECONDS)
+        faulthandler.cancel_dump_traceback_later()
+
+    supervise.start(rearm, "watchdog")
+
+
+def hung(seconds: float | None) -> None:
+    """Write every thread's stack to the log and end this process with EXIT_HUNG. Does not return."""
+    limit = "" if seconds is None else f" (workers.stepTimeoutSeconds is {seconds:g})"
+    sentence = f"this worker has made no step while others wait for it{limit}; the stacks of its threads are in its log"
+    with contextlib.suppress(OSError, ValueError):
+        print(f"psjob: {sentence}:", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.dump_traceback(file=STDERR, all_threads=True)
+    leave_message({"error": sentence})
+    os._exit(contract.EXIT_HUNG)

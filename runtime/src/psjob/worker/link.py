@@ -1,41 +1,326 @@
 """A worker's streams to one shard: dial, hello, receive, and dial again where the machine says so.
 
-The link's own thread reads, or the script's while it waits (see `turns`); the thread that pushes writes. What was sent and not answered is
-kept in `requests` until it is. So the machine repairs a broken stream, or a shard that comes back. A push that the shard had taken is only
-asked for again, one that it lost is sent again.
+The link's own thread reads, or the script's while it waits for answers, which saves it being woken by the other; the thread that pushes
+writes. What was sent and not answered is kept in `requests` until it is. So the machine repairs a broken stream, or a shard that comes
+back. A push that the shard had taken is only asked for again, one that it lost is sent again.
+
+Of all addresses of a shard's name, the newest process is said hello to. A `WorkerLane` is one stream of a link: blocks are gathered and
+sent, received and landed, beside those of the other lanes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
+import queue
+import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from psjob.layout import memory
+from psjob.modes import written
 from psjob.process import supervise
+from psjob.protocol.recorddelta import RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.worker import events as e
+from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.words import one_line
-from psjob.worker import turns, watchdog
-from psjob.worker.dialling import DIAL_SECONDS, dial
-from psjob.worker.lane import WorkerLane
+from psjob.worker import exits
+from psjob.worker.sharing import SLOTS
 
 if TYPE_CHECKING:
+    from psjob.layout.packing import Packs
     from psjob.worker.session import WorkerSession
+
+
+REST_SECONDS = 0.01
+"""So long a link's thread leaves its stream to the script after the last answer. What else comes meanwhile is read so much later."""
+MOST_BYTES = 512 << 10
+"""Of a model. The answers of a larger one begin to come while its last pushes are sent: two threads do both at once."""
+LISTEN_SECONDS = 0.5
+SLICE_SECONDS = 0.05
+
+
+class Turn:
+    """Of one stream."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        """What the script's thread met as it read; for the link's."""
+        self._reading = threading.Lock()
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rests = False
+
+    # -- the link's thread -----------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Wait until the script does not read. Raises what it met; the turn is this thread's then too."""
+        while not self._reading.acquire(blocking=False):
+            self._sleep()
+        if self.failure is not None:
+            raise self.failure
+
+    def give(self) -> None:
+        """Read no more."""
+        self._reading.release()
+
+    def rest(self) -> None:
+        """Leave the stream to the script until it calls, or for REST_SECONDS. Raises as `take`."""
+        self._reading.release()
+        self._sleep()
+        self.take()
+
+    def _sleep(self) -> None:
+        self._rests = True
+        with contextlib.suppress(queue.Empty):
+            self._calls.get(timeout=REST_SECONDS)
+        self._rests = False
+
+    # -- the script's ------------------------------------------------------------------------------
+
+    def borrow(self) -> bool:
+        """Read from here on, if the link's thread does not; `give` ends it."""
+        return self._reading.acquire(blocking=False)
+
+    def call(self) -> None:
+        """The script waits, and does not read by itself."""
+        if self._rests:
+            self._rests = False
+            self._calls.put(None)
+
+
+def listen(session: WorkerSession) -> None:
+    """Read the answers that are owed, in the script's thread, where every link that owes some leaves its stream to it.
+
+    Returns once they are here, or after LISTEN_SECONDS, or where a stream ends: the caller waits for what is missing then.
+    """
+    owing = [link for link in session.links if link.outstanding]
+    lanes: list[tuple[ShardLink, WorkerLane]] = []
+    began = time.monotonic()
+    try:
+        for link in owing:
+            lane = link.main
+            if lane is None or not lane.turn.borrow():
+                return
+            lanes.append((link, lane))
+        _read(session, lanes)
+    finally:
+        for _, lane in lanes:
+            lane.turn.give()
+        session.idle.waited += time.monotonic() - began
+
+
+def _read(session: WorkerSession, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
+    deadline = time.monotonic() + LISTEN_SECONDS
+    poll = select.poll()
+    found = {}
+    for link, lane in lanes:
+        fd = lane.stream.sock.fileno()
+        if lane.turn.failure is not None or fd < 0:
+            return
+        poll.register(fd, select.POLLIN)
+        found[fd] = link, lane
+    while any(link.outstanding for link, _ in lanes) and session.machine.ending is None and time.monotonic() < deadline:
+        ready = [pair for pair in lanes if pair[1].stream.ahead()] or [found[fd] for fd, _ in poll.poll(1000 * SLICE_SECONDS)]
+        for link, lane in ready:
+            try:
+                link.take(lane)
+            except (StreamClosed, TimeoutError, WireError) as error:
+                lane.turn.failure = error
+                return
+            except BaseException:  # an interrupted script: the rest of a frame is no frame
+                lane.turn.failure = StreamClosed(f"{lane.stream.peer}: the script was interrupted while it read")
+                raise
+
+
+DIAL_SECONDS = 3.0
+
+
+def dial(link: ShardLink) -> Stream | None:
+    """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest.
+
+    Raises WireError where only such answer as cannot prove to be that shard.
+    """
+    place = link.session.place
+    found: list[tuple[tuple[int, int], Stream]] = []
+    problem: WireError | None = None
+    for stream in tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS):
+        try:
+            standing = greet(stream, place, link.index)
+        except (StreamClosed, TimeoutError):
+            stream.close()
+        except WireError as error:
+            problem = error
+            stream.close()
+        else:
+            found.append(((standing.view, standing.attempt), stream))
+    if not found:
+        if problem is not None:
+            raise problem
+        return None
+    chosen = found[newest([told for told, _ in found])][1]
+    for _, stream in found:
+        if stream is not chosen:
+            stream.close()
+    with link.session.cond:
+        hello = _hello(link, str(chosen.sock.getsockname()[0]))
+    chosen.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
+    return chosen
+
+
+def _hello(link: ShardLink, host: str) -> dict[str, Any]:
+    """`host`: the address by which this process reaches the shard."""
+    session, codecs = link.session, link.session.exchange.compression
+    body: dict[str, Any] = {
+        "role": "worker", "codecs": codecs.offered(),
+        "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
+        "layout": session.layout.digest(), "mode": written(session.mode),
+        "push": codecs.push[link.index], "pull": codecs.pull[link.index],
+    } | session.machine.hello(link.index)  # fmt: skip
+    if link.index == 0:
+        if session.stage_links is not None:
+            body["port"] = session.stage_links.listen(host)
+        body["has"] = None if link.record.id is None else [*link.record.id, link.record.count]
+        body["rule"] = session.rule
+        body["aliases"] = session.aliases
+        body["tables"] = [spec.to_json() for spec in session.rows.specs]
+        body["table"] = [spec.to_json() for spec in session.layout.table]
+    return body
+
+
+CLOSE_SECONDS = 5.0
+log = logging.getLogger("psjob.worker")
+
+
+class WorkerLane:
+    """`stream` to the shard of `link`. Until `start` blocks are sent by the caller and somebody else reads."""
+
+    def __init__(self, link: ShardLink, stream: Stream) -> None:
+        self.link, self.stream = link, stream
+        self.turn = Turn()
+        self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
+        self._count = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._records = RecordsOnStream()
+        self._recording = threading.Lock()
+
+    @cached_property
+    def landing(self) -> Packs:
+        """For the thread that reads."""
+        return self.link.session.exchange.make_packs()
+
+    @cached_property
+    def _leaving(self) -> Packs:
+        """For the thread that sends blocks."""
+        return self.link.session.exchange.make_packs()
+
+    def start(self, reads: bool) -> None:
+        """Send blocks in a thread of the lane's own, and read in another if `reads`."""
+        name = f"lane-{self.link.index}-{self.stream.peer}"
+        works = [self._send_loop, self._read] if reads else [self._send_loop]
+        self._threads = [supervise.start(work, name) for work in works]
+
+    def send_block(self, header: Header) -> None:
+        """Send a request and what it carries, now or, once the lane was started, in its turn."""
+        exchange = self.link.session.exchange
+        lent = self.link.shared and exchange.sharing.steady and not exchange.beside  # a header alone: not worth waking a thread for
+        if self._threads and not lent:
+            self._out.put((exchange.order(header.block), next(self._count), header))
+        else:
+            self._send_now(header)
+
+    def send(self, header: Header, payload: bytes | torch.Tensor | None = None, rides: bool = False) -> None:
+        """Send a frame; `rides` as in `Stream.send`.
+
+        Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome.
+        """
+        try:
+            self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"", rides)
+        except StreamClosed:
+            pass
+
+    def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
+        """As `send`, of a resume record of at most a piece: what it changes of the one before on this stream. `idle` as in AtEdge."""
+        with self._recording:
+            delta = self._records.delta(record)
+            if delta is None:
+                self.send(header._replace(kind=Kind.RECORD, part=idle[0], request=idle[1]), record, rides)
+            else:
+                told = header._replace(kind=Kind.RECORD_DELTA, part=delta.begin, version=(delta.crc, delta.size))
+                self.send(told._replace(generation=idle[0], request=idle[1]), delta.data, rides)
+
+    def send_control(self, header: Header, raw: bytes) -> None:
+        """As `send`, of a control body."""
+        try:
+            self.stream.send_control(self.link.dated(header), raw)
+        except StreamClosed:
+            pass
+
+    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
+        """As `send`, of a payload that lies in several places."""
+        try:
+            self.stream.send_parts(self.link.dated(header), parts)
+        except StreamClosed:
+            pass
+
+    def send_lent(self, header: Header, offset: int, length: int) -> None:
+        """As `send`, of a payload that lies in memory which this worker lends."""
+        try:
+            self.stream.send_lent(self.link.dated(header), offset, length)
+        except StreamClosed:
+            pass
+
+    def close(self) -> None:
+        """Close the stream and wait for the lane's threads."""
+        self.stream.close()
+        self._out.put((-1, 0, None))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_SECONDS)
+
+    def _send_now(self, header: Header) -> None:
+        exchange = self.link.session.exchange
+        try:
+            place = exchange.stage(self.link, header)
+            if place is not None:
+                self.send_lent(header, *place)
+                return
+            frame = exchange.outgoing(self, header, self._leaving[header.block])
+            if frame is not None:
+                self.send(*frame)
+        finally:
+            exchange.sent(header)
+
+    def _send_loop(self) -> None:
+        while (header := self._out.get()[2]) is not None:
+            if not self.stream.closed:
+                self._send_now(header)
+
+    def _read(self) -> None:
+        try:
+            self.link.read(self)
+        except (StreamClosed, TimeoutError) as error:
+            log.debug("lane to shard %d: %s", self.link.index, error)
+        except WireError as error:
+            log.warning("lane to shard %d: %s", self.link.index, one_line(error, 1000))
+        self.link.close()
+
 
 SILENCE_SECONDS = 10.0
 """A shard that owes an answer says WAITING every 2 s; where no byte moves either way for so long, the stream counts as dead."""
 LOOK_SECONDS = 1.0
 MAX_LANES = 8
 TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
-log = logging.getLogger("psjob.worker")
 
 
 class ShardLink:
@@ -203,7 +488,7 @@ class ShardLink:
     def _leaves(self, lane: WorkerLane) -> bool:
         """May the script read by itself from here on? It waits for all that it asks for next, which is little, and one stream brings it."""
         exchange = self.session.exchange
-        alone = len(self.lanes) == 1 and not exchange.beside and exchange.nbytes <= turns.MOST_BYTES
+        alone = len(self.lanes) == 1 and not exchange.beside and exchange.nbytes <= MOST_BYTES
         return alone and not (self.outstanding or lane.stream.ahead() or self.session.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:
@@ -291,7 +576,7 @@ class ShardLink:
         elif header.kind is Kind.RELEASE:
             self.session.handle(e.Released(self.index, header.request))
         elif header.kind is Kind.HUNG and self.index == 0:
-            watchdog.hung(self.session.place.config.step_timeout)
+            exits.hung(self.session.place.config.step_timeout)
 
     def _error(self, body: Mapping[str, Any]) -> None:
         message = one_line(body.get("error", "the shard refused this worker"), 1000)

@@ -1,31 +1,225 @@
-"""Overlap: a block's gradient goes to its shard while backward goes on, its weights come back while the next forward runs.
+"""Overlap: a block's gradient goes to its shard while backward runs, its weights come back while the next forward runs.
 
 What is sent before `step()` is EARLY data: the shard keeps it for this stream and counts nothing. `step()` turns it into a
 push by a frame without payload that names it (HELD), or pushes the block whole where that would not be the gradient of now.
-Answers are awaited by the modules that use them.
+Answers are awaited by the modules that use them. Hooks tell of gradients as backward makes them, of modules as they begin, and of
+readers of the weights.
+
+A block is ready when every parameter of it that had a gradient in the step before has one again. Where a step is made of several
+backward passes (accumulation), it is ready in the pass in which the step before was through with it.
+
+A module that was seen to run waits for its own parameters. Another one may never run: its parent reads its weights, as attention does
+with its output projection. Then the nearest module around it that runs waits for them. What no module waits for is waited for before
+the step ends.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from psjob.layout.blocks import Block
+from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import WAITS_FOR
-from psjob.worker.readiness import Readiness
-from psjob.worker.staged import Staged
-from psjob.worker.staging import Staging
-from psjob.worker.use import Tree, learned, nothing_learned
+from psjob.worker.staging import Staged, Staging
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import WorkerLane
+    from psjob.worker.link import WorkerLane
     from psjob.worker.session import WorkerSession
+
+
+class Readiness:
+    """`told` at every gradient of a row of the table, `step_made` at every step."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._blocks_of = [tuple(dict.fromkeys(block.index for block, _ in layout.pieces_of(row))) for row in range(len(layout.table))]
+        self._rows_of = [tuple(dict.fromkeys(piece.tensor for piece in block.pieces)) for block in layout.blocks]
+        self._expected = [1] * len(layout.table)
+        """Backward passes of the step before that gave each row a gradient."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.seen = [0] * len(self._blocks_of)
+        """Gradients of each row since the last step."""
+        self.whole: set[int] = set()
+        """Blocks that were ready and of which no row has had a gradient since."""
+        self._round = [0] * len(self._rows_of)
+        self._lacking = [sum(self._expected[row] > 0 for row in rows) for rows in self._rows_of]
+
+    def told(self, row: int) -> list[int]:
+        """A row's gradient was accumulated (again). Returns the blocks that are ready with it."""
+        self.seen[row] += 1
+        ready = []
+        for block in self._blocks_of[row]:
+            self.whole.discard(block)
+            if self._expected[row] and self.seen[row] == self._expected[row] + self._round[block]:
+                self._lacking[block] -= 1
+                if not self._lacking[block]:
+                    self._next_round(block)
+                    ready.append(block)
+        self.whole.update(ready)
+        return ready
+
+    def step_made(self) -> None:
+        """What was told since the last step is a step's whole; a step without any gradient says nothing about the next."""
+        if any(self.seen):
+            self._expected = self.seen
+        self._begin()
+
+    def _next_round(self, block: int) -> None:
+        self._round[block] += 1
+        self._lacking[block] = sum(
+            self._expected[row] > 0 and self.seen[row] < self._expected[row] + self._round[block] for row in self._rows_of[block]
+        )
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`rows` of the table that each module holds itself, by the module's path; one module under two paths is there twice."""
+
+    rows: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Use:
+    """`rank`: by block, 0 for the one that is used first. `waits`: by module path, the blocks it waits for. `at_once`: nobody does."""
+
+    rank: tuple[int, ...]
+    waits: Mapping[str, frozenset[int]]
+    at_once: frozenset[int]
+
+
+def learned(layout: Layout, tree: Tree, ran: Sequence[str]) -> Use:
+    """`ran` are the paths of the modules that ran in one forward pass, in the order in which each began first."""
+    waits: dict[str, set[int]] = {path: set() for path in ran}
+    at_once: set[int] = set()
+    for path, rows in tree.rows.items():
+        blocks = {block.index for row in rows for block, _ in layout.pieces_of(row)}
+        waiter = next((around for around in _around(path) if around in waits), None)
+        (at_once if waiter is None else waits[waiter]).update(blocks)
+    first: dict[int, int] = dict.fromkeys(at_once, -1)
+    for position, path in enumerate(ran):
+        for block in waits[path]:
+            first.setdefault(block, position)
+    order = sorted(range(len(layout.blocks)), key=lambda block: (first.get(block, len(ran)), block))
+    rank = [0] * len(order)
+    for position, block in enumerate(order):
+        rank[block] = position
+    return Use(tuple(rank), {path: frozenset(blocks) for path, blocks in waits.items()}, frozenset(at_once))
+
+
+def nothing_learned(layout: Layout) -> Use:
+    """Before the first forward pass: the layout's order, and everything is waited for at once."""
+    blocks = range(len(layout.blocks))
+    return Use(tuple(blocks), {}, frozenset(blocks))
+
+
+def _around(path: str) -> list[str]:
+    """The module itself, then those around it up to the root, whose path is empty."""
+    found = [path]
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    return found
+
+
+CarryOut = Callable[[Callable[[], Any]], Any]
+
+
+def tree_of(model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> Tree:
+    """Which rows of the table each module holds itself."""
+    row_of = {id(p): row for row, p in enumerate(parameters)}
+    return Tree({path: [row_of[id(p)] for p in m._parameters.values() if id(p) in row_of] for path, m in _all_of(model)})
+
+
+def install(model: torch.nn.Module, overlap: Overlap, carry_out: CarryOut, makes_again: Callable[[], bool]) -> None:
+    """Hook `overlap` in. `carry_out` runs a call that may end this process; `makes_again`: steps without effect are being made."""
+    for row, p in enumerate(overlap.parameters):
+        if p.requires_grad and row not in overlap.apart:
+            p.register_post_accumulate_grad_hook(_accumulated(overlap, row, makes_again))  # type: ignore[no-untyped-call]
+    paths: dict[torch.nn.Module, list[str]] = {}
+    for path, module in _all_of(model):
+        paths.setdefault(module, []).append(path)
+    for module, own in paths.items():
+        before_forward(module, Hook(_before_forward(overlap, carry_out, own)), prepend=True)
+        before_state(module, Hook(_before_state(overlap, carry_out)))
+
+
+def before_forward(module: torch.nn.Module, hook: Hook, prepend: bool = False) -> RemovableHandle:
+    """Call `hook` with module, positional and named arguments before each forward, also of a scripted module that is called by itself."""
+    # Scripted modules refuse by their own name what torch does for them if they are called from Python.
+    return torch.nn.Module.register_forward_pre_hook(module, hook, prepend=prepend, with_kwargs=True)
+
+
+def before_state(module: torch.nn.Module, hook: Hook) -> RemovableHandle:
+    """Call `hook` with the module before each `state_dict`, as `before_forward` does."""
+    handle: RemovableHandle = torch.nn.Module.register_state_dict_pre_hook(module, hook)  # type: ignore[no-untyped-call]
+    return handle
+
+
+class Hook:
+    """A hook that copies of its module do not have, nor pickles of it."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self._act = act
+
+    def __call__(self, *given: Any) -> None:
+        self._act(*given)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _forgotten, ()
+
+
+def _forgotten() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*_given: object) -> None:
+    return None
+
+
+def _accumulated(overlap: Overlap, row: int, makes_again: Callable[[], bool]) -> Callable[[torch.Tensor], None]:
+    def hook(p: torch.Tensor) -> None:
+        gradient = p.grad
+        if gradient is not None and gradient.layout is torch.strided and not makes_again():
+            overlap.told(row, gradient)
+
+    return hook
+
+
+def _before_forward(overlap: Overlap, carry_out: CarryOut, paths: Sequence[str]) -> Callable[..., None]:
+    def hook(module: torch.nn.Module, *_given: object) -> None:
+        if overlap.learning:
+            if torch.is_grad_enabled():
+                overlap.ran += [path for path in paths if path not in overlap.ran]
+            return
+        if overlap.landed():
+            return
+        # Without gradients, modules may read what is inside them by other ways than in training (torch's fast paths do).
+        whole = not torch.is_grad_enabled() or (not module.training and next(module.children(), None) is not None)
+        blocks = overlap.all_blocks if whole else frozenset().union(*(overlap.use.waits.get(path, frozenset()) for path in paths))
+        carry_out(lambda: overlap.need(blocks))
+
+    return hook
+
+
+def _before_state(overlap: Overlap, carry_out: CarryOut) -> Callable[..., None]:
+    def hook(*_given: object) -> None:
+        if not overlap.landed():
+            carry_out(lambda: overlap.need(overlap.all_blocks))
+
+    return hook
+
+
+def _all_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    return list(model.named_modules(remove_duplicate=False))
 
 
 class Overlap(Staged):

@@ -1,33 +1,182 @@
 """The sparse road of a worker: ids out and rows in, gradients of rows out; the rows themselves live on the shards.
 
-The script's thread calls `ask`, `collect` and `push`; a link's thread calls `land` when an answer comes and `again` when a
-shard has welcomed this worker anew. What both use is guarded by the session's condition.
+The script's thread calls `ask`, `collect`, `push` and `all`; a link's thread calls `land` when an answer comes and `again` when a shard
+has welcomed this worker anew. What both use is guarded by the session's condition. `all` asks each shard for its ids, page by page, and
+checks what comes. A worker and the shards of its host lend each other memory for what it pushes, and for what it has asked for.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from psjob.layout import memory
 from psjob.tables import Partition, TableSpec
+from psjob.wire import handover
 from psjob.wire.frame import Flag, Header, Kind, WireError
-from psjob.wire.rows import LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
-from psjob.wire.shared import copy_out
+from psjob.wire.rows import ALIGNED, ID_BYTES, ID_PAGE, LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
+from psjob.wire.shared import Region, copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.ending import SessionEnd
-from psjob.worker.rowids import RowIds
-from psjob.worker.rowsharing import RowSharing
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import WorkerLane
-    from psjob.worker.link import ShardLink
+    from psjob.worker.link import ShardLink, WorkerLane
     from psjob.worker.session import WorkerSession
+
+
+SECONDS: Final = 120.0
+"""For one page of every shard. The first page of a table of 10^8 rows takes a shard some ten seconds."""
+
+
+@dataclass
+class _Page:
+    """What one shard is asked for; `above` is its last id that has come, None before the first page."""
+
+    header: Header
+    above: torch.Tensor | None
+    ids: torch.Tensor | None = None
+
+
+class RowIds:
+    """Of one worker's tables. One table is read at a time."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._asked: dict[int, _Page] = {}
+        """By shard."""
+
+    def all(self, table: int) -> torch.Tensor:
+        """The ids of every row of a table, ascending. Raises SessionEnd, also where a page does not come in SECONDS."""
+        session = self._rows.session
+        session.exchange.finish()
+        found: list[torch.Tensor] = []
+        due: dict[int, torch.Tensor | None] = {link.index: None for link in session.links}
+        while due:
+            for shard, above in due.items():
+                self._ask(session.links[shard], table, above)
+            name = self._rows.specs[table].name
+            session.wait(self._complete, f"the ids of table {name}", SECONDS)
+            with session.cond:
+                pages = {shard: page.ids for shard, page in self._asked.items() if page.ids is not None}
+                self._asked = {}
+            found += pages.values()
+            due = {shard: page[-1:] for shard, page in pages.items() if len(page) == ID_PAGE}
+        return torch.sort(torch.cat(found)).values
+
+    def again(self, link: ShardLink) -> None:
+        """A shard has welcomed this worker: ask again for the page that it owes."""
+        with self._rows.session.cond:
+            page = self._asked.get(link.index)
+        if page is not None and page.ids is None:
+            link.send(page.header, page.above)
+
+    def land(self, link: ShardLink, stream: Stream, header: Header) -> None:
+        """Read a page. Raises WireError for one that cannot be, and then it is asked for again on another stream."""
+        session = self._rows.session
+        with session.cond:
+            page = self._asked.get(link.index)
+        if header.length % ID_BYTES or header.length > ID_PAGE * ID_BYTES or header.flags:
+            most = ID_PAGE * ID_BYTES
+            raise WireError(
+                f"ROW_IDS of {header.length} bytes and flags {header.flags}, expected whole ids of at most {most} bytes, no flag"
+            )
+        if page is None or page.ids is not None or header.request != page.header.request:
+            stream.drain(header)  # of a page that was asked for twice
+            return
+        ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
+        stream.recv_into(header, memory.view(ids))
+        check_page(self._rows.specs[page.header.table], self._rows.partition, link.index, page.above, ids)
+        with session.cond:
+            page.ids = ids
+            session.cond.notify_all()
+
+    def _complete(self) -> bool:
+        return all(page.ids is not None for page in self._asked.values())
+
+    def _ask(self, link: ShardLink, table: int, above: torch.Tensor | None) -> None:
+        session = self._rows.session
+        with session.cond:
+            page = _Page(session.header(Kind.ROW_IDS, table=table, clock=session.clock, request=link.number()), above)
+            self._asked[link.index] = page
+        link.send(page.header, above)
+
+
+def check_page(spec: TableSpec, partition: Partition, shard: int, above: torch.Tensor | None, ids: torch.Tensor) -> None:
+    """Raise WireError unless `ids` ascend from beyond `above`, are rows of the table, and lie on that shard."""
+    if not len(ids):
+        return
+    if not bool((ids[1:] > ids[:-1]).all()) or (above is not None and int(ids[0]) <= int(above)):
+        raise WireError(f"ROW_IDS of table {spec.name}: the ids of shard {shard} are not in ascending order without a repeat")
+    if spec.num_rows is not None and not 0 <= int(ids[0]) <= int(ids[-1]) < spec.num_rows:
+        raise WireError(f"ROW_IDS of table {spec.name}: ids go from {int(ids[0])} to {int(ids[-1])}, and it has {spec.num_rows} rows")
+    if not bool((partition.shard_of(ids) == shard).all()):
+        raise WireError(f"ROW_IDS of table {spec.name}: shard {shard} names rows of other shards")
+
+
+class RowSharing:
+    """Empty until a shard offers. Each shard has answers of its own; pushes to all lie in one region."""
+
+    def __init__(self, shards: int) -> None:
+        self._answers: list[Region | None] = [None] * shards
+        self._pushes: Region | None = None
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        """Offset and length of what was pushed in the clock in hand, by shard and table."""
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, index: int, offer: Mapping[str, Any]) -> None:
+        """Hand over the memory of pushes to shard `index` and take that of its answers. Raises OSError or WireError."""
+        if int(offer["bytes"]) != LENT_ANSWERS:
+            raise WireError(f"shard {index} lends {offer['bytes']} bytes for rows, expected {LENT_ANSWERS}")
+        self.lose(index)  # what it lent before is not where it puts answers once it has been asked again, whatever comes of that
+        with self._lock:
+            if self._pushes is None:
+                self._pushes = Region.lend(LENT_PUSHES)
+        self._answers[index] = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), self._pushes.fd), LENT_ANSWERS)
+
+    def lose(self, index: int) -> None:
+        """The stream over which shard `index` told of its memory has ended."""
+        self._answers[index] = None
+
+    def answers(self, index: int) -> Region | None:
+        """The memory in which shard `index` puts rows; None: it sends them."""
+        return self._answers[index]
+
+    def begin(self) -> None:
+        """A clock begins: every shard has applied what was pushed in the one before."""
+        with self._lock:
+            self._places.clear()
+            self._used = 0
+
+    def stage(self, index: int, table: int, ids: torch.Tensor, grads: torch.Tensor) -> tuple[int, int] | None:
+        """Offset and length of a push that lies where shard `index` reads it, put there once a clock. None: it has to be sent."""
+        with self._lock:
+            if self._answers[index] is None or self._pushes is None:
+                return None
+            key, length = (index, table), ids.nbytes + grads.nbytes
+            if key not in self._places:
+                if self._used + length > self._pushes.size:
+                    return None
+                memory.lent(self._pushes, self._used, ids.numel(), "int64").copy_(ids)
+                dtype = str(grads.dtype).removeprefix("torch.")
+                memory.lent(self._pushes, self._used + ids.nbytes, grads.numel(), dtype).copy_(grads.view(-1))
+                if self._pushes.withdrawn:
+                    return None  # the region may have become private before all of it was there
+                self._places[key] = (self._used, length)
+                self._used += -(-length // ALIGNED) * ALIGNED
+            return self._places[key]
+
+    def withdraw(self) -> None:
+        """As Arena.withdraw: nothing that this process writes from now on reaches a shard."""
+        if self._pushes is not None:
+            self._pushes.withdraw()
+
 
 LEFT_TO_NOW = 3
 """Places among the lookups on their way to a shard that none of a later step takes."""

@@ -27,7 +27,7 @@ from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
-from psjob.worker import rewind, watchdog
+from psjob.worker import exits, rewind
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.handin import HandIn
@@ -259,7 +259,7 @@ class WorkerSession:
     def watch(self) -> None:
         """Let this process write its stacks where it hangs, if the job has a limit for steps."""
         if self.place.config.step_timeout is not None:
-            watchdog.watch(self.place.config.step_timeout, self._over)
+            exits.watch_progress(self.place.config.step_timeout, self._over)
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
         """Let this worker begin again in place, in `mode` where one is named, with `more` in its environment. Does not return."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob.process.config import Place
-from psjob.worker.following import FollowerSession
-from psjob.worker.leading import LeaderSession
+from psjob.worker.localgroup import FollowerSession, LeaderSession
 from psjob.worker.session import WorkerSession
 
 

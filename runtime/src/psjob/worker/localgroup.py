@@ -1,0 +1,589 @@
+"""A worker of several processes: gradients meet in shared memory, and one push goes out for all.
+
+Process 0 leads: it has the streams to the shards, and tells the others what comes of a step. A process that follows has no stream, and
+steps with the one that has them. When they join they agree on the way in which they sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from psjob import contract
+from psjob.collectives.localsum import AUTO, CPU, SHARED, Given, LocalSum, choose
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.packing import Pack
+from psjob.process import supervise
+from psjob.process.config import Place
+from psjob.protocol.worker import events as e
+from psjob.protocol.worker.together import Part, Whole, together
+from psjob.resume import composite
+from psjob.wire.frame import Kind
+from psjob.worker import exits, gpus
+from psjob.worker.edges import Edges, Records
+from psjob.worker.ending import SessionEnd
+from psjob.worker.exchange import Exchange
+from psjob.worker.gpus import Lying
+from psjob.worker.localreduce import PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
+from psjob.worker.session import WorkerSession
+from psjob.worker.siblings import Said, Sibling
+
+
+def lead(session: LeaderSession, device: torch.device) -> PodSum:
+    """As process 0: choose from where all models lie, meet the others where the way needs a group, and tell them what holds.
+
+    Where they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
+    """
+    config, places = session.place.config, session.lying
+    chosen = _chosen(session, [gpus.lying(device), *(places[local] for local in sorted(places))])
+    sums: PodSum | None = None
+    failed = ""
+    if chosen.way != SHARED:
+        fd = meeting_place()
+        session.tell_others({"way": chosen.way}, fd)
+        sums, failed = _met(chosen.way, session.layout, session.memory, fd, 0, config.processes, device)
+        session.wait(lambda: len(session.met) == config.processes - 1, "the other processes of this worker to make a group")
+        failed = failed or next((why for _, why in sorted(session.met.items()) if why), "")
+        if failed and config.local_sum != AUTO:
+            raise SessionEnd("refused", f"the processes of worker {session.place.index} could not make a group for {chosen.way}: {failed}; "
+                             "leave out spec.workers.localSum")  # fmt: skip
+        if failed:
+            chosen, sums = LocalSum(SHARED, f"they could not make a group for {chosen.way}: {failed}"), None
+    session.tell_others({"sums": chosen.way})
+    print(
+        f"psjob: the processes of worker {session.place.index} sum their gradients by {chosen.way}: {chosen.reason}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    return sums or made(SHARED, session.layout, session.memory, 0, config.processes, device, None)
+
+
+def follow(session: FollowerSession, device: torch.device) -> PodSum:
+    """As another process. Raises SessionEnd."""
+    place, memory = session.place, session.memory
+    assert memory is not None
+    sums: PodSum | None = None
+
+    def told() -> bool:
+        return session.heard("way") or session.heard("sums")
+
+    session.wait(told, "process 0 of this worker to choose how to sum")
+    if session.heard("way"):
+        said = session.next("way", "")
+        sums, failed = _met(str(said.body["way"]), session.layout, memory, said.fd, place.local, place.config.processes, device)
+        session.tell_first({"met": failed})
+    way = str(session.next("sums", "the other processes of this worker to make a group").body["sums"])
+    if sums is None or way == SHARED:
+        return made(SHARED, session.layout, memory, place.local, place.config.processes, device, None)
+    return sums
+
+
+def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
+    devices = [one.device for one in places]
+    apart = CPU not in devices and len(set(devices)) == len(devices)
+    matrix, numbers = gpus.topology(devices) if apart else (None, [])
+    rates = {"host": min(one.host for one in places), "add": min(one.add for one in places)} if apart else {}
+    try:
+        return choose(Given(devices, session.layout.nbytes, matrix, numbers, **rates), session.place.config.local_sum)
+    except ValueError as error:
+        sentence = f"spec.workers.localSum is {session.place.config.local_sum}, and {error}"
+        raise SessionEnd("refused", sentence) from None
+
+
+def _met(
+    way: str, layout: Layout, memory: PodMemory, fd: int, local: int, processes: int, device: torch.device
+) -> tuple[PodSum | None, str]:
+    """The sum in a group of all, with its memory taken, or why it cannot be had."""
+    try:
+        group = meet(way, fd, local, processes, device)
+        return made(way, layout, memory, local, processes, device, group), ""
+    except RuntimeError as error:  # torch.OutOfMemoryError is one too
+        return None, first_line(error)
+
+
+GONE_SECONDS = 2.0
+"""So long the agent has to answer the death of a process, before it counts as one that has left."""
+
+
+class LeaderSession(WorkerSession):
+    """As WorkerSession. `place.sockets` leads to the agent and to each other process."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.processes = self.place.config.processes
+        self.edges = Edges()
+        self._memory: tuple[PodMemory, int] | None = None
+        """And a descriptor of it for the others."""
+        self._tables: dict[int, list[TensorSpec]] = {}
+        """What the others train, by local rank."""
+        self.lying: dict[int, Lying] = {}
+        """Where their models lie."""
+        self.met: dict[int, str] = {}
+        """What has become of their making a group: empty, or why they could not."""
+        self._sums: PodSum | None = None
+        self._parts: dict[int, Part] = {}
+        self._records = Records(self.processes)
+        self._summed: set[int] = set()
+        self._through: dict[int, bytes] = {}
+        self._reported: dict[str, int] = {}
+        """By name: the lowest process that has reported it."""
+        self.last_hyperparameters: list[dict[str, Any]] = []
+        """Of this process's last step."""
+        self._active: list[int] = []
+        """The processes that take part in the step in hand."""
+        agent, *others = self.place.sockets
+        self._agent = agent
+        os.set_inheritable(agent, False)
+        self._others = {number: Sibling(fd, str(number), self._hears(number)) for number, fd in enumerate(others, 1)}
+
+    # -- the script's thread -------------------------------------------------------------------
+
+    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
+        self.wait(lambda: len(self._tables) == len(self._others), self._whom(self._tables))
+        self._compare()
+        self.last_hyperparameters = hyperparameters
+        super().join(parameters, initial, hyperparameters)
+        self._tell_agent({"joined": True})
+        assert self._memory is not None
+        records = [] if self.record is None else composite.split(self.record)
+        for number, other in self._others.items():
+            mine = records[number] if number < len(records) else None
+            other.say({"initial": self.initial is not None}, self.initial or b"")
+            told = {"joined": self.clock, "residual": self.machine.residual, "layout": self.layout.to_json(), "recorded": mine is not None}
+            other.say(told, mine or b"", self._memory[1])
+        self._sums = lead(self, gpus.device_of(parameters))
+
+    def _compare(self) -> None:
+        """Raises SessionEnd where a process has another model."""
+        for number, table in sorted(self._tables.items()):
+            if table == list(self.layout.table):
+                continue
+            pairs = zip(table, self.layout.table, strict=False)
+            differs = next((f"{one.name} {one.shape} {one.dtype}" for one, mine in pairs if one != mine), f"{len(table)} parameters")
+            raise SessionEnd(
+                "refused",
+                f"process {number} of worker {self.place.index} attached another model than process 0: it has {differs} there; every "
+                "process must build the same model",
+            )
+
+    def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
+        """The worker's record is handed in once all processes have made theirs, and the rest of an edge is made where they meet: at the
+        step that comes. Raises SessionEnd."""
+        self.check()
+        record = self.edges.edge(make_record, large)
+        if record is not None:
+            self._record(0, self.clock, record)
+
+    def _record(self, local: int, clock: int | None, record: bytes) -> None:
+        """A process has made its record. A worker that dies before its next step goes on from the one that is handed in now."""
+        with self.cond:
+            self._records.add(local, clock, record)
+            whole = None if self.reduces else self._records.whole(self.clock)  # with the worker's weights where it steps by itself
+            if whole is None or not self.machine.needs_record(self._records.small):
+                return
+            self._records.handed_in = self.clock
+        self.handle(e.AtEdge(whole, False, self.idle.told), self.exchange.make_packs())
+
+    def meet(self, part: Part) -> Whole:
+        """All processes stand before a step; what it comes to. Raises SessionEnd."""
+        self.wait(self._all_here, self._whom({*self._parts, *self._through}))
+        with self.cond:
+            parts = {0: part} | self._parts
+            self._parts = {}
+            self._summed.clear()
+        self._stand()
+        whole, self._active = together(parts), sorted(parts)
+        active = list(range(self.processes)) if self.sums.everyone else self._active
+        self._tell(active, {"sum": whole.present, "active": active})
+        made_sum(self.sums, whole.present, active, self.place.config.reduction == "mean")
+        self.wait(lambda: len(self._summed) == len(active) - 1, "the sums of the other processes of this worker")
+        return whole
+
+    def _stand(self) -> None:
+        """The worker is at its edge: nothing of this clock was pushed, all of the one before is answered."""
+        machine, records = self.machine, self._records
+        with self.cond:
+            record = records.whole(machine.clock) if machine.needs_record(records.small) else None
+            if records.handed_in == machine.clock and not (machine.stops or machine.mark_wanted):
+                record = None
+        self.idle.at(machine.clock, time.monotonic())
+        self.handle(e.AtEdge(record, True, self.idle.told), self.exchange.packs)
+        self.at_edge(machine.cut_clock == machine.clock)
+        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+
+    def answer(self) -> None:
+        """A step is made: the others take what lies in shared memory."""
+        self.edges.wanted = self.machine.needs_record(False)
+        none = sorted(self.nowhere) if self.reduces else []
+        self._tell(self._active, {"answer": self.clock, "skipped": self.exchange.skipped, "wanted": self.edges.wanted, "none": none})
+
+    def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
+        """This script is through: serve the others until they are too. Raises SessionEnd."""
+        while True:
+            self.wait(self._all_here, self._whom({*self._parts, *self._through}))
+            if len(self._through) == len(self._others):
+                break
+            if self.reduces:
+                raise SessionEnd(
+                    "refused",
+                    f"the processes of worker {self.place.index} made different numbers of steps, and each makes the optimizer's own. Let "
+                    "all of them step as often, or take an optimizer that the shards have a rule for",
+                )
+            self.edge(make_record)
+            self.exchange.push(None, self.last_hyperparameters, False, 1.0, parameters)
+        own = make_record()
+        super().leave(lambda: composite.joined([own, *(self._through[number] for number in sorted(self._through))]), parameters)
+
+    def report(self, numbers: dict[str, float | str]) -> None:
+        with self.cond:
+            self._reported |= dict.fromkeys(numbers, 0)
+        super().report(numbers)
+
+    def make_exchange(self) -> Exchange:
+        return LeaderExchange(self)
+
+    def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
+        self._tell_agent({"again": {"mode": mode, "more": dict(more)}})
+        exits.finish(contract.EXIT_RETRY)
+
+    def close(self, seconds: float) -> None:
+        ending = self.machine.ending
+        if ending is not None and ending.how != "rewind":  # then the agent ends them
+            self._tell(list(self._others), {"end": ending.how, "message": ending.message})
+        super().close(seconds)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def open_memory(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Make it, now that the layout of the job is known: before any answer lands, which threads of several links do."""
+        fd = make(self.layout, self.processes)
+        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), gpus.device_of(parameters)), fd
+
+    @property
+    def memory(self) -> PodMemory:
+        """Shared with the others. Raises RuntimeError before `open_memory`."""
+        if self._memory is None:
+            raise RuntimeError("an answer has landed before this worker pulled")
+        return self._memory[0]
+
+    @property
+    def sums(self) -> PodSum:
+        """How gradients get there. Raises RuntimeError before this worker has joined."""
+        if self._sums is None:
+            raise RuntimeError("a step was made before this worker joined")
+        return self._sums
+
+    # -- the others' threads -------------------------------------------------------------------
+
+    def _hears(self, number: int) -> Callable[[Said | None], None]:
+        def told(said: Said | None) -> None:
+            if said is not None:
+                self._take(number, said)
+            elif number not in self._through:
+                supervise.timer(GONE_SECONDS, self._left_alone, "process gone", number)
+
+        return told
+
+    def _left_alone(self, number: int) -> None:
+        """A process has ended and had no step left to say so. Where it died the agent has ended this one by now."""
+        if not self.over:
+            sentence = (
+                f"process {number} of worker {self.place.index} has ended before the others; all processes of a worker stay until their "
+                "scripts are through. Let none of them end early, as by sys.exit where LOCAL_RANK is not 0"
+            )
+            self._end(SessionEnd("refused", sentence))
+
+    def _take(self, number: int, said: Said) -> None:
+        body = said.body
+        with self.cond:
+            if "table" in body:
+                self._tables[number] = [TensorSpec.from_json(row) for row in body["table"]]
+                self.lying[number] = Lying.of(body["lying"])
+            elif "met" in body:
+                self.met[number] = str(body["met"])
+            elif "part" in body:
+                self._parts[number] = Part.of(body["part"])
+            elif "summed" in body:
+                self._summed.add(number)
+            self.cond.notify_all()
+        if "record" in body or "through" in body:
+            self._record(number, body.get("record"), said.data)
+        if "through" in body:  # after its record: the step that follows may come at once
+            with self.cond:
+                self._through[number] = said.data
+                self.cond.notify_all()
+        if "report" in body:
+            with self.cond:
+                own = {name: value for name, value in body["report"].items() if self._reported.setdefault(name, number) >= number}
+                self._reported |= dict.fromkeys(own, number)
+            if own:
+                self.handle(e.Said(Kind.REPORT, own))
+        if "checkpoint" in body:
+            self.checkpoint()
+
+    def _all_here(self) -> bool:
+        return len(self._parts.keys() | self._through.keys()) == len(self._others)
+
+    def _whom(self, here: Any) -> str:
+        missing = [str(number) for number in self._others if number not in here]
+        return f"process {', '.join(missing) or 'none'} of this worker"
+
+    def _tell(self, numbers: Sequence[int], body: Mapping[str, Any]) -> None:
+        for number in numbers:
+            if number:
+                self._others[number].say(body)
+
+    def tell_others(self, body: Mapping[str, Any], fd: int = -1) -> None:
+        for other in self._others.values():
+            other.say(body, b"", fd)
+
+    def _tell_agent(self, body: Mapping[str, Any]) -> None:
+        try:
+            os.write(self._agent, json.dumps(body).encode() + b"\n")
+        except OSError:
+            pass  # an agent that has gone has ended this process
+
+    def _forget_streams(self) -> None:
+        super()._forget_streams()
+        for other in self._others.values():
+            other.forget()
+        os.close(self._agent)
+
+
+class FollowerSession(WorkerSession):
+    """As WorkerSession. `place.sockets` leads to process 0."""
+
+    def __init__(self, place: Place, table: Sequence[TensorSpec], *given: Any) -> None:
+        super().__init__(place, table, *given)
+        self.links, self.machine.links = [], []
+        self.edges = Edges()
+        self.memory: PodMemory | None = None
+        self._sums: PodSum | None = None
+        self._nowhere: frozenset[int] = frozenset()
+        self._news: dict[str, Said] = {}
+        """What process 0 said last, by its first word."""
+        self._first = Sibling(place.sockets[0], "0", self._hears)
+
+    # -- the script's thread -------------------------------------------------------------------
+
+    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
+        device = gpus.device_of(parameters)
+        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": gpus.lying(device).to_json()})
+        said = self.next("joined", "process 0 of this worker to join the job")
+        first = self._news["initial"]
+        self.memory = PodMemory(self.layout, self.place.config.processes, self.place.local, said.fd, device)
+        machine = self.machine
+        machine.record = said.data if said.body["recorded"] else None
+        machine.initial = first.data if first.body["initial"] else None
+        machine.residual = bool(said.body["residual"])
+        machine.clock, machine.joined = int(said.body["joined"]), True
+        self.memory.scatter(parameters)
+        self._sums = follow(self, device)
+
+    def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
+        """Give the record to process 0. Raises SessionEnd."""
+        self.check()
+        record = self.edges.edge(make_record, large)
+        if record is not None:
+            self._first.say({"record": self.clock}, record)
+
+    def inside_round(self) -> None:
+        self.check()
+
+    def stir(self) -> None:
+        self.check()
+
+    def meet(self, part: Part) -> None:
+        """Make what this process owns of the sum. Raises SessionEnd."""
+        self._first.say({"part": part.to_json()})
+        self._sum("the other processes of this worker")
+
+    def _sum(self, what: str) -> None:
+        said = self.next("sum", what)
+        made_sum(self.sums, said.body["sum"], said.body["active"], self.place.config.reduction == "mean")
+        self._first.say({"summed": True})
+
+    def take(self, targets: Sequence[torch.Tensor]) -> bool:
+        """Take the answer to a step; was it skipped? Raises SessionEnd."""
+        body = self.next("answer", "the shards' answer to process 0 of this worker").body
+        assert self.memory is not None
+        self.memory.scatter(targets)
+        self.edges.wanted, self._nowhere = bool(body["wanted"]), frozenset(body["none"])
+        return bool(body["skipped"])
+
+    def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
+        self._first.say({"through": True}, make_record())
+        while True:  # a way in which all take part in sums needs this process too
+            self._sum("the checkpoint that holds this worker's end")
+
+    def report(self, numbers: dict[str, float | str]) -> None:
+        self._first.say({"report": numbers})
+
+    def came_back(self, passes: int) -> None:
+        """Process 0 tells those of the worker."""
+
+    def inputs(self, sums: list[int]) -> None:
+        """Process 0 tells those of the worker."""
+
+    def data(self, told: Mapping[str, Any]) -> None:
+        """Process 0 tells those of the worker."""
+
+    def checkpoint(self) -> None:
+        self._first.say({"checkpoint": True})
+
+    def stop(self) -> None:
+        """Process 0 is asked too, and decides for all."""
+
+    def watch(self) -> None:
+        """Process 0 is watched."""
+
+    def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
+        exits.wait_for_the_agent()
+
+    def close(self, seconds: float) -> None:
+        super().close(seconds)
+        self._first.close()
+
+    @property
+    def sums(self) -> PodSum:
+        """How gradients get to shared memory. Raises RuntimeError before this worker has joined."""
+        if self._sums is None:
+            raise RuntimeError("a step was made before this worker joined")
+        return self._sums
+
+    @property
+    def nowhere(self) -> frozenset[int]:
+        return self._nowhere
+
+    def make_exchange(self) -> Exchange:
+        return FollowerExchange(self)
+
+    def heard(self, word: str) -> bool:
+        return word in self._news
+
+    def tell_first(self, body: Mapping[str, Any]) -> None:
+        self._first.say(body)
+
+    def next(self, word: str, what: str) -> Said:
+        """What process 0 says under this word. Raises SessionEnd."""
+        self.wait(lambda: word in self._news, what)
+        with self.cond:
+            return self._news.pop(word)
+
+    # -- the line's thread ---------------------------------------------------------------------
+
+    def _hears(self, said: Said | None) -> None:
+        if said is None:
+            if not self.ended:
+                self._end(SessionEnd("rewind"))  # process 0 has died, and the agent starts all again
+            return
+        if "end" in said.body:
+            self._end(SessionEnd(str(said.body["end"]), str(said.body["message"])))
+            return
+        if "layout" in said.body:
+            self._adopt(Layout.from_json(said.body["layout"]))
+        with self.cond:
+            self._news[next(iter(said.body))] = said
+            self.cond.notify_all()
+
+    def _adopt(self, layout: Layout) -> None:
+        """The job's blocks, which are others than this version would cut where it goes on from a checkpoint of another one."""
+        if layout != self.layout:
+            self.adopt(layout.to_json()["blocks"])
+
+    def _forget_streams(self) -> None:
+        super()._forget_streams()
+        self._first.forget()
+
+
+_IN_MEMORY: Final = torch.empty(0, dtype=torch.float32, device="cpu")
+"""Stands for a gradient that lies in shared memory."""
+
+
+class LeaderExchange(Exchange):
+    """Of process 0."""
+
+    lends = False  # blocks leave from memory that the processes share
+
+    def __init__(self, session: LeaderSession) -> None:
+        super().__init__(session)
+        self._leader = session
+
+    def push(
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        hyperparameters: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        session = self._leader
+        session.last_hyperparameters = hyperparameters
+        whole = session.meet(_part(self, grads, skip, scale))
+        self.finite.found, self.present = whole.bad, len(whole.present)
+        merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
+        super().push(merged, hyperparameters, whole.skip, 1.0, targets)
+        session.memory.scatter(targets)
+        session.answer()
+
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
+        self._leader.open_memory(parameters)
+        super().pull(parameters, hyperparameters)
+        self._leader.memory.scatter(parameters)
+
+    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
+        return self._leader.memory.summed(block)
+
+    def pieces(self, pack: Pack) -> None:
+        """None: answers land in shared memory."""
+        return
+
+    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
+        return self._leader.memory.answer(block), lambda: None
+
+
+class FollowerExchange(Exchange):
+    """Of any other process."""
+
+    lends = False
+
+    def __init__(self, session: FollowerSession) -> None:
+        super().__init__(session)
+        self._follower = session
+
+    def push(
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        hyperparameters: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        session = self._follower
+        session.check()
+        session.meet(_part(self, grads, skip, scale))
+        if (act := self.meanwhile) is not None:
+            self.meanwhile = None
+            act()
+        self.skipped = session.take(targets)
+        session.stepped()
+
+    def finish(self) -> None:
+        """Each step is answered before it returns. Raises SessionEnd."""
+        self.session.check()
+
+
+def _part(exchange: LeaderExchange | FollowerExchange, grads: Sequence[torch.Tensor | None] | None, skip: bool, scale: float) -> Part:
+    """What this process brings; its gradients are where they are summed from then."""
+    session: Any = exchange.session
+    if grads is None:
+        return Part(session.clock, absent=True)
+    if not skip:
+        session.sums.gather(grads, scale)
+    none = frozenset(row for row, grad in enumerate(grads) if grad is None)
+    return Part(session.clock, skip=skip, none=none, bad=exchange.finite.found)
