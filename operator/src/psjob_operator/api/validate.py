@@ -44,7 +44,7 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     As with the API server, rules are asked only when every value has its type. Of a spec above LARGEST_SPEC nothing else is told: to look
     takes seconds for a mebibyte.
     """
-    problems = _not_of_this_kind(raw) or _too_large(raw) or _odd_keys(raw)
+    problems = _not_an_object(raw) or _too_large(raw) or _odd_keys(raw) or _of_another_kind(raw)
     if problems:
         return None, problems
     # What the API server fills in belongs to no manifest that a person wrote, and may be newer than we know.
@@ -59,7 +59,7 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
             problems.append(Problem("spec", None, f"has {rest} more problems", f"correct the first {MOST_PROBLEMS} and ask again"))
         fields = {problem.field for problem in problems}
         return None, problems + [problem for problem in _in_templates(raw) if problem.field not in fields]
-    problems = _in_templates(raw)
+    problems = _in_templates(raw) or _not_json(raw)
     if not problems:
         table = (*rules(), *template_rules())
         told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
@@ -124,9 +124,13 @@ def _possible(path: str) -> Any:
     )
 
 
-def _not_of_this_kind(raw: Any) -> list[Problem]:
-    if not isinstance(raw, Mapping):
-        return [Problem("", raw, "must be an object", f"a manifest begins with apiVersion: {GROUP}/{VERSION} and kind: {KIND}")]
+def _not_an_object(raw: Any) -> list[Problem]:
+    if isinstance(raw, Mapping):
+        return []
+    return [Problem("", raw, "must be an object", f"a manifest begins with apiVersion: {GROUP}/{VERSION} and kind: {KIND}")]
+
+
+def _of_another_kind(raw: Mapping[str, Any]) -> list[Problem]:
     found = []
     for field, wanted in (("kind", KIND), ("apiVersion", f"{GROUP}/{VERSION}")):
         if raw.get(field) != wanted:
@@ -135,7 +139,7 @@ def _not_of_this_kind(raw: Any) -> list[Problem]:
 
 
 def _odd_keys(raw: Mapping[str, Any]) -> list[Problem]:
-    for key, depth in _keys({name: value for name, value in raw.items() if name != "status"}):
+    for key, depth in _keys(raw):
         if not isinstance(key, str):
             return [Problem("", None, f"the key {shown(key)} is not text", "write it in quotes, or indent what belongs to it")]
         if depth > DEEPEST:
@@ -192,13 +196,19 @@ def too_large(size: int) -> list[Problem]:
 
 
 def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
+    """What has no size as JSON has another problem, which is told later."""
     try:
-        return too_large(len(json.dumps(raw.get("spec"), separators=(",", ":"), allow_nan=False).encode()))
-    except RecursionError:
-        return _odd_keys(raw)
+        return too_large(len(json.dumps(raw.get("spec"), separators=(",", ":")).encode()))
+    except (RecursionError, ValueError, TypeError):
+        return []
+
+
+def _not_json(raw: Mapping[str, Any]) -> list[Problem]:
+    try:
+        json.dumps(raw["spec"], allow_nan=False)
     except (ValueError, TypeError) as error:
-        odd = _odd_keys(raw)
-        return odd or [Problem("spec", None, f"cannot be written as JSON ({error})", "use plain text, numbers, lists and objects")]
+        return [Problem("spec", None, f"cannot be written as JSON ({error})", "use plain text, numbers, lists and objects")]
+    return []
 
 
 def _told(detail: ErrorDetails) -> Problem:
