@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psjob
 from tests import warm
 
 SHARD = """
@@ -117,10 +118,10 @@ def manifest(folder: Path, *args: str, shards: int = 2, workers: int = 2, **spec
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """An environment in which the stand-in is psjob."""
+    """An environment in which the stand-in is psjob. What it has not itself, such as the planners of the command line, is psjob's own."""
     package = folder / "standin" / "psjob"
     package.mkdir(parents=True, exist_ok=True)
-    (package / "__init__.py").write_text("")
+    (package / "__init__.py").write_text(f"__path__.append({str(Path(psjob.__file__).parent)!r})\n")
     (package / "shard.py").write_text(SHARD)
     return {**os.environ, "PYTHONPATH": str(package.parent)}
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,9 @@ def test_on_a_terminal_it_is_a_table(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
-    made = chain([5 * MS] * 8, sent=100_000, parameters=4_000_000, saved=2_000_000).model_copy(update={"samples": 16, "model": "Net"})
+    made = asdict(chain([5 * MS] * 8, sent=100_000, parameters=4_000_000, saved=2_000_000))
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps(made.to_manifest()))
+    file.write_text(json.dumps(made | {"format": 1, "samples": 16, "model": "Net"}))
     command = [*MAIN, "plan-stages", "--profile", str(file), "--preset", "ethernet-10"]
     done = subprocess.run(["sh", "-c", '"$@" | head -1', "sh", *command], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("Net on 4-hosts") and "Traceback" not in done.stderr

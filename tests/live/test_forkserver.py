@@ -241,7 +241,7 @@ def test_a_server_is_started_once_if_it_can_fork_the_same(
     started: list[int] = []
     monkeypatch.setattr(rewind, "_looked", False)
     monkeypatch.setattr(rewind, "_start", lambda: started.append(1))
-    monkeypatch.setattr(rewind.memory, "free", lambda: free)
+    monkeypatch.setattr(rewind.limits, "free", lambda: free)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
     monkeypatch.delenv("PS_FORK_SERVER", raising=False)
     monkeypatch.setattr(rewind.began, "ENVIRONMENT", dict(os.environ))

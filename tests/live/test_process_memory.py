@@ -9,12 +9,12 @@ MIB = 1 << 20
 
 
 ALONE = """
-from psjob.process import memory
-before = memory.resident()
+from psjob.process import limits
+before = limits.resident()
 held = bytearray(b"x") * (64 << 20)
-now, peak = memory.resident(), memory.peak()
+now, peak = limits.resident(), limits.peak()
 del held
-print(before, now, peak, memory.resident(), memory.peak())
+print(before, now, peak, limits.resident(), limits.peak())
 """
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from psjob.api import autocuts
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.modes.stages import Stages
-from psjob.pipeline.cuts import ASKS, ChosenCuts
+from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
 from psjob.shard import keptcuts

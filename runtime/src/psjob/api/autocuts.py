@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from psjob import contract
-from psjob.pipeline.cuts import ChosenCuts, beginnings, split
+from psjob.pipeline.chosen import ChosenCuts
+from psjob.pipeline.cuts import beginnings, split
 from psjob.planning.plan import Grid, Way, Wire
 from psjob.planning.predict import Case, Prediction
 from psjob.planning.profile import Profile, Work, in_blocks, profile_of

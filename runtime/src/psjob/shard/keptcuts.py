@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
 from psjob.checkpoint.problems import CheckpointProblem, explain
-from psjob.pipeline.cuts import ChosenCuts
+from psjob.pipeline.chosen import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.wire.frame import Header, Kind, WireError, run_digest

@@ -17,7 +17,7 @@ from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
-from psjob.pipeline.cuts import ASKS
+from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from psjob.pipeline.cuts import ASKS, ChosenCuts
+from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.process.config import Place
 from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
