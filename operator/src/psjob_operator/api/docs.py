@@ -85,8 +85,13 @@ def _default(part: Schema) -> str:
 
 def _table(rows: Iterator[tuple[str, str, str, str]]) -> str:
     lines = ["| field | type | default | what it says |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{path}` | {type_} | {default} | {text.replace('|', chr(92) + '|')} |" for path, type_, default, text in rows]
+    lines += [f"| `{path}` | {type_} | {default} | {_cell(text)} |" for path, type_, default, text in rows]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text as it may stand in a cell of a table."""
+    return text.replace("|", "\\|")
 
 
 def _mutable() -> str:
@@ -105,7 +110,10 @@ def _rules() -> str:
         "answers with `Failed` and that sentence. The reason is `TemplateInvalid` for templates and `SpecInvalid` for all else.\n",
         "| where | what must hold | why, and what to do |",
         "| --- | --- | --- |",
-        *(f"| `{_where(rule)}`{'' if rule.at_admission else ' (operator)'} | {rule.limit} | {rule.remedy} |" for rule in _all()),
+        *(
+            f"| `{_where(rule)}`{'' if rule.at_admission else ' (operator)'} | {_cell(rule.limit)} | {_cell(rule.remedy)} |"
+            for rule in _all()
+        ),
     ]
     return "\n".join(lines) + "\n" + _unseen()
 
@@ -125,11 +133,11 @@ def _unseen() -> str:
         "A field that they do not have, or a value of a wrong type, is refused.\n",
         "| what must hold | where | why the API server does not say it |",
         "| --- | --- | --- |",
-        *(f"| {limit} | {', '.join(places)} | {obstacle} |" for (limit, obstacle), places in rows.items()),
+        *(f"| {_cell(limit)} | {', '.join(places)} | {_cell(obstacle)} |" for (limit, obstacle), places in rows.items()),
         f"| fields and types of a pod or claim of Kubernetes {podschema.kubernetes()} | templates, `spec.checkpoint.volume`,"
         f" `spec.checkpoint.volumeClaimTemplate` | {SIZE} |",
     ]
-    return "\n".join(lines).replace("&& 2>&1 >> ||", "&& 2>&1 >> \\|\\|") + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _where(rule: FieldRule) -> str:
