@@ -28,7 +28,7 @@ from psjob.wire.tcp import Stream
 from psjob.worker import link as worker_link
 from psjob.worker.link import _hello
 from tests.fuzzing import EDGES, changed_json, json_changes
-from tests.live.live_shards import Rewound, Shards, Worker, serving, stacks
+from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, stacks
 
 LR, LIMIT = 0.1, 0.5
 SECONDS, ANSWER_SECONDS = 20.0, 0.2
@@ -95,7 +95,7 @@ class World:
             groups = [{"params": [p]} for p in net.parameters()]  # a block each
             workers.append(Worker(self.shards, rank, net, torch.optim.SGD(groups, lr=LR)))
         with mock.patch.object(worker_link, "_hello", noted):
-            together([worker.attach for worker in workers])
+            at_once(*(worker.attach for worker in workers))
         self.honest, self.hello = workers[0], made[-1]
         self.health = serve_status(self.shards.servers[0], "127.0.0.1", 0)
         self._open.callback(self.health.server_close)
@@ -276,13 +276,3 @@ def _frame(random: Random, base: Header, block: Block, clock: int, version: int)
 def _json(head: Header, body: Any) -> tuple[Header, bytes]:
     raw = json.dumps(body).encode()
     return head._replace(length=len(raw)), raw
-
-
-def together(calls: list[Any]) -> None:
-    """Each in a thread."""
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a worker hangs"

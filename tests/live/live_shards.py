@@ -344,6 +344,16 @@ def together(workers: Sequence[Worker], act: Callable[[Worker], None]) -> list[B
     return raised
 
 
+def at_once(*calls: Callable[[], Any]) -> None:
+    """Each in a thread of its own. What one raises fails the test by pytest's own look at threads."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), f"a worker hangs\n{stacks()}"
+
+
 def stacks() -> str:
     """What every thread of this process does: shards and workers are threads, so it shows who waits for whom."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from psjob.wire.frame import MAX_JSON, MAX_LEVELS, Flag, Header, Kind, WireError
 from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
-from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving
+from tests.live.live_shards import SECONDS, Shards, Worker, at_once, eventually, serving
 
 LR = 0.5
 
@@ -35,17 +33,8 @@ def attached(shards: Shards, workers: int, overlap: bool | None = None) -> list[
         torch.manual_seed(3)
         net = nn.Linear(8, 4, bias=False)
         made.append(Worker(shards, rank, net, torch.optim.SGD(net.parameters(), lr=LR), overlap=overlap))
-    together(*(worker.attach for worker in made))
+    at_once(*(worker.attach for worker in made))
     return made
-
-
-def together(*calls: Callable[[], Any]) -> None:
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a worker hangs"
 
 
 def step(worker: Worker, value: float = 1.0) -> None:
@@ -108,7 +97,7 @@ def test_an_absent_push_need_name_no_hyperparameters(tmp_path: Path) -> None:
         bad, good = attached(shards, 2)
         before = weights(shards)
         says(bad, Kind.PUSH, block=0, flags=Flag.ABSENT, info=77)
-        together(lambda: step(good))
+        at_once(lambda: step(good))
         assert torch.allclose(weights(shards), before - LR) and not shards.codes
 
 
@@ -118,7 +107,7 @@ def test_a_minority_that_skips_does_not_hold_up_a_robust_reduction(tmp_path: Pat
         bad, *good = attached(shards, 3)
         before = weights(shards)
         says(bad, Kind.PUSH, block=0, flags=Flag.SKIP, info=bad.session.exchange.tell_hyperparameters([{"lr": LR, "momentum": 0.0}], []))
-        together(*(lambda worker=worker: step(worker) for worker in good))  # type: ignore[misc]
+        at_once(*(lambda worker=worker: step(worker) for worker in good))  # type: ignore[misc]
         assert torch.allclose(weights(shards), before - LR) if moves else torch.equal(weights(shards), before)
 
 
@@ -136,8 +125,8 @@ def test_a_bounded_push_is_what_was_measured(tmp_path: Path) -> None:
             return bounded(worker, clock, name, numbers)
 
         cell.push_norms.bounded = look  # type: ignore[method-assign]
-        together(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
-        together(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
+        at_once(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
+        at_once(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
         lent = {lent.flat.data_ptr() for it in shards.servers[0].sessions.values() if it.lending for lent in it.lending._blocks.values()}
         assert len(seen) == 4
         assert len(lent) == 2 and not lent & set(seen)
@@ -156,7 +145,7 @@ def test_who_asks_again_and_again_for_what_is_to_come_loses_its_stream(tmp_path:
         assert eventually(lambda: shards.servers[0].bad_connections > broken)
         assert cell.waiters.of(0) <= MOST_WAITING
         if kind is Kind.PUSH:
-            together(lambda: step(good))
+            at_once(lambda: step(good))
             assert torch.allclose(weights(shards), before - LR)
 
 
@@ -198,7 +187,7 @@ def test_no_more_is_read_of_a_worker_that_reads_no_answers(tmp_path: Path, monke
             assert eventually(lambda: stream._pauses) and len(stream._queue) <= 50
         stream.pump()
         assert eventually(lambda: not stream._queue and not stream._pauses) and not stream.closed
-        together(lambda: step(good), lambda: step(bad))
+        at_once(lambda: step(good), lambda: step(bad))
 
 
 def test_one_key_takes_no_more_places_than_its_process_needs(tmp_path: Path) -> None:

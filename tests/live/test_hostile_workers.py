@@ -154,7 +154,7 @@ def test_a_job_without_stages_hears_nothing_of_stages(tmp_path: Path, kind: Kind
 
 def test_what_a_worker_reports_waits_at_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a flood of it would take the memory of shard 0: to send a word costs less than to hear it."""
-    monkeypatch.setattr(coordination, "MOST_SAID", 40)
+    monkeypatch.setattr(coordination, "MOST_UNHEARD", 40)
     with serving(tmp_path, shards=1, transport="tcp") as shards:
         coordinator = shards.servers[0].coordinator
         assert coordinator is not None

@@ -47,8 +47,8 @@ from psjob.wire.words import one_line
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
-MOST_SAID = 2048
-"""What a worker has said and the coordinator has not heard; with more, no more of its frames are read."""
+MOST_UNHEARD = 2048
+"""Frames of a worker that the coordinator has not heard; with more, no more of its frames are read."""
 TICK_SECONDS = 0.05
 PATIENT_SECONDS = 1.0
 """Where checkpoints are at least so far apart, steps and records between them are handled by ticks."""
@@ -153,7 +153,7 @@ class Coordination:
 
     def behind(self, session: Session) -> bool:
         """Has this worker said so much that no more of it should be read before the coordinator has heard some? Memory bounds it."""
-        return self._said.get(self._streams.get(session, -1), 0) > MOST_SAID
+        return self._said.get(self._streams.get(session, -1), 0) > MOST_UNHEARD
 
     def _post_step(self, event: Event) -> None:
         """As `post`, of what comes at every step: while no checkpoint is near nobody waits for it, and no thread is woken."""

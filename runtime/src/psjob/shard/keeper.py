@@ -43,7 +43,7 @@ ANSWER_SECONDS = 30.0
 LONGEST_WAIT: Final = 3600.0
 LOOKS: Final = 4
 """At a server in the time after which it hangs."""
-MOST_SAID: Final = 4096
+MESSAGE_BYTES: Final = 4096
 REPLACED: Final = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 """Signals by which a server ends without having wanted to."""
 EVENTS: Final = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
@@ -223,7 +223,7 @@ class Keeper:
     def _hear(self, ours: socket.socket) -> bool:
         """One request of the server; False: there will be none any more."""
         try:
-            raw, fds, _, _ = socket.recv_fds(ours, MOST_SAID, 1)
+            raw, fds, _, _ = socket.recv_fds(ours, MESSAGE_BYTES, 1)
             if not raw:
                 return False
             said = json.loads(raw)
