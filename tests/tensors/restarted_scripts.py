@@ -78,7 +78,9 @@ def run(folder: Path, body: str, record: Record | None = None, workers: int = 1,
     """Run a script from its beginning, or as its process would be started again with this record."""
     made = Run()
     indented = "\n".join(f"    {line}" for line in body.strip("\n").splitlines())
-    code = compile(f"{HEAD}{indented}\n", str(folder / "train.py"), "exec")
+    path = folder / "train.py"
+    path.write_text(f"{HEAD}{indented}\n")
+    code = compile(path.read_text(), str(path), "exec")
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(code, names)  # noqa: S102
     torch.manual_seed(0)

@@ -57,6 +57,21 @@ def test_a_loop_that_a_restart_could_not_find_is_refused(tmp_path: Path, name: s
         assert sentence in found.undisturbed.ending
 
 
+def test_an_else_of_a_loop_that_is_left_is_told(tmp_path: Path) -> None:
+    body = """
+for epoch in range(2):
+    for batch in loader:
+        step(batch)
+        if epoch == 1:
+            break
+    else:
+        note(epoch)
+"""
+    made = run(tmp_path, body)
+    (line,) = [told for told in made.told if "`else`" in told]
+    assert made.ending == "through" and line.startswith("line 13: this loop over the data is left, and has an `else`")
+
+
 @pytest.mark.parametrize("cases", [pytest.param(5), pytest.param(2000, marks=(pytest.mark.soak, pytest.mark.timeout(7200)))])
 def test_a_restart_of_a_generated_script_makes_the_same_steps_or_is_refused(tmp_path: Path, cases: int) -> None:
     through = 0

@@ -312,6 +312,7 @@ class Left:
 
     def __init__(self) -> None:
         self.found: list[tuple[bool, object]] = []
+        self.elses: list[bool] = []
 
     def __iter__(self) -> Iterator[int]:
         try:
@@ -320,7 +321,9 @@ class Left:
             frame = sys._getframe(1)
             while frame.f_back is not None and not asking.is_script(frame.f_code):
                 frame = frame.f_back
-            self.found.append((asking.is_left(sys._getframe(1)), frame.f_locals.get("n")))
+            left = asking.left_by(sys._getframe(1))
+            self.found.append((left is not None, frame.f_locals.get("n")))
+            self.elses.append(left is not None and asking.has_else(left))
             raise
 
 
@@ -347,6 +350,27 @@ def left_in_a_block(data: Left) -> None:
                 if n == 3:
                     break
             n = 100
+
+
+def left_beside_an_else(data: Left) -> None:
+    n = 0
+    for n in data:
+        if n == 3:
+            break
+    else:
+        n = 100
+
+
+def left_inside_an_else(data: Left) -> None:
+    for _ in range(2):
+        n = 0
+        for n in data:
+            if n == 3:
+                break
+    else:
+        for n in data:
+            if n == 3:
+                break
 
 
 def held_by_a_variable(data: Left) -> None:
@@ -376,6 +400,8 @@ def asked_by_calls(data: Left) -> None:
         (left_by_break, [(True, 3)]),
         (left_by_return, [(True, 3)]),
         (left_in_a_block, [(True, 3)]),
+        (left_beside_an_else, [(True, 3)]),
+        (left_inside_an_else, [(True, 3)] * 3),
         (held_by_a_variable, [(False, 100)]),
         (ended_by_an_error, [(False, 3)]),
         (asked_by_calls, [(False, 0), (False, 0)]),
@@ -392,6 +418,7 @@ def test_a_loop_that_leaves_its_data_is_known_by_the_instruction_that_drops_it(
     assert data.found[-len(found) :] == data.found[: len(found)]
     assert [left for left, _ in data.found[: len(found)]] == [left for left, _ in found]
     assert all(n == wanted for (left, n), (_, wanted) in zip(data.found, found, strict=False) if left)
+    assert set(data.elses) == {script is left_beside_an_else}
 
 
 def test_what_is_cleared_away_while_psjob_works_is_not_left_by_a_loop() -> None:

@@ -11,6 +11,10 @@ AGAIN: Final = (
     "without ps.epochs this loop begins a second pass over its data. After a restart it begins at its first line, and what follows a pass "
     "runs again for each pass that was finished. Write `for epoch in ps.epochs(n)`, and keep in ps.state what the loop carries"
 )
+ELSE: Final = (
+    "this loop over the data is left, and has an `else`. A worker that starts again is given nothing for a pass that was left, so the "
+    "`else` runs for it. Set a variable before `break`, and ask for it behind the loop"
+)
 _told: set[str] = set()
 
 

@@ -6,11 +6,13 @@ within one pass does not: `for step in range(1000): batch = next(batches)`. What
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import dis
 import gc
 import inspect
 import itertools
+import linecache
 import multiprocessing.process
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -178,13 +180,31 @@ def is_looped(frame: FrameType | None) -> bool:
     return frame is not None and not frame.f_code.co_flags & inspect.CO_GENERATOR and _made_by(frame.f_code, frame.f_lasti) == "GET_ITER"
 
 
-def is_left(frame: FrameType | None) -> bool:
-    """Does a `for` loop of the script drop here what it goes over, by `break` or `return`? A library's generator may lie between."""
+def left_by(frame: FrameType | None) -> FrameType | None:
+    """The script's frame if a `for` loop there drops what it goes over, by `break` or `return`. A library's generator may lie between."""
     while frame is not None and not is_script(frame.f_code):
         if frame.f_code.co_filename.startswith(HERE):
-            return False  # what was dropped long ago is cleared away while psjob works
+            return None  # what was dropped long ago is cleared away while psjob works
         frame = frame.f_back
-    return frame is not None and _made_by(frame.f_code, frame.f_lasti) in _DROPS
+    return frame if frame is not None and _made_by(frame.f_code, frame.f_lasti) in _DROPS else None
+
+
+def has_else(frame: FrameType) -> bool:
+    """Has the loop in which this frame stands an `else`? A pass that was left is given nothing after a restart, so the `else` runs then."""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    around = [(first, whether) for first, last, whether in _loops(path) if first <= line <= last]
+    return bool(around) and max(around)[1]
+
+
+@cache
+def _loops(path: str) -> tuple[tuple[int, int, bool], ...]:
+    """First and last line of each `for` loop's body, and whether an `else` follows; nothing of what is no file or does not parse."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return ()
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For))
+    return tuple((node.lineno, node.body[-1].end_lineno or node.lineno, bool(node.orelse)) for node in loops)
 
 
 @cache

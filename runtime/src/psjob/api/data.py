@@ -251,8 +251,12 @@ class ShardedLoader(Generic[B]):
             job.refuse(str(refused))
         except GeneratorExit:
             look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
-            if began_at and not (look or called) and threading.get_ident() == job.stepper and asking.is_left(sys._getframe(1)):
-                job.variables.ended(sys._getframe(1), began_at, number)
+            if began_at and not (look or called) and threading.get_ident() == job.stepper:
+                left = asking.left_by(sys._getframe(1))
+                if left is not None:
+                    job.variables.ended(sys._getframe(1), began_at, number)
+                    if asking.has_else(left):
+                        advice.tell("else", f"line {left.f_lineno}: {advice.ELSE}")
             raise
         finally:
             places.end(number, look)
