@@ -210,7 +210,12 @@ def test_the_claim_is_made_of_its_template_and_goes_with_the_job_if_that_is_aske
     assert made["metadata"]["annotations"].items() >= metadata["annotations"].items()
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
     # What mounts it is Pending, so nothing holds it.
-    place.until("the claim to go", lambda: claim() is None or claim()["metadata"].get("deletionTimestamp"))
+
+    def goes() -> bool:
+        found = claim()
+        return found is None or "deletionTimestamp" in found["metadata"]
+
+    place.until("the claim to go", goes)
 
 
 @together
