@@ -17,7 +17,7 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.stream import Stream
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Header, Kind
 from tests.live.live_shards import eventually, serving
 from tests.tensors.checkpoint_parts import RUN, names, save
 from tests.tensors.desk import NEVER, Clerk, Desk
@@ -279,3 +279,23 @@ def test_workers_that_come_while_the_newest_is_looked_for_are_let_in_afterwards(
     desk.work = work  # type: ignore[method-assign]
     desk.settle()
     assert all(clerk.heard[-2:] == [Kind.WELCOME, Kind.RECORD] for clerk in held)
+
+
+def test_an_empty_record_of_a_worker_keeps_nobodys_checkpoint_off(tmp_path: Path) -> None:
+    """No script makes one, but a worker may say anything: only its own restart is harmed."""
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    desk.begin_cut()
+    first = next(iter(desk.versions()))
+    for clock in range(first, first + 4):
+        for clerk in clerks:
+            desk.push(clerk, clock)
+            if clerk.rank:
+                desk.say(clerk, Header(Kind.RECORD, clock=clock + 1), {}, b"")
+            else:
+                desk.edge(clerk, clock + 1)
+    desk.settle()
+    made = desk.manifests()[-1]
+    assert made.step > 0 and desk.c.progress.checkpoint_problem is None
+    records = manifest.read_records(desk.folder, made)
+    assert records[1] == b"" and records[0]

@@ -275,4 +275,4 @@ def facts_of(folder: Path, made: Manifest) -> CheckpointFacts:
 
 
 def _bytes(blob: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8, device="cpu")
