@@ -13,7 +13,7 @@ from psjob_client.judge.quantity import quantity
 from psjob_operator.api.claimtemplate import MANY, claim_spec
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan import naming
-from psjob_operator.plan.objects import named_claim
+from psjob_operator.plan.objects import named_claim, volume
 from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 ONE_NODE = frozenset({
@@ -262,7 +262,7 @@ def _checkpoints(facts: ClusterFacts, job: PSTrainingJob) -> Iterator[Finding]:
     if kept.disabled:
         yield warning("job: checkpoints", "disabled", "", "a lost shard fails the job: leave spec.checkpoint.disabled out")
         return
-    source = kept.volume.source() if kept.volume is not None else {"persistentVolumeClaim": {"claimName": naming.claim(job.metadata.name)}}
+    source = volume(job.metadata.name, job.spec) or {}
     name = (source.get("persistentVolumeClaim") or {}).get("claimName")
     if name is None:
         yield ok("job: checkpoints", f"on a volume of kind {', '.join(source)}")

@@ -87,14 +87,9 @@ def _near(source: ResumeSource) -> str:
     runs = [path for path in Path(RUNS).glob("*") if (path / "config.json").is_file()]
     if not runs:
         return f"there is no run in {Path(RUNS).absolute()}; start in the folder that the run was started in, or {source.instead}"
-    return f"name one of the runs here ({_list([path.name for path in sorted(runs, key=_age)])} in {RUNS}), or {source.instead}"
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return (
+        f"name one of the runs here ({_list([path.name for path in sorted(runs, key=runfolders.modified)])} in {RUNS}), or {source.instead}"
+    )
 
 
 def _list(names: list[str]) -> str:

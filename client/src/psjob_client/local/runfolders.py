@@ -45,10 +45,10 @@ def modified(path: Path) -> float:
         return 0.0
 
 
-def json_object(path: Path) -> Mapping[str, Any]:
-    """The object that this file holds; empty where it holds none."""
+def json_object(path: Path, most: int = LARGEST_OBJECT) -> Mapping[str, Any]:
+    """The object that this file of at most `most` bytes holds; empty where it holds none."""
     try:
-        read = json.loads(regular.content(path, LARGEST_OBJECT))
+        read = json.loads(regular.content(path, most))
     except (OSError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem, call
 from psjob_client.jobs.runs import RunSource
 from psjob_client.jobs.view import CheckpointView
-from psjob_client.local import record, regular
+from psjob_client.local import record, regular, runfolders
 from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
@@ -206,8 +206,4 @@ async def _until_async(check: Callable[[], Any], seconds: float) -> bool:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(regular.content(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return runfolders.json_object(path, regular.MOST)

@@ -41,13 +41,9 @@ def claim_metadata(template: Json) -> tuple[dict[str, str], dict[str, str]]:
 
 def claim_spec(template: Json) -> dict[str, Any]:
     """Spec of the claim, with what holds where the template says nothing; `template` may be None."""
-    given = (template or {}).get("spec") or {}
-    said = {name: value for name, value in given.items() if value is not None}
-    resources = {name: value for name, value in (said.pop("resources", None) or {}).items() if value is not None}
-    requests = {
-        "storage": DEFAULT_STORAGE,
-        **{name: value for name, value in (resources.get("requests") or {}).items() if value is not None},
-    }
+    said = _said((template or {}).get("spec"))
+    resources = _said(said.pop("resources", None))
+    requests = {"storage": DEFAULT_STORAGE, **_said(resources.get("requests"))}
     return {**said, "accessModes": list(said.get("accessModes") or DEFAULT_MODES), "resources": {**resources, "requests": requests}}
 
 
@@ -103,6 +99,7 @@ def _open(description: str, properties: Schema) -> Schema:
 
 
 def _said(part: Json) -> dict[str, Any]:
+    """What is given there; a null is as if it were absent."""
     return {name: value for name, value in (part or {}).items() if value is not None}
 
 
@@ -151,9 +148,7 @@ _RULES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            spec["ps"]["shards"] < 2 or ONE_POD not in claim_spec((spec.get("checkpoint") or {}).get("volumeClaimTemplate"))["accessModes"]
-        ),
+        lambda spec: spec["ps"]["shards"] < 2 or ONE_POD not in _made(spec)["accessModes"],
         f"must not have {ONE_POD} with two or more spec.ps.shards",
         f"one pod at a time can mount it; take {ONE}, which puts all shards on one node, or {MANY}",
         cel=f"self.ps.shards < 2 || !({_asks_for(ONE_POD)})",

@@ -60,7 +60,12 @@ def named_claim(spec: JobSpec) -> str:
     """The user's claim to which checkpoints go; empty where the job has its own or keeps none, or they go to another kind of volume."""
     if spec.checkpoint.volume is None or spec.checkpoint.disabled:
         return ""
-    claim = spec.checkpoint.volume.source().get("persistentVolumeClaim")
+    return claim_of(spec.checkpoint.volume.source())
+
+
+def claim_of(source: Mapping[str, Any]) -> str:
+    """The claim that a pod volume source names; empty if it is of another kind."""
+    claim = source.get("persistentVolumeClaim")
     return str(claim.get("claimName") or "") if isinstance(claim, Mapping) else ""
 
 

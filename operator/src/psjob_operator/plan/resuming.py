@@ -45,23 +45,18 @@ def waits(facts: Facts) -> tuple[str, str] | None:
     return None
 
 
-def _claim(volume: Mapping[str, Any] | None) -> str:
-    """The claim that this volume source names; empty where it is of another kind."""
-    claim = (volume or {}).get("persistentVolumeClaim")
-    return str(claim.get("claimName") or "") if isinstance(claim, Mapping) else ""
-
-
 def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    return _claim(one) == _claim(other) if _claim(one) and _claim(other) else one == other
+    claims = [objects.claim_of(volume or {}) for volume in (one, other)]
+    return claims[0] == claims[1] if all(claims) else one == other
 
 
 def _named(volume: Mapping[str, Any] | None) -> str:
-    if claim := _claim(volume):
+    if claim := objects.claim_of(volume or {}):
         return f"claim {claim}"
     return f"a volume of kind {', '.join(volume or ()) or 'none'}"
 
 
 def _written(volume: Mapping[str, Any]) -> str:
-    if claim := _claim(volume):
+    if claim := objects.claim_of(volume):
         return f"{{persistentVolumeClaim: {{claimName: {claim}}}}}"
     return f"{{{', '.join(volume)}: as there}}"
