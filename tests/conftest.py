@@ -40,8 +40,8 @@ FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 def _each_test_is_a_script() -> Iterator[None]:
     """What one has attached is nothing to the next, and no broken thread of the next ends the process for it."""
     yield
-    if "psjob.api.alone" in sys.modules:
-        sys.modules["psjob.api.alone"].forget()
+    if "psjob.api.attachable" in sys.modules:
+        sys.modules["psjob.api.attachable"].forget()
     if "psjob.process.supervise" in sys.modules:
         vars(sys.modules["psjob.process.supervise"])["_end"] = None
 

@@ -15,7 +15,7 @@ from torch import nn
 from psjob.layout import memory
 from psjob.shard.acceptor import SPARE
 from psjob.shard.checks import MOST_AHEAD
-from psjob.shard.waiting import MOST_WAITING
+from psjob.shard.pending import MOST_WAITING
 from psjob.wire import pooled, reading
 from psjob.wire.frame import MAX_JSON, MAX_LEVELS, Flag, Header, Kind, WireError, load, run_digest
 from psjob.wire.handshake import greet

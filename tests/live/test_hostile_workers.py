@@ -15,8 +15,7 @@ from torch import nn
 from psjob import rules
 from psjob.protocol.coordinator import events
 from psjob.shard import coordination
-from psjob.shard.checks import info_of
-from psjob.shard.fromconfig import rule_problem
+from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.statusport import status
 from psjob.wire.frame import Kind, WireError
 from psjob.worker.clip import Clip

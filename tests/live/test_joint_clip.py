@@ -11,8 +11,7 @@ from torch import nn
 from psjob import contract
 from psjob.api import clipping
 from psjob.api.attached import AttachedJob
-from psjob.api.jointsteps import joint
-from psjob.api.pairs import Pair
+from psjob.api.pairs import Pair, joint
 from psjob.api.takeover import take_over
 from psjob.worker.clip import Clip
 from tests.live.live_shards import Shards, Worker, all_well, serving

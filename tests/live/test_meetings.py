@@ -14,7 +14,7 @@ import torch
 
 from psjob.api import meetings
 from psjob.process.errors import Refused
-from psjob.protocol.points import ASKS, BEFORE
+from psjob.protocol.records import ASKS, BEFORE
 from psjob.shard import meetings as kept_meetings
 from psjob.shard.meetings import MOST_POINTS, Meetings
 from psjob.wire.frame import Header, Kind, WireError, run_digest

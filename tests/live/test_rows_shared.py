@@ -12,7 +12,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.layout import memory
-from psjob.shard import rowlending
+from psjob.shard import rows as rowlending
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import Kind, WireError
 from psjob.wire.handover import Counter

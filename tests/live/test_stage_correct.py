@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.stageversions import StageVersions
+from psjob.api.staged import StageVersions
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.stageversions import StageVersions
+from psjob.api.staged import StageVersions
 from psjob.layout import structures
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict, schedule

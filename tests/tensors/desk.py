@@ -22,9 +22,9 @@ from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.resume import record
 from psjob.rules.optimizers import OUTER
+from psjob.shard.acceptor import hello_body
 from psjob.shard.checks import group_hyperparameters
 from psjob.shard.coordination import Coordination
-from psjob.shard.hello import hello_body
 from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session

@@ -24,8 +24,7 @@ from torch.utils.data import (
 )
 
 from psjob.api.slices import Slices
-from psjob.api.streams import Stream
-from psjob.api.yielded import Yielded, has_its_own
+from psjob.api.streams import Stream, Yielded, has_its_own
 from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator.alike import MOST_PASSES, Alike, Difference, Told
 from tests.tensors.test_yielded import Joins, Normalises

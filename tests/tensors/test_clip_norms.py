@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.norms import Norms, clip_factor
 from psjob.protocol.coordinator.stands import ShardStands
-from psjob.shard.norms import PART, ClipNorms, squares_of
+from psjob.shard.decided import PART, ClipNorms, squares_of
 
 
 @given(st.integers(0, 3 * PART + 5), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]), st.integers(0, 9))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from psjob.shard.cell import Gradient
-from psjob.shard.held import EarlyPushes
+from psjob.shard.session import EarlyPushes
 from psjob.wire.frame import Header, Kind, WireError
 
 

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from psjob.api.inputs import STEPS, FirstInputs
+from psjob.api.alike import STEPS, FirstInputs
 from psjob.protocol.coordinator.progress import JobProgress
 
 

@@ -15,14 +15,12 @@ from psjob import rules
 from psjob.checkpoint.states import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
-from psjob.shard import cuts
+from psjob.shard import snapshots
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.gaps import PushGaps
-from psjob.shard.pending import Arrived, Info
+from psjob.shard.pending import Arrived, Info, Replies, Waiter
 from psjob.shard.pins import Pin, Voided, room
-from psjob.shard.spare import Spare
+from psjob.shard.spare import PushGaps, Spare
 from psjob.shard.store import Store
-from psjob.shard.waiting import Replies, Waiter
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
 INFO = Info(({**rules.named("adam").hyperparameters, "lr": 0.25},), frozenset())
@@ -213,7 +211,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
         def drop(self, void: bool = False) -> None:
             voided.append(void)
 
-    assert cuts.order(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    assert snapshots.order_cut(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
     for index, cell in store.cells.items():
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import psjob as ps
 from psjob import contract
-from psjob.api import alone
+from psjob.api import attachable
 from tests.runkeys import key_file
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 
@@ -261,7 +261,7 @@ def test_a_lazy_model_is_the_same_for_any_cuts() -> None:
 
 def test_the_lines_beside_attach() -> None:
     """Three lines of a script change; `attach` takes what the pipeline has to remember."""
-    alone.forget()
+    attachable.forget()
     try:
         with ps.lazy():
             model = row()
@@ -275,7 +275,7 @@ def test_the_lines_beside_attach() -> None:
             optimizer.zero_grad()
         assert not torch.equal(before, model[3].weight) and pipe.state_dict() == {"steps": 3}
     finally:
-        alone.forget()
+        attachable.forget()
 
 
 def test_a_job_without_stages_refuses_a_pipeline(

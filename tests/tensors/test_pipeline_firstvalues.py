@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.stagefirst import StageMemory, check
+from psjob.api.stagecuts import StageMemory, check_first_values
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import split
@@ -130,10 +130,10 @@ def test_values_that_a_script_sets_after_the_cut_are_refused() -> None:
 def test_a_lazy_model_in_a_job_without_stages_is_refused() -> None:
     model = lazy(tied)
     with pytest.raises(Refused, match=r"parameter 0.weight is on the meta device and has no values. Give the model memory before attach"):
-        check(None, model)
-    check(StageMemory.of(model, 0), model)
+        check_first_values(None, model)
+    check_first_values(StageMemory.of(model, 0), model)
     materialise(model, 0)
-    check(None, model)
+    check_first_values(None, model)
 
 
 class Half(Scale):

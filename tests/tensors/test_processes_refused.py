@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from psjob.api.lrscaling import LrScaling
-from psjob.api.processes import check_processes
+from psjob.api.attachable import check_processes
+from psjob.api.rulechoice import LrScaling
 from psjob.process.config import CheckpointConfig, Config
 from psjob.process.errors import Refused
 

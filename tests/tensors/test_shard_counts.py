@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, Push, ServedMode, Sync
 from psjob.rules.base import BlockState
-from psjob.shard.admission import Admission, Row, Verdict
-from psjob.shard.pending import Arrived, Info, PendingPushes
+from psjob.shard.admission import Admission, Row, Tally, Verdict
+from psjob.shard.pending import Arrived, Info, PendingPushes, Replies, Waiter, Waiters
 from psjob.shard.store import Store
-from psjob.shard.tally import Tally
-from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import Header, Kind
 
 WORKERS = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob.protocol.worker.events import ShardWaits
-from psjob.shard.waiting import MOST_NAMED, named
+from psjob.shard.pending import MOST_NAMED, named
 
 
 def test_few_are_told_by_rank_and_many_by_number() -> None:

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from psjob.api.data import shard
 from psjob.api.slices import Slices
-from psjob.api.streams import Stream
-from psjob.api.yielded import Yielded, has_its_own
+from psjob.api.streams import Stream, Yielded, has_its_own
 from psjob.process.errors import Refused
 from tests.soaking import rotating
 from tests.tensors.test_streams import Lines

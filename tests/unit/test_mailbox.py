@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from psjob.shard.mailbox import MANY, Mailbox
+from psjob.shard.peers import MANY, Mailbox
 
 LONG = 30.0
 

@@ -20,7 +20,8 @@ from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.protocol.worker import requests
-from psjob.shard import admission, decided, norms
+from psjob.shard import admission, decided
+from psjob.shard.decided import ClipNorms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
 from tests.simulation.protocol.plan import CRASHING, Plan, draw
@@ -211,7 +212,7 @@ OWN: dict[str, Mutant] = {
         orders.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
     "arrivals are not repeated after a break": _wrap(decided.DecidedPushes, "tell_again", lambda was: lambda self: None),
-    "squares are not told again after a break": _wrap(norms.ClipNorms, "tell_again", lambda was: lambda self: None),
+    "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),
     "an order to clip is not repeated after a break": _wrap(coordinator_norms.Norms, "measured", _ordered_once),
     "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),
     "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
@@ -263,7 +264,7 @@ OWN: dict[str, Mutant] = {
     ),
     "squares told before training goes on are lost": _wrap(coordinator_norms.Norms, "go_on", lambda was: lambda self: None),
     "an order to clip is lost with the process": _several(
-        _wrap(norms.ClipNorms, "take_up", lambda was: lambda self, ordered: None),
+        _wrap(ClipNorms, "take_up", lambda was: lambda self, ordered: None),
         _wrap(coordinator_norms.Norms, "take_up", lambda was: lambda self, *args: None),
         _wrap(coordinator_norms.Norms, "where", lambda was: lambda self, event: None),
     ),

@@ -2,12 +2,14 @@
 
 Values of a sample are no measure: they may be drawn anew each time that it is read. Compared are what the data are made of (tensors,
 arrays, lists), and samples that come out the same twice.
+
+What a script without `ps.shard` trains on: a sum over each of its first inputs, so that workers with the same data can be told of.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, Final
@@ -16,7 +18,9 @@ import torch
 from torch.utils import data as torch_data
 
 from psjob.api import values
-from psjob.api.drawing import attributes, seeded
+from psjob.api.orders import attributes, seeded
+from psjob.layout import memory
+from psjob.worker.overlap import Hook, before_forward
 
 MOST_ITEMS: Final = 64
 """Items of a list that are looked at."""
@@ -120,3 +124,54 @@ def _length(data: Any) -> int:
         return len(data)
     except Exception:  # a class that raises what it likes; a tensor without a dimension
         return -1
+
+
+STEPS = 16
+"""So many steps are looked at."""
+BYTES = 1 << 16
+"""Of an input."""
+
+
+class FirstInputs:
+    """Looks at the first tensor that the model is given in each of the first steps, until `done` has them.
+
+    Where the model itself is not called, as a LightningModule, it is the module that runs first.
+    """
+
+    def __init__(self, model: torch.nn.Module, done: Callable[[list[int]], None]) -> None:
+        self._done = done
+        self._sums: list[int] = []
+        self._open = 0
+        self._first: torch.nn.Module | None = None
+        inside = getattr(model, "_orig_mod", model)  # torch.compile cannot trace a hook of the module that it returns
+        self._hooks = [before_forward(module, Hook(self._look)) for module in inside.modules()]
+
+    def step(self) -> None:
+        """A step was made of what was looked at since the last."""
+        if not self._hooks:
+            return
+        self._sums.append(self._open)
+        self._open = 0
+        if len(self._sums) == STEPS:
+            self.stop()
+            self._done(self._sums)
+
+    def stop(self) -> None:
+        """Look no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _look(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if torch.is_grad_enabled() and self._first in (None, module):
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+            if first is not None and (values := memory.underneath(first)) is not None and values.numel():
+                self._first = module
+                with torch._C._DisableFuncTorch():
+                    self._open = sum_of(values, self._open)
+
+
+def sum_of(tensor: torch.Tensor, before: int = 0) -> int:
+    """A crc32 of the first BYTES of a dense tensor, after that of what came before."""
+    part = tensor.detach().reshape(-1)[: BYTES // tensor.element_size()]
+    return zlib.crc32(memory.view(memory.plain(part)), before)

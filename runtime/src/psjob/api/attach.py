@@ -10,13 +10,13 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign, phases, stagecuts, stagefirst, syncnorm
-from psjob.api.alone import check_alone
-from psjob.api.attachable import check, stepper
+from psjob.api import clipping, foreign, stagecuts, syncnorm
+from psjob.api.attachable import check, check_alone, stepper
 from psjob.api.attached import AttachedJob
 from psjob.api.later import Later, groups
-from psjob.api.pairs import FirstUse, Pair, check_name, pairs_of, refuse_more
+from psjob.api.pairs import FirstUse, Pair, begin_phase, check_name, check_phase, is_next_phase, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
+from psjob.api.stagecuts import check_first_values
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, ownfiles, shown, supervise
@@ -95,9 +95,9 @@ def attach(
             return model, given
         for library in foreign.in_use():
             library.mark(place)
-        if current is not None and phases.is_next(current.pairs, model, inner, name):
+        if current is not None and is_next_phase(current.pairs, model, inner, name):
             _check_next(current, inner[0], overlap, later, stateful)
-            phases.begin(current, inner[0], stateful)
+            begin_phase(current, inner[0], stateful)
             for library in foreign.in_use():
                 library.attached(inner[0])
             return model, given
@@ -142,7 +142,7 @@ def _checked(
     rewind.check_possible()
     children.claim(place)
     cuts = stagecuts.known(model, place.config)
-    stagefirst.check(cuts.memory, model)
+    check_first_values(cuts.memory, model)
     if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
         odd = "name" if name is not None else "overlap" if overlap else "the other optimizers"
         raise Refused(f"a job of stages trains one model with one optimizer, without overlap; leave {odd} out")
@@ -157,7 +157,7 @@ def _check_next(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: boo
     """Raise Refused for what cannot be the next phase of an attached model."""
     check(job.model, [optimizer], stateful)
     check_kind(optimizer)
-    phases.check(job, optimizer, overlap, later)
+    check_phase(job, optimizer, overlap, later)
 
 
 def settle() -> None:

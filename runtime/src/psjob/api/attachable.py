@@ -1,8 +1,14 @@
-"""What `attach` takes: a model, an optimizer of all its parameters, objects that can be put back; and the table of those parameters."""
+"""What `attach` takes: a model, an optimizer of all its parameters, objects that can be put back; and the table of those parameters.
+
+What a worker of several processes does not go with yet.
+
+Outside a job: what `attach` refuses in one it refuses here, so that a script that trains alone is one that a job takes.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,14 +17,41 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from psjob.api import advice
+from psjob.api import advice, pairs
+from psjob.api.later import Later, groups
+from psjob.api.pairs import Pair, check_name, check_overlap, joined, pairs_of, refuse_more
+from psjob.api.rulechoice import check_kind
 from psjob.checkpoint import files
 from psjob.embeddings.statetable import Table
 from psjob.layout import members
 from psjob.layout.blocks import TensorSpec
+from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.resume import record
 from psjob.wire.frame import MAX_BODY, MAX_JSON
+
+LIBRARIES = {"accelerate": "Accelerate", "lightning": "Lightning"}
+"""They read torchrun's names too, and would make a group of all processes of the job."""
+
+
+def check_processes(config: Config, overlap: bool, half: bool, tables: int) -> None:
+    """Raise Refused where workers have several processes and the script wants what only one goes with."""
+    if config.processes == 1:
+        return
+    library = next((name for module, name in LIBRARIES.items() if module in sys.modules), None)
+    for there, what, remedy in (
+        (overlap, "attach(…, overlap=True)", "leave it out"),
+        (half, f"training.updateRule {config.update_rule}", "leave it out"),
+        (bool(tables), "ps.Embedding and ps.Table", "take torch's nn.Embedding"),
+        (config.mode == "local", "training.mode local", "take another mode"),
+        (library is not None, library, "train with a plain loop"),
+    ):
+        if there:
+            raise Refused(
+                f"{what} does not go with several processes a worker yet, and spec.workers.processes is {config.processes}; {remedy}, or "
+                "leave processes out and raise spec.workers.replicas"
+            )
+
 
 NOWHERE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
 MOST_TOLD: Final = MAX_BODY - MAX_JSON
@@ -200,3 +233,48 @@ def tell_frozen(model: torch.nn.Module, table: Sequence[TensorSpec]) -> None:
             "builds, and final.safetensors does not have them. Seed before the model is built, or load the same file in all workers; or "
             "give them to the optimizer too",
         )
+
+
+_attached: list[Pair] = []
+"""Those of this process, in their order."""
+
+
+def check_alone(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str | None, overlap: bool, later: Later,
+    stateful: dict[str, Any],
+) -> None:  # fmt: skip
+    """Raise Refused for what a job would refuse, whatever its manifest says. Nothing of the model changes."""
+    if interactive():
+        forget()
+    if name is not None:
+        check_name(name, _attached)
+    if pairs.is_next_phase(_attached, model, optimizers, name):
+        check(model, optimizers, stateful)
+        check_kind(optimizers[0])
+        pairs.check_parameters(_attached[0].parameters, model, optimizers[0])
+        return
+    if _attached and (name is None or not _attached[0].name or any(_used(pair) for pair in _attached)):
+        refuse_more(_attached)
+    added = groups(later, optimizers)
+    check(model, optimizers, stateful, added)
+    made = pairs_of(name, model, optimizers, added)
+    check_overlap(overlap, [*_attached, *made])
+    for optimizer in optimizers:
+        check_kind(optimizer)
+    table_of(*joined([*_attached, *made]))
+    _attached.extend(made)
+
+
+def interactive() -> bool:
+    """Somebody types here, as in a notebook, and runs a line again: `attach` begins anew each time."""
+    return hasattr(sys, "ps1")
+
+
+def forget() -> None:
+    """Nothing is attached here any more."""
+    _attached.clear()
+
+
+def _used(pair: Pair) -> bool:
+    """Was it trained since it was attached?"""
+    return bool(pair.optimizer.state) or any(p.grad is not None for group in pair.optimizer.param_groups for p in group["params"])

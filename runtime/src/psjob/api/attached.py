@@ -15,22 +15,18 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, leftgradients, stagecuts, stagefirst, state, trackers, variables
-from psjob.api.attachable import aliases, table_of, tell_frozen
+from psjob.api import advice, clipping, owngradients, stagecuts, state, trackers, variables
+from psjob.api.alike import FirstInputs
+from psjob.api.attachable import aliases, check_processes, table_of, tell_frozen
 from psjob.api.digesting import WeightDigests
-from psjob.api.inputs import FirstInputs
-from psjob.api.jointsteps import Pushed
 from psjob.api.later import AddedGroups, Trained
-from psjob.api.leftgradients import LeftGradients
 from psjob.api.loops import Loops
-from psjob.api.lrscaling import LrScaling
-from psjob.api.owngradients import OwnGradients, dense
-from psjob.api.pairs import Models, Pair, check_overlap, joined
-from psjob.api.phases import PhaseState
+from psjob.api.owngradients import LeftGradients, OwnGradients, dense
+from psjob.api.pairs import Models, Pair, PhaseState, Pushed, check_overlap, joined
 from psjob.api.places import Places
-from psjob.api.processes import check_processes
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
-from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.stagecuts import buffers_told
 from psjob.api.totals import Totals
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
@@ -53,7 +49,7 @@ JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, leftgradients.NAME)
+OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, owngradients.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -164,7 +160,7 @@ class AttachedJob:
         own = self._own()
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
-        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, leftgradients.NAME: self.left}
+        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, owngradients.NAME: self.left}
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 
@@ -223,7 +219,7 @@ class AttachedJob:
             self.carry_out(lambda: self._find_place(restored))
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
-            told = stagefirst.told(self.buffers, self.memory, initial.buffers)
+            told = buffers_told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
         self.by_hand.joined()
         self.digests.begin()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import utils
 
-from psjob.api.jointsteps import Asking, joint
+from psjob.api.pairs import Asking, joint
 from psjob.process.errors import Refused
 from psjob.worker.clip import Clip
 

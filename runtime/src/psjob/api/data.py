@@ -14,14 +14,13 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, asking, drawing, foreign
+from psjob.api import advice, asking, foreign, orders
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
 from psjob.api.places import Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, rounds_of
-from psjob.api.streams import Stream
-from psjob.api.yielded import Yielded, has_its_own
+from psjob.api.streams import Stream, Yielded, has_its_own
 from psjob.embeddings.prefetch import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.resume.generators import generators, put_generators
@@ -153,7 +152,7 @@ class ShardedLoader(Generic[B]):
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
         if self._world == 1 and worker_place() is None:  # outside a job the loader is as it is
             return len(self._whole)
-        return rounds_of(drawing.length(self._whole), self._world)
+        return rounds_of(orders.length(self._whole), self._world)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:

@@ -18,7 +18,7 @@ from psjob.api.attached import AttachedJob
 from psjob.api.reporting import worker_place
 from psjob.layout import memory
 from psjob.process.errors import refuse
-from psjob.protocol import points
+from psjob.protocol import records
 from psjob.resume import tagged
 from psjob.worker import meeting
 
@@ -69,7 +69,7 @@ def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[
     place, job = worker_place(), attaching.current
     if place is None or place.config.workers == 1:
         return [said]
-    at = points.BEFORE if job is None else _place_of(job)
+    at = records.BEFORE if job is None else _place_of(job)
     name = f"{at}, {what} {_count.next(at, what)}"
 
     def check() -> None:
@@ -103,7 +103,7 @@ def written(value: Any, what: str) -> str:
         raw = base64.b64encode(memory.view(whole)).decode()
         parts.append([str(whole.dtype).removeprefix("torch."), list(whole.shape), raw])
     text = json.dumps([body, parts])
-    most, got = points.MOST_BYTES, len(text)
+    most, got = records.MOST_BYTES, len(text)
     if got > most:
         refuse(f"{what} between the workers of a job takes at most {most >> 20} MiB of each, got {got >> 20} MiB; gather less")
     return text

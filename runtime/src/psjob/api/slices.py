@@ -18,8 +18,7 @@ import torch
 from torch.utils import data as torch_data
 
 from psjob.api import alike, orders, values
-from psjob.api.drawing import seed_all, seeded
-from psjob.api.orders import Indices, Shuffled
+from psjob.api.orders import Indices, Shuffled, seed_all, seeded
 from psjob.process.errors import Refused
 
 

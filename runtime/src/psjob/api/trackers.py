@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from psjob.api.behind import Behind
+from psjob.api.recording import Behind
 from psjob.process import startup
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from psjob.api import advice, asking, foreign, libraries, liveness, objects, unlike, values
-from psjob.api.passends import Found, PassEnds
+from psjob.api.liveness import Found, PassEnds
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
 from psjob.process import ownfiles

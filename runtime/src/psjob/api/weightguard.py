@@ -1,15 +1,199 @@
-"""What a script is told that changes weights of a job by hand."""
+"""Weights that a script changes between two steps. The shards hold the weights, so the next step would undo such a change.
+
+A script that changes weights of a job by hand is told what becomes of them.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from psjob.api.byhand import ByHand, Change
+import torch
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
+
+
+VALUES: Final = 1 << 14
+"""Values that one look reads. A model of fewer is compared as a whole."""
+LEAST: Final = 8
+"""Values of each parameter, where it has so many."""
+ROWS: Final = 1024
+"""Parameters that one look reads. Of more the looks take turns."""
+ROUNDING: Final = 8
+"""Units in the last place of the largest value: what adding to weights and subtracting the same leaves behind is no change."""
+_INTS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Change:
+    """`seen` says what a parameter was and is."""
+
+    row: int
+    seen: str
+
+
+@dataclass
+class _Look:
+    """Where a parameter lies, and a view of some of its values."""
+
+    place: int
+    kind: tuple[torch.Size, torch.dtype, torch.device]
+    values: torch.Tensor
+
+
+@dataclass
+class _Turn:
+    """Parameters that are looked at together; those of a device and size of number are read as one tensor."""
+
+    rows: list[int]
+    groups: list[list[int]] = field(default_factory=list)
+    views: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def read(self) -> list[torch.Tensor]:
+        """The values as they are, for each group."""
+        return [torch.cat(views) for views in self.views]
+
+
+class ByHand:
+    """`lent` says of a row whether its values are the shard's own memory, which may move on by itself."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], lent: Callable[[int], bool]) -> None:
+        self._parameters, self._lent = parameters, lent
+        there = [row for row, p in enumerate(parameters) if _readable(p)]
+        self._count = max(LEAST, VALUES // max(1, min(len(there), ROWS)))
+        self._turns = [_Turn(there[begin : begin + ROWS]) for begin in range(0, len(there), ROWS)]
+        self._looks: dict[int, _Look] = {}
+        self._now: _Turn | None = None
+        """Of the last `remember`; None while a step is under way."""
+        self._held: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._doubted: set[int] = set()
+        """Written to in place without a change of the values that were looked at."""
+        self._whole: dict[int, torch.Tensor] = {}
+        """Copies of those."""
+
+    def forget(self) -> None:
+        """A step begins: where it does not come to its end, nobody knows what the weights should be."""
+        self._now = None
+
+    def remember(self) -> None:
+        """The weights are the job's now."""
+        if not self._turns:
+            return
+        turn = self._turns.pop(0)
+        self._turns.append(turn)
+        with torch.no_grad():
+            self._find(turn)
+            self._held = turn.read()
+            self._versions = [_version(self._parameters[row]) for row in turn.rows]
+            self._whole = {row: self._parameters[row].detach().clone() for row in self._doubted}
+        self._doubted.clear()
+        self._now = turn
+
+    def change(self) -> Change | None:
+        """The first parameter that is not as it was remembered."""
+        if self._now is None:
+            return None
+        with torch.no_grad():
+            for row, before in self._find(self._now):
+                kind = self._looks[row].kind
+                if before != kind:
+                    return Change(row, f"it was {_kind(before)} and is {_kind(kind)}")
+            return self._of_values(self._now) or self._elsewhere(self._now)
+
+    def _of_values(self, turn: _Turn) -> Change | None:
+        for rows, held, now in zip(turn.groups, self._held, turn.read(), strict=True):
+            if torch.equal(held, now):
+                continue
+            sizes = [self._looks[row].values.numel() for row in rows]
+            for row, before, after in zip(rows, torch.split(held, sizes), torch.split(now, sizes), strict=True):
+                if (found := self._seen(row, before, after)) is not None:
+                    return found
+        return None
+
+    def _elsewhere(self, turn: _Turn) -> Change | None:
+        """Of parameters that were written to, beside the values that are looked at: of those the whole is compared next time."""
+        for row, version in zip(turn.rows, self._versions, strict=True):
+            p = self._parameters[row]
+            if version == _version(p):
+                continue
+            self._doubted.add(row)
+            if row in self._whole and (found := self._seen(row, *(_bits(t.detach()).flatten() for t in (self._whole[row], p)))) is not None:
+                return found
+        return None
+
+    def _seen(self, row: int, before: torch.Tensor, now: torch.Tensor) -> Change | None:
+        found = _difference(before, now, self._parameters[row].dtype)
+        return None if found is None or self._lent(row) else Change(row, found)
+
+    def _find(self, turn: _Turn) -> list[tuple[int, tuple[torch.Size, torch.dtype, torch.device]]]:
+        """Look where each parameter lies now; rows and what they were before, of those that lie elsewhere."""
+        moved = []
+        for row in turn.rows:
+            p, look = self._parameters[row], self._looks.get(row)
+            if look is None or look.place != p.data_ptr():
+                kind = p.shape, p.dtype, p.device
+                moved.append((row, kind if look is None else look.kind))
+                self._looks[row] = _Look(p.data_ptr(), kind, _sample(p.detach(), self._count))
+        if moved:
+            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for row in turn.rows:
+                values = self._looks[row].values
+                kinds.setdefault((values.device, values.dtype), []).append(row)
+            turn.groups = list(kinds.values())
+            turn.views = [[self._looks[row].values for row in rows] for rows in turn.groups]
+        return moved
+
+
+def _readable(p: torch.Tensor) -> bool:
+    return p.layout is torch.strided and p.device.type != "meta" and type(p.data) is torch.Tensor and p.numel() > 0
+
+
+def _version(p: torch.Tensor) -> int:
+    return 0 if p.is_inference() else p._version
+
+
+def _bits(p: torch.Tensor) -> torch.Tensor:
+    """Integers of the same bits, so that NaN is equal to itself."""
+    p = torch.view_as_real(p) if p.is_complex() else p
+    return p.view(_INTS[p.element_size()])
+
+
+def _sample(p: torch.Tensor, count: int) -> torch.Tensor:
+    """A view of at most `count` values, spread over `p`."""
+    p = _bits(p)
+    dense = p.permute(sorted(range(p.dim()), key=p.stride, reverse=True))
+    if not dense.is_contiguous():
+        return p.as_strided((min(*p.shape, count, count),), (sum(p.stride()),))
+    step = max(1, p.numel() // count)
+    step -= step > 1 and step % 2 == 0  # odd, so that of a power of two columns each has its turn
+    return dense.view(-1)[::step][:count]
+
+
+def _difference(before: torch.Tensor, now: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """What of two views of bits differs by more than rounding."""
+    dtype = dtype.to_real()
+    old, new = before.view(dtype), now.view(dtype)
+    other = before != now
+    if dtype.is_floating_point:
+        limit = ROUNDING * torch.finfo(dtype).eps * old.abs().nan_to_num(0.0, 0.0, 0.0).max()
+        other &= ~((new - old).abs() <= limit)
+    places = other.nonzero()
+    if not len(places):
+        return None
+    place = int(places[0])
+    several = f", one of {len(places)}" if len(places) > 1 else ""
+    was, is_now = old[place].item(), new[place].item()
+    digits = 4 if f"{was:.4g}" != f"{is_now:.4g}" else 9
+    return f"a value was {was:.{digits}g} and is {is_now:.{digits}g}{several}"
+
+
+def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
+    shape, dtype, device = kind
+    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
 
 
 class WeightGuard:

@@ -21,7 +21,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from torch.utils import data as torch_data
 
-from psjob.api import advice, drawing
+from psjob.api import advice, orders
 from psjob.api.slices import options_of, rounds_of
 from psjob.process.config import Place
 from psjob.process.errors import refuse
@@ -110,7 +110,7 @@ class Part:
             return batches
         if frame is not None and not frame.f_globals.get("__name__", "").startswith(QUIET):
             self._asked = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return rounds_of(drawing.length(plain(loader)), self._world.workers)
+        return rounds_of(orders.length(plain(loader)), self._world.workers)
 
     def goes_over(self, batches: Callable[[], int]) -> None:
         """A loop goes over the loader itself, as in an evaluation: it is whole to every worker."""

@@ -1,10 +1,13 @@
-"""A resume record on its way, in pieces that go on after a break where the last one ended. Pure."""
+"""A resume record on its way, in pieces that go on after a break where the last one ended; and words of a meeting. Pure.
+
+Workers meet at a point of their scripts by a question to shard 0.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 PIECE = 64 << 10
 """Bytes of a piece. A record of at most so many goes as one frame."""
@@ -143,3 +146,12 @@ class RecordIn:
             return None  # it comes again from its first byte
         self._whole = whole
         return whole
+
+
+ASKS: Final = "point"
+MOST_NAME: Final = 200
+"""Characters of a point's name."""
+MOST_BYTES: Final = 16 << 20
+"""Of what one worker says at a point."""
+BEFORE: Final = "before attach"
+"""With it begin the names of points before `attach`: all workers have passed those once rank 0 trains."""

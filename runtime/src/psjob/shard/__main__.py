@@ -16,8 +16,7 @@ from psjob.process import limits, supervise
 from psjob.process.config import Place, place
 from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard import keeper
-from psjob.shard.acceptor import Acceptor
-from psjob.shard.early import announce
+from psjob.shard.acceptor import Acceptor, announce
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
 from psjob.wire.pool import StreamPool

@@ -2,6 +2,12 @@
 
 A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older view
 hears of it at once and restarts while this shard still imports and restores. All others wait at the acceptor.
+
+What a shard says of itself when it dials the coordinator.
+
+While torch is being imported (which takes seconds): tell the coordinator that this shard comes back with a new view.
+
+The others can rewind their workers meanwhile. It is only a hint: if it is lost, the real hello says the same later.
 """
 
 from __future__ import annotations
@@ -16,12 +22,44 @@ from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.shard.believed import known
+from psjob.wire import tcp
 from psjob.wire.auth import Peer, Standing, Unproven
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
-from psjob.wire.handshake import admit
+from psjob.wire.handshake import admit, greet
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
+
+
+def hello_body(
+    index: int, attempt: int, view: int, serving: bool, recovery: int, mode: str = "", carried: int | None = 0, early: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its view while it still starts.
+
+    `carried` is the last order that it carried out, where the coordinator decides; None: one broke off.
+    """
+    return {"role": "shard", "index": index, "attempt": attempt, "view": view, "serving": serving, "recovery": recovery,
+            "mode": mode, "carried": carried, "early": early}  # fmt: skip
+
+
+SECONDS = 0.5
+
+
+def announce(here: Place) -> None:
+    """Say hello early to shard 0; whatever goes wrong is left to the real hello."""
+    if here.index == 0 or here.number == 1:
+        return
+    peer = here.config.shards[0]
+    header = Header(Kind.HELLO, run=run_digest(here.run), view=here.view, attempt=here.number, worker=-1 - here.index)
+    try:
+        for stream in tcp.connect(peer.host, peer.port, SECONDS):
+            greet(stream, here, 0, SECONDS)
+            stream.send_json(header, hello_body(here.index, here.number, here.view, False, 0, early=True))
+            stream.close()
+            return
+    except (OSError, WireError):
+        return
+
 
 SPARE = 2
 """Streams beyond those of a link that a process may begin at a time: ones that broke."""

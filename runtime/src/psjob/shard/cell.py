@@ -18,15 +18,13 @@ from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
-from psjob.shard.decided import Decision
+from psjob.shard.decided import Decision, squares_of
 from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.norms import squares_of
-from psjob.shard.pending import Arrived, PendingPushes
+from psjob.shard.pending import Arrived, PendingPushes, Replies, Waiter, Waiters
 from psjob.shard.pins import Pin
 from psjob.shard.pushnorms import PushNorms
 from psjob.shard.shares import shares_of
 from psjob.shard.statememory import BlockMemory
-from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import WireError
 
 if TYPE_CHECKING:

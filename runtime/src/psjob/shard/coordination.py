@@ -33,12 +33,12 @@ from psjob.protocol.coordinator.progress import MAX_METRICS
 from psjob.protocol.coordinator.stream import Stream
 from psjob.protocol.records import PIECE
 from psjob.shard import counts
+from psjob.shard.checks import rule_problem
 from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.counts import JobCounts
-from psjob.shard.fromconfig import rule_problem
+from psjob.shard.decided import read_order
 from psjob.shard.lateness import Lateness
-from psjob.shard.mailbox import Mailbox
-from psjob.shard.norms import read_order
+from psjob.shard.peers import Mailbox
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError

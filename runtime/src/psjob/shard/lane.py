@@ -9,8 +9,8 @@ import torch
 
 from psjob.layout import memory
 from psjob.shard.cell import Cell
+from psjob.shard.pending import MOST_NAMED, Waiter
 from psjob.shard.rows import RowCell
-from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.pooled import LARGE, Pooled, Sending
 from psjob.wire.tcp import Part

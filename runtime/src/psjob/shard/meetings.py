@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from psjob.process.config import Place
-from psjob.protocol.points import MOST_NAME
+from psjob.protocol.records import MOST_NAME
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled

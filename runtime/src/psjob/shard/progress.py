@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from psjob.modes import ServedMode
-from psjob.shard.admission import Admission
+from psjob.shard.admission import Admission, Tally
+from psjob.shard.pending import Waiter
 from psjob.shard.phase import Phase
-from psjob.shard.tally import Tally
-from psjob.shard.waiting import Waiter
 
 if TYPE_CHECKING:
     from psjob.shard.cell import Cell

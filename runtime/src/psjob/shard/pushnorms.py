@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from psjob.shard.norms import squares_of
+from psjob.shard.decided import squares_of
 from psjob.shard.oddpushes import OddPushes
 
 

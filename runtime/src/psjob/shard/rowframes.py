@@ -9,10 +9,9 @@ import torch
 
 from psjob.layout import memory
 from psjob.shard.checks import check_ahead, check_info
+from psjob.shard.pending import Waiter
 from psjob.shard.phase import Phase
-from psjob.shard.rowlending import RowLending
-from psjob.shard.rows import Buffers, RowCell, RowGradient
-from psjob.shard.waiting import Waiter
+from psjob.shard.rows import Buffers, RowCell, RowGradient, RowLending
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.pooled import LARGE, Sending
 from psjob.wire.reading import Pause, Wants

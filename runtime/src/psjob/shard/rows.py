@@ -3,6 +3,8 @@
 All methods are called with `lock` held. A lookup names the version it needs and is answered when the table has it, before
 the table can move on. Every worker pushes one frame (maybe without a row) a clock, table and shard, so that the admission
 table counts it as it counts a block's.
+
+Rows to and from one worker of this host in memory that the two lend each other. The worker alone says where in it they lie.
 """
 
 from __future__ import annotations
@@ -13,17 +15,20 @@ from typing import Any
 
 import torch
 
+from psjob.layout import memory
 from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
 from psjob.shard.cell import free, ready, take
 from psjob.shard.decided import Decision
 from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.pending import Arrived, PendingPushes
+from psjob.shard.pending import Arrived, PendingPushes, Replies, Waiter, Waiters
 from psjob.shard.pushnorms import PushNorms
-from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.rules import Combine
 from psjob.tables.table import Part, Rows
+from psjob.wire.frame import Header, WireError
+from psjob.wire.rows import ALIGNED, ID_BYTES, LENT_ANSWERS, LENT_PUSHES
+from psjob.wire.shared import Region
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 
@@ -206,3 +211,32 @@ def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, hyperp
             else torch.full((len(ids), table.spec.dim) if wide else (len(ids),), value, dtype=torch.float32, device="cpu")
         )
     return rows
+
+
+class RowLending:
+    """Made when a worker has come for the handover; `fd` is the memory from which it pushes.
+
+    It names a place for an answer only when it has no more need of what it finds there, so that no answer is ever waited with for another.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._pushes = Region.borrow(fd, LENT_PUSHES)
+        self.answers = Region.lend(LENT_ANSWERS)
+
+    def pushed(self, header: Header, spec: TableSpec, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and gradients of a push where their worker has them, and could change them. Raises WireError outside of what it lends."""
+        at = _aligned(header)
+        ids = memory.lent(self._pushes, at, rows, "int64")
+        grads = memory.lent(self._pushes, at + ID_BYTES * rows, rows * spec.dim, spec.dtype)
+        return ids, grads.view(rows, spec.dim)
+
+    def place(self, header: Header, spec: TableSpec, rows: int) -> tuple[int, torch.Tensor]:
+        """Offset and memory for the rows of a lookup. Raises WireError outside of what this shard lends."""
+        at = _aligned(header)
+        return at, memory.lent(self.answers, at, rows * spec.dim, spec.dtype).view(rows, spec.dim)
+
+
+def _aligned(header: Header) -> int:
+    if header.part % ALIGNED:
+        raise WireError(f"{header.kind.name} names byte {header.part} of lent memory, expected a multiple of {ALIGNED}")
+    return header.part

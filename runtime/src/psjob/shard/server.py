@@ -21,30 +21,29 @@ from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness
-from psjob.protocol import points
+from psjob.protocol import records
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction
 from psjob.shard.acceptor import HelloRoom
 from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
+from psjob.shard.checks import own_hyperparameters
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
-from psjob.shard.fromconfig import own_hyperparameters
 from psjob.shard.keeper import Held, Keeping
 from psjob.shard.keptcuts import KeptCuts
-from psjob.shard.letin import WAITING_SECONDS
 from psjob.shard.meetings import Meetings
 from psjob.shard.notices import Notices
-from psjob.shard.outliving import Outliving
 from psjob.shard.peers import PeerStream
+from psjob.shard.pending import Waiter, named
 from psjob.shard.phase import Phase
 from psjob.shard.pushnorms import PushNorms
 from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
-from psjob.shard.session import Session
+from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.shard.statememory import Outliving
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
-from psjob.shard.waiting import Waiter, named
 from psjob.wire import shared
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
@@ -191,7 +190,7 @@ class Server:
         """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
         if self.cuts is not None and hello.get("asks") == ASKS:
             return self.cuts.meet(stream, header, hello)
-        if self.meetings is not None and hello.get("asks") == points.ASKS:
+        if self.meetings is not None and hello.get("asks") == records.ASKS:
             return self.meetings.meet(stream, header, hello)
         if hello.get("role") == "worker":
             yield from self._worker(stream, header, hello)
@@ -268,7 +267,7 @@ class Server:
         if self._hello_room is None or self._hello_room[0] is not layout:
             told = sum(ROW_BYTES + 6 * len(t.name) + 20 * len(t.shape) + 5 * len(t.stages) for t in layout.table)
             told += TABLE_BYTES * len(self.store.row_cells)
-            met = 2 * points.MOST_BYTES if self.place.config.workers > 1 else 0
+            met = 2 * records.MOST_BYTES if self.place.config.workers > 1 else 0
             values = min(MAX_VALUES, HELLO_VALUES + ROW_VALUES * (len(layout.table) + len(self.store.row_cells)))
             self._hello_room = layout, HelloRoom(min(MAX_BODY, MAX_JSON + max(met, 2 * told)), values)
         return self._hello_room[1]

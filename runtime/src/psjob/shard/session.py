@@ -1,6 +1,11 @@
 """One worker's conversation: hello, then frames until it ends. Each of its streams is read, and what came applied, by a loop of the pool.
 
-The first stream carries everything; further lanes only blocks, so that several are received and applied at once.
+The first stream carries everything; further lanes only blocks, so that several are received and applied at once. Answers go out by the
+stream that asked, from memory that does not change while it is sent. A stream agrees once on how its pushes are written, and how it is
+answered.
+
+A session begins when the one before it has ended, and this shard has come to serve the view that the worker was welcomed in. Gradients
+that overlap sent before their step was made count when a push names them, and are dropped with their session.
 """
 
 from __future__ import annotations
@@ -9,14 +14,17 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob.codecs import Codec
+from psjob import codecs, contract
+from psjob.codecs import Codec, CodecError, CodecKey, choice
 from psjob.layout import memory
+from psjob.layout.blocks import Block
 from psjob.modes import written
+from psjob.process.config import Place
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
@@ -33,11 +41,8 @@ from psjob.shard.checks import (
     most_info,
     most_info_values,
 )
-from psjob.shard.encoded import Encoded
-from psjob.shard.held import EarlyPushes
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
-from psjob.shard.letin import let_in
 from psjob.shard.pending import Received
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
@@ -50,6 +55,157 @@ from psjob.wire.shared import Region
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
+
+
+class Encoded:
+    """`hello` is the worker's; `one_host`: the stream never leaves this machine. Used by the threads of all its lanes."""
+
+    def __init__(self, place: Place, rank: int, hello: dict[str, Any], one_host: bool) -> None:
+        self._config, self._seed, self._rank = place.config.compression, place.config.seed, rank
+        wanted = {self._config.push, self._config.pull}
+        if contract.AUTO_CODEC in wanted:
+            wanted |= {name for _, name in choice.LADDER}
+        offered = hello.get("codecs", [])
+        listed = offered if isinstance(offered, list) else []
+        self.agreed = [codecs.NONE, *sorted(name for name in codecs.CODECS if name in wanted and name in listed)]
+        self._numbers = {codec.number for name, codec in codecs.CODECS.items() if name in self.agreed}
+        self.push = self._named(hello.get("push"), self._config.push, one_host)
+        self.pull = self._named(hello.get("pull"), self._config.pull, one_host)
+        self._seen = choice.Goodput()
+        self._lock = threading.Lock()
+
+    # -- pushes --------------------------------------------------------------------------------
+
+    def codec_of(self, header: Header, block: Block) -> Codec | None:
+        """What a push is written in, its size checked; None: as it is. Raises WireError for what was not agreed."""
+        if not header.codec:
+            return None
+        if header.codec not in self._numbers:
+            raise WireError(f"codec {header.codec} was not agreed in hello; {', '.join(self.agreed)} were")
+        codec = codecs.numbered(header.codec)
+        if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.STORE | Flag.HELD) or codecs.for_block(codec, block, self._config.ratio) is None:
+            raise WireError(f"push of block {header.block} ({block.length} elements of {block.dtype}) cannot be in {codec.name}")
+        try:
+            codec.check_size(header.length, block.length, self._config.ratio)
+        except CodecError as error:
+            raise WireError(f"push of block {header.block}: {error}") from None
+        return codec
+
+    def decode(self, codec: Codec, header: Header, body: torch.Tensor, out: torch.Tensor) -> None:
+        """Write a push's numbers to `out`. Raises WireError for a body that no worker can have written."""
+        try:
+            codec.decode(body, out, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
+        except CodecError as error:
+            raise WireError(f"push of block {header.block}: {error}") from None
+
+    def measured(self, header: Header, seconds: float, lanes: int) -> dict[str, Any] | None:
+        """A push came in `seconds` after its header, by one of `lanes`; once that makes a measurement, what to tell the worker."""
+        with self._lock:
+            if self.push != contract.AUTO_CODEC:
+                return None
+            self._seen.add(header.clock, header.length, seconds)
+            if not self._seen.enough(header.clock):
+                return None
+            bits = self._seen.bits * lanes
+            name = choice.for_push(bits)
+            self.push = name if name in self.agreed else codecs.NONE
+        return {"push": self.push, "bits": round(bits)}
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def chosen(self, name: object) -> None:
+        """The worker has measured its link and wants weights so from now on. Raises WireError for what was not agreed."""
+        if name not in self.agreed or name not in contract.PULL_CODECS:
+            raise WireError(f"CODEC asks for weights in {str(name)[:40]!r}; agreed are {', '.join(self.agreed)}")
+        self.pull = str(name)
+
+    def answer(
+        self, header: Header, block: Block, numbers: torch.Tensor, spares: memory.Spares
+    ) -> tuple[int, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """(codec's number, body, which of `spares` holds it) of an answer; None: it is `numbers` itself."""
+        codec = None if self.pull == contract.AUTO_CODEC else codecs.for_block(codecs.named(self.pull), block, self._config.ratio)
+        if codec is None:
+            return 0, numbers, None
+        spare = spares.take(codec.bound(block.length, self._config.ratio))
+        body = spare[: codec.bound(block.length, self._config.ratio)]
+        size = codec.encode(numbers, body, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
+        return (codec.number, body[:size], spare) if size else (0, numbers, spare)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _named(self, said: object, asked: str, one_host: bool) -> str:
+        """What this stream begins with: what the job asks for, or where that is left open what the worker chose before."""
+        name = asked if asked != contract.AUTO_CODEC else str(said)
+        if name in self.agreed:
+            return name
+        return contract.AUTO_CODEC if asked == contract.AUTO_CODEC and not one_host else codecs.NONE
+
+
+def said_of(streams: Iterable[Encoded]) -> str | None:
+    """How the workers' numbers travel, such as `push int8, pull bf16`; several names where they differ, None where all go as they are."""
+    known = list(streams)
+    sides = [("push", sorted({stream.push for stream in known})), ("pull", sorted({stream.pull for stream in known}))]
+    if all(names in ([], [codecs.NONE]) for _, names in sides):
+        return None
+    return ", ".join(f"{side} {'+'.join(names)}" for side, names in sides)
+
+
+class EarlyPushes:
+    """Of one worker, and used by the threads that read its streams: at most one gradient a block, and `most` bytes together."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._by_block: dict[int, tuple[int, int, Gradient]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, header: Header, gradient: Gradient) -> None:
+        """Hold what came by an EARLY frame, if there is room and no later one of its block is here; else give it back."""
+        with self._lock:
+            clock, number, _ = self._by_block.get(header.block, (-1, -1, None))
+            if (clock, number) < (header.clock, header.request):
+                self._drop(header.block)
+                size = _nbytes(gradient)
+                if self._bytes + size <= self._most:
+                    self._by_block[header.block] = (header.clock, header.request, gradient)
+                    self._bytes += size
+                    return
+        gradient.free()
+
+    def take(self, header: Header) -> Gradient:
+        """The gradient that a HELD push names. Raises WireError where it is not here; the worker then pushes the block whole."""
+        with self._lock:
+            clock, number, gradient = self._by_block.pop(header.block, (-1, 0, None))
+            self._bytes -= 0 if gradient is None else _nbytes(gradient)
+        if gradient is None or (clock, number) != (header.clock, header.part):
+            raise WireError(f"push of block {header.block} names early data {header.part} of step {header.clock}, which is not held here")
+        return gradient
+
+    def drop(self, block: int, clock: int) -> None:
+        """Other contents of the block come, or none: what was held up to that clock is not the push."""
+        with self._lock:
+            if self._by_block.get(block, (clock + 1,))[0] <= clock:
+                self._drop(block)
+
+    def clear(self) -> None:
+        """A stream has ended, and the others do."""
+        with self._lock:
+            for block in list(self._by_block):
+                self._drop(block)
+
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return self._bytes
+
+    def _drop(self, block: int) -> None:
+        held = self._by_block.pop(block, None)
+        if held is not None:
+            self._bytes -= _nbytes(held[2])
+            held[2].free()
+
+
+def _nbytes(gradient: Gradient) -> int:
+    return gradient.flat.numel() * gradient.flat.element_size()
+
 
 BEHIND_SECONDS = 0.01
 """From one look to the next at whether the coordinator has heard what a worker has said."""
@@ -406,3 +562,52 @@ class Session:
         """Let the coordinator have a frame, if it is in this process."""
         if self.server.coordinator is not None:
             self.server.coordinator.frame(self, header, body, blob)
+
+
+WAITING_SECONDS = 2.0
+END_SECONDS = 5.0
+"""For the end of a session whose worker has dialled again."""
+
+
+def let_in(session: Session, old: Session | None) -> Wants[None]:
+    """Welcome a worker once `old` is over, or let shard 0's coordinator do so. Raises WireError where it may not join."""
+    if old is not None:
+        until = time.monotonic() + END_SECONDS
+        old.after.append(session.stream.wake)
+        while not old.done.is_set() and (left := until - time.monotonic()) > 0:
+            yield Pause(left)
+    server, store = session.server, session.store
+    if server.coordinator is not None:
+        server.coordinator.hello(session)
+        return
+    server.admitting[session] = None
+    try:
+        yield from _served(session)
+    finally:
+        server.admitting.pop(session, None)
+    if server.final:
+        session.tell(Kind.FINISHED)
+        session.hang_up()
+        return
+    together = store.mode.rewinds_together and store.phase is Phase.SERVING
+    if (together and int(session.hello.get("recovery", 0)) != store.recovery) or session.mode != written(store.mode):
+        session.rewind()
+        return
+    session.join()
+    session.welcome()
+
+
+def _served(session: Session) -> Wants[None]:
+    """Wait until this shard serves the worker's view, or all is over; tell the worker now and then."""
+    server, store, hello = session.server, session.store, session.hello
+    told = time.monotonic()
+    while not server.final:
+        ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and hello.get("init"))
+        if ready and store.view >= int(hello.get("view", 0)):
+            return
+        yield Pause(max(0.0, told + WAITING_SECONDS - time.monotonic()))
+        if server.replaced(session):
+            raise StreamClosed(session.stream.peer)
+        if time.monotonic() - told >= WAITING_SECONDS:
+            told = time.monotonic()
+            session.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})

@@ -3,6 +3,13 @@
 An update waits for at most the copy of the block that it is about to change. Two threads work beside it: one copies the blocks in the
 order in which pushes touch them, mostly while the workers compute; the disk thread writes the files. What is held, written or given up
 is decided by `psjob.protocol.shard`.
+
+Copies of blocks as the last checkpoint has them, in the memory that is kept for cuts: who goes back to it reads no disk.
+
+A copy is that of the last cut that was written, or, after a restore, of what was read. The latter is made as for a cut: by the update
+that is about to change the block, or by a thread beside. It lasts until the next cut needs its place.
+
+A cut over all blocks and tables of a shard: ordered of every one or of none, and let go.
 """
 
 from __future__ import annotations
@@ -12,7 +19,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +34,81 @@ from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
-from psjob.shard import cuts
 from psjob.shard.cell import Cell
 from psjob.shard.disk import DiskThread, Stopped, Transfer
-from psjob.shard.gaps import PushGaps
-from psjob.shard.images import Images
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.rows import RowCell
-from psjob.shard.spare import Spare
+from psjob.shard.spare import PushGaps, Spare
 from psjob.shard.store import Store
 from psjob.shard.tables import RowCuts
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Image:
+    """A block as it lies in `file`; `take` gives its tensors, and raises Voided where they are gone."""
+
+    file: str
+    take: Callable[[], Tensors]
+
+
+class Images:
+    """By block. All methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._images: dict[int, Image] = {}
+        self._kept: dict[int, Image] = {}
+        """Those of the cut before, while one is written: what has not changed stays as it is."""
+        self._pins: list[Pin] = []
+
+    def find(self, index: int, file: str) -> Tensors | None:
+        """A block's tensors as they lie in `file`, where memory has them. They are not to be changed."""
+        with self._lock:
+            image = self._images.get(index)
+        if image is None or image.file != file:
+            return None
+        try:
+            tensors = dict(image.take())
+        except Voided:
+            return None
+        with self._lock:
+            if self._images.get(index) is image:
+                self._images[index] = _of(file, tensors)  # its pin may be dropped with the state that is replaced now
+        return tensors
+
+    def begin_cut(self) -> None:
+        """The places of all copies are about to be written over."""
+        with self._lock:
+            self._kept, self._images = self._images, {}
+            pins, self._pins = self._pins, []
+        for pin in pins:
+            pin.give_up()
+
+    def clear(self) -> None:
+        """Nothing is kept any more."""
+        self.begin_cut()
+        with self._lock:
+            self._kept = {}
+
+    def written(self, stay: Iterable[int], made: Mapping[int, tuple[str, Tensors]]) -> None:
+        """A cut was written whole: `made` are the copies of its blocks with their files; those in `stay` lie where they did before."""
+        with self._lock:
+            kept = {index: self._kept[index] for index in stay if index in self._kept}
+            self._images = kept | {index: _of(file, tensors) for index, (file, tensors) in made.items()}
+            self._kept = {}
+
+    def read(self, pins: Mapping[int, tuple[str, Pin]]) -> None:
+        """Blocks were read from files, and are held by pins."""
+        with self._lock:
+            self._images |= {index: Image(file, pin.take) for index, (file, pin) in pins.items()}
+            self._pins = [pin for _, pin in pins.values()]
+
+
+def _of(file: str, tensors: Tensors) -> Image:
+    return Image(file, lambda: tensors)
+
 
 log = logging.getLogger("psjob.shard")
 
@@ -96,7 +168,7 @@ class Snapshots:
             self._held = order  # from here on others may hold for it
             self._table = self._table_now(order)
         cut = order.cut
-        if not cuts.order(self._store, order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
+        if not order_cut(self._store, order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
             self._post(e.TooLate(cut, self._store.furthest()))
             return
         self._post(e.Armed(cut))
@@ -114,7 +186,7 @@ class Snapshots:
                 return
             self._held = None
             pins, self._pins = self._pins, []
-        cuts.void(self._store.all_cells())
+        void_cut(self._store.all_cells())
         for pin in pins:
             pin.give_up()
         self._rows.void()
@@ -324,3 +396,25 @@ def _copy_ahead(pins: list[Pin]) -> None:
             pin.take()
         except Voided:
             return
+
+
+def order_cut(store: Store, step: int, pin: Callable[[Cell], Pin], hold: Callable[[RowCell], None]) -> bool:
+    """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
+    done: list[Cell | RowCell] = []
+    stored = max(row.left_at or 0 for row in store.admission.rows.values())
+    for cell in store.all_cells():
+        with cell.lock:
+            ordered = cell.order_cut(step, pin, stored) if isinstance(cell, Cell) else cell.order_cut(step, hold)
+        if not ordered:
+            void_cut(done)
+            return False
+        done.append(cell)
+    return True
+
+
+def void_cut(cells: Sequence[Cell | RowCell]) -> None:
+    """Let go of the cut that was ordered of them, where there is one."""
+    for cell in cells:
+        with cell.lock:
+            cell.void_cut()
+            cell.answer()  # it may have been a barrier

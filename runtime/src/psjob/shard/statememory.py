@@ -10,6 +10,8 @@ Each line says which failure it survives, as of a process that is killed between
 - `SERVES` is 0 while blocks are set up or restored: then nothing can be gone on from.
 
 Only sync is covered, where a version is a clock: a push that is not in a block's version was answered to nobody, and comes again.
+
+Where a store has its memory from, if that is to outlive its process: from the keeper, or from a process before this one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import logging
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -26,11 +28,50 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, Rule
 from psjob.shard.admission import taken_by
-from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE
+from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Held, Keeping
 from psjob.shard.phase import Counters
 from psjob.wire.shared import Region, whole_pages
+
+
+class Outliving:
+    """`keeping` is the way to the keeper; None: this process has none."""
+
+    def __init__(self, keeping: Keeping | None) -> None:
+        self._keeping = keeping
+        self.found: Held | None = None
+        """What a process before this one has left, until it is taken up."""
+
+    @property
+    def possible(self) -> bool:
+        """Is there a keeper?"""
+        return self._keeping is not None
+
+    def memory(
+        self, said: Mapping[str, Any], places: LentSpan, blocks: Sequence[Block], workers: int, rule: Rule
+    ) -> StateMemory | None:  # fmt: skip
+        """That of a store whose blocks lie at `places`; None: nobody holds it."""
+        held, self.found = self.found, None
+        slots = tuple(rule.slots)
+        if held is not None:
+            return StateMemory(*held.take(), places, blocks, slots)
+        if self._keeping is None:
+            return None
+        try:
+            weights = self._keeping.lend(WEIGHTS, places.size)
+            state = self._keeping.lend(STATE, StateMemory.room(said, places, len(blocks), workers, len(slots)))
+        except OSError:
+            self.drop()  # one of two would stay there for nothing
+            self._keeping = None
+            return None
+        return StateMemory.begin(weights, state, said, places, blocks, workers, slots)
+
+    def drop(self) -> None:
+        """What the keeper holds is not what this process serves."""
+        if self._keeping is not None:
+            self._keeping.drop()
+
 
 WHICH, TOLD, BLOCKS, WORKERS, CUT, CLIP, FACTOR = range(SILENCE + 1, SILENCE + 8)
 """More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest cut's number; the

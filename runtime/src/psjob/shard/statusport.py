@@ -1,27 +1,126 @@
-"""The read-only status port: whether this shard lives, for everybody; JSON for who proves to have the run's key for questions."""
+"""The read-only status port: whether this shard lives, for everybody; JSON for who proves to have the run's key for questions.
+
+Nonces of the status port: each is good for one question, and for a short time. None is kept until it has been used.
+
+What an asker at the status port says: a request line and a few headers, which come soon or not at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
-from psjob.shard.encoded import said_of
-from psjob.shard.nonces import Nonces
 from psjob.shard.phase import Phase
-from psjob.shard.question import Question, TooLong
+from psjob.shard.session import said_of
 from psjob.wire.strangers import Strangers
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
+
+
+SAID = 32
+"""Digits of a nonce before its seal: when it was made, in microseconds, and half of them random."""
+
+
+class Nonces:
+    """Hex digits. Times are those of one clock, in seconds; a nonce is good for `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._key = secrets.token_bytes(keys.SIZE)
+        self._used: dict[str, float] = {}
+        """By nonce, until when it would have been good; oldest first."""
+        self._lock = threading.Lock()
+
+    def make(self, now: float) -> str:
+        """A fresh one."""
+        said = f"{int(now * 1e6):016x}{secrets.token_hex(8)}"
+        return said + keys.mac(self._key, said).hex()
+
+    def spend(self, nonce: str, now: float) -> bool:
+        """Use it up; False where it was not made here, is too old, or was used before."""
+        said, seal = nonce[:SAID], nonce[SAID:]
+        if not keys.same(seal, keys.mac(self._key, said).hex()):
+            return False
+        until = int(said[:16], 16) / 1e6 + self._seconds
+        with self._lock:
+            while self._used and (oldest := next(iter(self._used.items())))[1] < now:
+                del self._used[oldest[0]]
+            if now > until or nonce in self._used:
+                return False
+            self._used[nonce] = until
+            return True
+
+
+REQUEST_BYTES: Final = 4096
+"""Most bytes of one request. The longest that anybody needs, with a proof, has a few hundred."""
+REQUEST_SECONDS: Final = 2.0
+"""From the first byte of a request to its last."""
+
+
+class TooLong(HTTPException):
+    """A request has more than REQUEST_BYTES."""
+
+
+class Question(io.BufferedIOBase):
+    """The requests of one connection, line by line. `idle` seconds may pass before the first byte of one."""
+
+    def __init__(self, sock: socket.socket, idle: float) -> None:
+        self._sock, self._idle = sock, idle
+        self._held = b""
+        self._taken = 0
+        self._until: float | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def begin(self) -> None:
+        """The next request has its own bytes and its own time."""
+        self._taken, self._until = 0, None
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """The next line with its end; less at the end of the stream. Raises TooLong, TimeoutError and OSError."""
+        while b"\n" not in self._held:
+            room = REQUEST_BYTES - self._taken - len(self._held)
+            if room <= 0:
+                raise TooLong(f"a request has at most {REQUEST_BYTES} bytes")
+            part = self._receive(room)
+            if not part:
+                break
+            self._held += part
+        at = self._held.find(b"\n") + 1 or len(self._held)
+        line, self._held = self._held[:at], self._held[at:]
+        self._taken += len(line)
+        return line
+
+    def _receive(self, most: int) -> bytes:
+        if self._until is None and self._held:
+            self._until = time.monotonic() + REQUEST_SECONDS
+        left = self._idle if self._until is None else self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"a request has at most {REQUEST_SECONDS:g} s")
+        self._sock.settimeout(left)
+        try:
+            part = self._sock.recv(most)
+        finally:
+            self._sock.settimeout(self._idle)  # what is answered has its own time
+        if self._until is None:
+            self._until = time.monotonic() + REQUEST_SECONDS
+        return part
+
 
 CONNECTIONS = 64
 """At a time; the next to ask takes the place of one that has had more time."""

@@ -22,14 +22,12 @@ from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_orde
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.decided import DecidedPushes
+from psjob.shard.decided import ClipNorms, DecidedPushes
 from psjob.shard.differing import DifferingPushes
 from psjob.shard.infos import Infos
 from psjob.shard.keeper import Held
 from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.norms import ClipNorms
-from psjob.shard.outliving import Outliving
-from psjob.shard.pending import Arrived, Info, Received
+from psjob.shard.pending import Arrived, Info, Received, Replies, Waiter
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.progress import ShardProgress
 from psjob.shard.pushnorms import PushNorms
@@ -37,8 +35,7 @@ from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
 from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
-from psjob.shard.statememory import StateMemory, Untaken, told
-from psjob.shard.waiting import Replies, Waiter
+from psjob.shard.statememory import Outliving, StateMemory, Untaken, told
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError

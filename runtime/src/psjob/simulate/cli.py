@@ -17,7 +17,7 @@ import numpy as np
 from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
 from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
-from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
+from psjob.simulate import curves, protocol, recording, replay, schedule, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
@@ -75,7 +75,7 @@ def _schedule(options: SimpleNamespace) -> int:
     if options.trace and len(modes) > 1:
         raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
     pushes = options.pushes or 400 * options.workers
-    bar = show.Bar(pushes * len(modes), "pushes")
+    bar = table.Bar(pushes * len(modes), "pushes")
     try:
         lines = schedule.compare(
             modes, options.workers, _speeds(options), pushes, options.time_seed, trace.Trace(options.trace), options.interrupt, bar.at
@@ -105,7 +105,7 @@ def _train(options: SimpleNamespace) -> int:
     hyperparameters: Hyperparameters = protocol.hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
     given = protocol.schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
     pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
-    bar = show.Bar(pushes, "pushes")
+    bar = table.Bar(pushes, "pushes")
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):  # what diverges says so by its score
@@ -155,7 +155,7 @@ def _compare(options: SimpleNamespace) -> int:
     speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
     rule = _rule("--rule", options)
     hyperparameters = protocol.hyperparameters(rule, words.numbers_of("--set", options.set))
-    bar = show.Bar(pushes * len(modes), "pushes")
+    bar = table.Bar(pushes * len(modes), "pushes")
     found = []
     try:
         for number, mode in enumerate(modes):
@@ -189,7 +189,7 @@ def _digits64(options: SimpleNamespace) -> int:
     tasks = [
         protocol.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
     ]
-    bar = show.Bar(len(tasks), "trainings")
+    bar = table.Bar(len(tasks), "trainings")
     began = time.perf_counter()
     try:
         filled = table.fill(tasks, min(options.processes or table.cores(), len(tasks)), bar.at)
@@ -231,7 +231,7 @@ def _trace(options: SimpleNamespace) -> int:
         return 0
     print("\n".join(f"{name:8} {found[name]}" for name in ("sha256", "pushes", "dropped", "lag")))
     rows = [[str(lag), str(count), f"{100 * count / kept:.2f}"] for lag, count in histogram.items()]
-    print("\n" + show.table(["lag", "pushes", "%"], rows))
+    print("\n" + table.columns(["lag", "pushes", "%"], rows))
     return 0
 
 

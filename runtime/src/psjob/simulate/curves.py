@@ -12,7 +12,7 @@ import numpy as np
 
 from psjob.modes import Batch, Mode
 from psjob.rules.base import Hyperparameters, Rule
-from psjob.simulate import schedule, show
+from psjob.simulate import schedule, table
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
@@ -99,4 +99,4 @@ def text(found: Sequence[dict[str, Any]]) -> str:
         ]
         for one in found
     ]  # fmt: skip
-    return show.table(["mode", "time", "loss", "score", "mean lag", "idle %"], rows)
+    return table.columns(["mode", "time", "loss", "score", "mean lag", "idle %"], rows)

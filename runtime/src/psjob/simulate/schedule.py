@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from psjob.modes import Async, Backup, Bounded, Mode, Softsync, Sync, Threshold, config_of
-from psjob.simulate import show
+from psjob.simulate import table
 from psjob.simulate.engine import SimulationOutcome, simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
@@ -89,7 +89,7 @@ def text(lines: Sequence[Line]) -> str:
         for one in lines
     ]  # fmt: skip
     head = ["mode", "useful time", "updates/step", "interval", "mean lag", "p95 lag", "dropped %", "in jobs"]
-    found = [show.table(head, rows), ""]
+    found = [table.columns(head, rows), ""]
     best = max(lines, key=lambda one: one.useful)
     found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean staleness (lag) {best.lag:.2f}).")
     fresh = [one for one in lines if one.lag == 0]

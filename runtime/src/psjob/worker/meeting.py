@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from psjob.process.config import Place
-from psjob.protocol.points import ASKS, BEFORE
+from psjob.protocol.records import ASKS, BEFORE
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.tcp import StreamClosed
 from psjob.wire.words import one_line
