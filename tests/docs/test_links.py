@@ -41,6 +41,13 @@ def test_the_list_by_task_leads_to_every_page_and_its_parts_are_not_long() -> No
     assert len(parts) == 9 and all(3 <= part.count("\n| ") - 2 <= 8 for part in parts)
 
 
+def test_an_entry_of_the_changelog_is_one_short_line() -> None:
+    lines = [line for line in pages(ROOT)["CHANGELOG.md"].split("### Added", 1)[1].splitlines() if line and not line.startswith("#")]
+    entries = [line for line in lines if line.startswith("- ")]
+    assert len(entries) > 50 and all(len(entry) <= 165 for entry in entries)
+    assert [line for line in lines if line not in entries] == ["These are renames and new defaults for those who follow the main branch."]
+
+
 def test_links_are_those_outside_of_code() -> None:
     assert [(one.target, one.line) for one in links(PAGE)] == [
         ("other.md#a-place", 3), ("other.md", 3), ("#twice-1", 3), ("https://example.com/x.md#y", 3), ("gone.svg", 11),
