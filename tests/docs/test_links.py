@@ -31,10 +31,10 @@ def test_no_link_of_the_repository_is_dead() -> None:
 
 
 def test_the_list_by_task_leads_to_every_page_and_its_parts_are_not_long() -> None:
-    """Modes, rules and decisions have lists of their own."""
+    """Manifest, modes, performance, rules and decisions have lists of their own."""
     text = pages(ROOT)["docs/index.md"]
     named = {f"docs/{one.target}" for one in links(text)}
-    own = ("docs/modes/", "docs/rules/", "docs/design/")
+    own = ("docs/manifest/", "docs/modes/", "docs/performance/", "docs/rules/", "docs/design/")
     assert {page for page in pages(ROOT) if page.startswith("docs/") and not page.startswith(own)} - named == {"docs/index.md"}
     assert {f"{folder}index.md" for folder in own} <= named
     parts = text.split("\n## ")[1:]
