@@ -4,7 +4,7 @@
     python -m bench one-worker adam-shared  these
     python -m bench one-worker --peer gloo  only the rows against peers with this word in their title
     python -m bench --pairs 9 --json out.json
-    python -m bench.table out.json          the tables of docs/performance.md
+    python -m bench.table out.json          the tables of docs/performance
 
 A ratio is the peer's time over psjob's: 2.0 means that psjob takes half as long. Each pair is two whole runs, one after the other, so that
 a machine that is busy for a while is busy for both. A row that could not be made is named as missing, with the reason; the others go on.

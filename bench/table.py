@@ -1,4 +1,4 @@
-"""Figures of a run as the tables of docs/performance.md: `python -m bench.table out.json`."""
+"""Figures of a run as the tables of docs/performance: `python -m bench.table out.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes every generated file: the CRD and the chart's copy, the references of API, commands, metrics, reasons and Python, the page of
+"""Writes every generated file: the CRD and the chart's copy, the references of manifest, commands, metrics, reasons and Python, the page of
 programs, a table of docs/security.md, Argo CD's settings, the copy of the contract for the operator, the blocking verbs of the client, the
 licence in each distribution.
 
@@ -54,18 +54,17 @@ def copies() -> dict[Path, str]:
 
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
-    from hack import argocd, believedtable, housemap, metricspage, pythonpage, reasonspage
+    from hack import argocd, believedtable, housemap, manifestpages, metricspage, pythonpage, reasonspage
     from psjob_client.cli.main import cli
     from psjob_client.cli.reference import reference
     from psjob_operator.api.crd import crd_yaml
-    from psjob_operator.api.docs import api_page
     from tests.programs import page as programspage
 
     crd = HEADER + crd_yaml()
     return {
         ROOT / "crds/psjob.dev_pstrainingjobs.yaml": crd,
         ROOT / "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml": in_chart(crd),
-        ROOT / "docs/api.md": api_page(),
+        **{ROOT / "docs/manifest" / name: text for name, text in manifestpages.pages().items()},
         ROOT / "docs/cli.md": reference(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reasons.md": reasonspage.page(),

@@ -31,7 +31,7 @@ NAMED = re.compile(r"^(?:# (\S+\.py)|<!-- (\S+\.md) -->)\n")
 """The first line of a block that is a whole new file."""
 SOURCES = ("operator/src/", "runtime/src/", "client/src/")
 GENERATED = [
-    "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml", "crds/psjob.dev_pstrainingjobs.yaml", "docs/api.md",
+    "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml", "crds/psjob.dev_pstrainingjobs.yaml", "docs/manifest/training.md",
     "operator/src/psjob_operator/contract.py",
 ]  # fmt: skip
 

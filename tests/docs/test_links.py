@@ -31,14 +31,21 @@ def test_no_link_of_the_repository_is_dead() -> None:
 
 
 def test_the_list_by_task_leads_to_every_page_and_its_parts_are_not_long() -> None:
-    """Modes, rules and decisions have lists of their own."""
+    """Contributing, manifest, modes, performance, rules and decisions have lists of their own."""
     text = pages(ROOT)["docs/index.md"]
     named = {f"docs/{one.target}" for one in links(text)}
-    own = ("docs/modes/", "docs/rules/", "docs/design/")
+    own = ("docs/contributing/", "docs/manifest/", "docs/modes/", "docs/performance/", "docs/rules/", "docs/design/")
     assert {page for page in pages(ROOT) if page.startswith("docs/") and not page.startswith(own)} - named == {"docs/index.md"}
     assert {f"{folder}index.md" for folder in own} <= named
     parts = text.split("\n## ")[1:]
     assert len(parts) == 9 and all(3 <= part.count("\n| ") - 2 <= 8 for part in parts)
+
+
+def test_an_entry_of_the_changelog_is_one_short_line() -> None:
+    lines = [line for line in pages(ROOT)["CHANGELOG.md"].split("### Added", 1)[1].splitlines() if line and not line.startswith("#")]
+    entries = [line for line in lines if line.startswith("- ")]
+    assert len(entries) > 50 and all(len(entry) <= 165 for entry in entries)
+    assert [line for line in lines if line not in entries] == ["These are renames and new defaults for those who follow the main branch."]
 
 
 def test_links_are_those_outside_of_code() -> None:
@@ -83,13 +90,13 @@ def test_a_link_to_a_folder_leads_to_its_page() -> None:
     assert told == "[a](../examples/lda/README.md) [b](../tests)\n"
 
 
-def test_the_navigation_has_four_parts_and_every_page_once() -> None:
+def test_the_navigation_has_every_page_once() -> None:
     class Loader(yaml.SafeLoader):
         """Leaves the tags of the generator unread."""
 
     Loader.add_multi_constructor("", lambda loader, suffix, node: suffix)
     tree = yaml.load((HERE / "mkdocs.yml").read_text(), Loader)["nav"]  # noqa: S506
-    assert [name for part in tree for name in part] == ["Start", "Tutorials", "How-to", "Reference", "Explanation"]
+    assert [name for part in tree for name in part] == ["Start", "Tutorials", "How-to", "Reference", "Explanation", "Contribute"]
     named = list(leaves(tree))
     assert sorted(named) == sorted(pages(ROOT))
 

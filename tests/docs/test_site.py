@@ -17,7 +17,8 @@ from tests.quick import rest_rotates
 PHONE, DESK = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
 SHOWN = [path.replace("README.md", "index.html").replace(".md", ".html") for path in pages(ROOT)]
 LOOKED_AT = [
-    "index.html", "docs/quickstart.html", "docs/concepts.html", "docs/troubleshooting.html", "docs/api.html", "docs/architecture.html",
+    "index.html", "docs/quickstart.html", "docs/concepts.html", "docs/troubleshooting.html", "docs/manifest/index.html",
+    "docs/architecture.html",
 ]  # fmt: skip
 """Pages whose kinds of parts (tables, code of each language, quotes, lists, pictures) are those of all."""
 

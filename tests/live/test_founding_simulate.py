@@ -1,4 +1,4 @@
-"""docs/founding.md: the command that simulates schedules prints the figures of its line."""
+"""docs/contributing/founding.md: the command that simulates schedules prints the figures of its line."""
 
 from __future__ import annotations
 

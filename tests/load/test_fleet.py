@@ -48,7 +48,7 @@ def test_a_hundred_jobs_beside_a_bare_client(tmp_path: Path) -> None:
     assert requests_per_pod(run) <= 2.3
     assert asked(run, "idle") == {} and run["lose"]["superfluous"] == 0
     assert run["rss"]["burst"] <= 120
-    # Missed on two cores: docs/performance.md says by how much and why.
+    # Missed on two cores: docs/performance/scale.md says by how much and why.
     assert share_of_bare(run) >= 0.40
     assert run["burst"]["allStatusRunning"] <= 1.6 * run["bare"]["allRunning"]
     assert run["lose"]["toNewPod"]["p50"] <= 0.5 and run["lose"]["toNewPod"]["p99"] <= 1.5

@@ -99,7 +99,7 @@ processes on the same batches. Then it runs with a killed shard, with a killed w
 - **Async** trains, or is refused in a sentence. A dash was not tried yet.
 - **Told**: the job ends with its weights and with a warning as its reason, such as that its workers came apart.
 - **Time** is that of the job in sync, start and end included, where DDP takes 1. These programs make a few dozen steps, so it is mostly the
-  start. [Performance](performance.md) has the time of a step.
+  start. [Performance](performance/index.md) has the time of a step.
 
 Two runs of a reference have the same bits, since every program is seeded. Where it does not seed itself, the test adds a line.
 `make soak` runs all of this. `make test` runs five of the programs.

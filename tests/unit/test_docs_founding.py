@@ -1,4 +1,4 @@
-"""docs/founding.md: its commands are there, and those that are quick give the figures that it names."""
+"""docs/contributing/founding.md: its commands are there, and those that are quick give the figures that it names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from tests.typed import CliRunner
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs/cli.md").read_text()
 """Generated of the commands."""
-ROWS = [line for line in (ROOT / "docs/founding.md").read_text().splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+ROWS = [
+    line
+    for line in (ROOT / "docs/contributing/founding.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| ---")
+]
 CELLS = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS]
 COMMANDS = sorted(
     {(words, cells[-1]) for cells in CELLS for words in re.findall(r"`((?:psjob|python -m bench|pytest) [^`]+)`", " ".join(cells[1:]))}

@@ -76,7 +76,7 @@ def test_six_runs_after_different_remainders_take_every_rotating_test() -> None:
         ("runtime/src/psjob/wire/frame.py", "psjob.wire.frame"),
         ("operator/src/psjob_operator/plan/__init__.py", "psjob_operator.plan"),
         ("tests/live/test_tcp.py", "tests.live.test_tcp"),
-        ("docs/api.md", None),
+        ("docs/cli.md", None),
     ],
 )
 def test_a_file_is_known_by_its_module(path: str, module: str | None) -> None:

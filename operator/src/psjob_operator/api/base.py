@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 class Model(BaseModel):
     """Frozen; snake_case in Python, camelCase in a manifest; what it does not know is refused; types are never bent.
 
-    The text under a field is its description in the CRD, in `kubectl explain` and in docs/api.md.
+    The text under a field is its description in the CRD, in `kubectl explain` and in docs/manifest.
     """
 
     model_config = ConfigDict(
