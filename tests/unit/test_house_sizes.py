@@ -1,0 +1,66 @@
+"""How many files and lines the house has, which files import each other, and which names mean two things. The limits only fall."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import grimp
+import networkx
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
+FILES = 609
+"""Source files of runtime, operator and client together, at most."""
+LINES = 89_700
+"""Lines of Python in them, at most."""
+TEST_LINES = 103_800
+"""Lines of Python in tests/, at most."""
+LONGEST = 700
+"""Lines of the longest source file, at most."""
+IN_CIRCLES = 59
+"""Files that import each other in a circle, at most; an import for types or inside a function counts."""
+TWO_CLASSES = 79
+"""Names that two or more files give to a class, at most."""
+TWO_FUNCTIONS = 179
+"""Names that two or more files give to a public function, at most."""
+
+
+def lines_of(file: Path) -> int:
+    return len(file.read_text().splitlines())
+
+
+def test_sizes_stay_within_their_limits() -> None:
+    total, lines, longest = 0, 0, 0
+    print(f"\n{'':10}{'files':>8}{'lines':>8}{'mean':>8}{'longest':>9}")
+    for room, folder in ROOMS.items():
+        sizes = [lines_of(file) for file in (ROOT / folder).rglob("*.py")]
+        print(f"{room:10}{len(sizes):8}{sum(sizes):8}{sum(sizes) / len(sizes):8.0f}{max(sizes):9}")
+        total, lines, longest = total + len(sizes), lines + sum(sizes), max(longest, *sizes)
+    tests = sum(lines_of(file) for file in (ROOT / "tests").rglob("*.py"))
+    print(f"{'all':10}{total:8}{lines:8}{lines / total:8.0f}{longest:9}\n{'tests':10}{'':8}{tests:8}")
+    assert (total <= FILES, lines <= LINES, longest <= LONGEST, tests <= TEST_LINES) == (True,) * 4
+
+
+def test_circles_of_files_become_fewer() -> None:
+    graph = grimp.build_graph("psjob", "psjob_operator", "psjob_client", cache_dir=None)
+    assert len(graph.modules) > FILES / 2
+    arrows = networkx.DiGraph((module, other) for module in graph.modules for other in graph.find_modules_directly_imported_by(module))
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(arrows) if len(circle) > 1]
+    print(f"\n{circles}")
+    assert sum(map(len, circles)) <= IN_CIRCLES
+
+
+def test_names_mean_one_thing() -> None:
+    classes, functions = defaultdict(list), defaultdict(list)
+    for file in (file for folder in ROOMS.values() for file in (ROOT / folder).rglob("*.py")):
+        name = str(file.relative_to(ROOT))
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(name)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                functions[node.name].append(name)
+    twice = [{name: set(where) for name, where in kind.items() if len(set(where)) > 1} for kind in (classes, functions)]
+    print(f"\n{twice}")
+    assert (len(twice[0]) <= TWO_CLASSES, len(twice[1]) <= TWO_FUNCTIONS) == (True, True)
