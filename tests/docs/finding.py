@@ -82,3 +82,15 @@ def python_blocks() -> dict[str, Block]:
     for page, group in itertools.groupby((block for block in ALL if block.kind == "python"), key=lambda block: block.page):
         found |= {f"{page}#{number}": block for number, block in enumerate(group, 1)}
     return found
+
+
+def around(spec: dict[str, Any]) -> dict[str, Any]:
+    """A whole job around a part of its spec."""
+    worker = {"name": "worker", "image": "example", "command": ["python", "train.py"]}
+    replicas = {} if "stages" in spec else {"replicas": 8}
+    workers = {**replicas, "template": {"spec": {"containers": [worker]}}, **spec.get("workers", {})}
+    whole = {**spec, "ps": {"shards": 2, **spec.get("ps", {})}, "workers": workers}
+    for stage in whole.get("stages", []):
+        if stage.get("template") == "…":  # a pod template that the page leaves out
+            stage["template"] = workers["template"]
+    return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "part"}, "spec": whole}

@@ -9,14 +9,13 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from psjob_operator.api.load import load_job
 from tests.docs import ROOT
-from tests.docs.finding import ALL, Block, of
+from tests.docs.finding import ALL, Block, around, of
 
 READ = {
     "docs/topology.md": "tests/unit/test_topology_cli.py",
@@ -69,18 +68,6 @@ def test_yaml_is_a_manifest_or_a_part_of_one(block: Block) -> None:
             assert bool(problems) == block.text.startswith("# wrong.yaml\n"), problems
         elif set(document) == {"spec"}:
             assert load_job(yaml.safe_dump(around(document["spec"])))[1] == []
-
-
-def around(spec: dict[str, Any]) -> dict[str, Any]:
-    """A whole job around a part of its spec."""
-    worker = {"name": "worker", "image": "example", "command": ["python", "train.py"]}
-    replicas = {} if "stages" in spec else {"replicas": 8}
-    workers = {**replicas, "template": {"spec": {"containers": [worker]}}, **spec.get("workers", {})}
-    whole = {**spec, "ps": {"shards": 2, **spec.get("ps", {})}, "workers": workers}
-    for stage in whole.get("stages", []):
-        if stage.get("template") == "…":  # a pod template that the page leaves out
-            stage["template"] = workers["template"]
-    return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "part"}, "spec": whole}
 
 
 def test_a_part_that_the_models_refuse_is_found() -> None:

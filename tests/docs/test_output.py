@@ -13,9 +13,8 @@ import pytest
 from psjob_client.cli.main import cli
 from tests import warm
 from tests.docs.finding import ALL, TEXTS, Block
-from tests.live.test_docs_commands import PAGES
+from tests.docs.pages import GAP, PAGES, QUOTED, said
 from tests.typed import CliRunner
-from tests.unit.test_docs_troubleshooting import GAP, QUOTED, said
 
 SHOWN = [block for block in ALL if block.kind in ("", "text", "console") and block.page != "docs/cli.md"]
 """docs/cli.md is generated."""

@@ -22,8 +22,7 @@ from psjob_client.convert.launcher import taken_apart
 from psjob_operator.api.load import load_job
 from tests.docs import ROOT
 from tests.docs.commands import has, psjob_takes, simple
-from tests.docs.finding import ALL, TEXTS, indented
-from tests.docs.test_blocks import around
+from tests.docs.finding import ALL, TEXTS, around, indented
 from tests.e2e.kube import tool
 
 SHOWN = [block for block in ALL if block.kind == "sh"] + [block for page, text in TEXTS.items() for block in indented(page, text)]

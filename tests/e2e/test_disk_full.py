@@ -9,26 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.disks import Volume, mounted
+from tests.e2e.little_disk import COMES, INTERVAL, LITTLE, PACE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Look, Watched, strays
-from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.e2e.workloads.running import Ran, faults, train
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
-MEGABYTES, STEPS, PACE = 8.0, 300, 0.3
 FIRST_BYTES = 8_000_000
 """Of the checkpoint of step 0, in equal parts on two shards; later ones have as much on shard 1, and kilobytes on shard 0."""
-INTERVAL = 8.0
-VOLUME_BYTES = 96_000_000
-LITTLE = 3_000_000
-"""Room for all that shard 0 writes, and too little for shard 1."""
 SAID_SECONDS = 130.0
 """Conditions that follow progress are written once a minute, and one such write may find no room for itself."""
-COMES = 90.0
-"""Seconds for what a busy machine does in a few."""
-
-
-def job_of(folder: Path, *words: str) -> Path:
-    command = ["bulky.py", str(MEGABYTES), str(STEPS), "--uneven", *words]
-    return manifest(folder, command, checkpoint={"interval": f"{INTERVAL:.0f}s", "keep": 2})
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import LEAST_ROOM, new_folder
 from tests.disks import mounted
-from tests.e2e.test_disk_full import COMES, LITTLE, VOLUME_BYTES, job_of
+from tests.e2e.little_disk import COMES, LITTLE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Watched
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]

@@ -107,3 +107,11 @@ def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
         back = [int(step) for _, step, _, at in words if float(at) <= recovery["at"]]
         total += max(back) + 1 - cut[rank]
     return total
+
+
+@pytest.mark.rotating
+def test_the_ledger_of_a_killed_shard_is_right_with_overlap(tmp_path: Path) -> None:
+    """What was sent before a step that never came counts nowhere."""
+    words = ["ledger.py", str(STEPS), "0.02", "58:50", "overlap"]
+    job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training={"mode": "async"}, checkpoint=CHECKPOINTS)
+    check(train(tmp_path, job, *faults("kill:ps-1@step=88")), 1)

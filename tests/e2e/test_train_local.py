@@ -13,7 +13,7 @@ import torch
 
 from psjob.checkpoint.manifest import newest
 from psjob.process.config import LocalConfig
-from tests.e2e.test_train_oracle import assert_same_bits
+from tests.e2e.oracle import assert_same_bits
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import faults, finish, manifest, start, train

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from psjob.checkpoint.final import tensors_sha256
-from psjob.rules.optimizers import describe
+from tests.e2e.oracle import STEPS, assert_same_bits, oracle
 from tests.e2e.workloads import mlp
-from tests.e2e.workloads.running import Ran, manifest, train
-from tests.reference import Wire, reference
+from tests.e2e.workloads.running import manifest, train
+from tests.reference import Wire
 from tests.soaking import rotating, soak
 
-STEPS = 200
 pytestmark = pytest.mark.timeout(1500)
 
 
@@ -73,15 +71,6 @@ def test_final_weights_with_a_codec_are_the_oracles_bits(tmp_path: Path, codec: 
     assert any(not torch.equal(one, other) for one, other in zip(plain.parameters(), encoded.parameters(), strict=True))
 
 
-def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None, wire: Wire | None = None) -> torch.nn.Module:
-    """One process: sums in rank order, one multiplication, the same kernel on the same blocks."""
-    model = mlp.build()
-    rule, hyperparameters = describe(mlp.optimizer_for(optimizer, model))
-    assert rule is not None
-    reference(model, rule, hyperparameters, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps, wire=wire)
-    return model
-
-
 def plain_torch(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None) -> torch.nn.Module:
     """Torch alone: the mean of the micro-batches' losses, and its optimizer's default way of computing."""
     model = mlp.build()
@@ -93,12 +82,3 @@ def plain_torch(optimizer: str, workers: int, steps: int = STEPS, last: int | No
             (mlp.loss_of(model, batch) / len(present)).backward()
         made.step()
     return model
-
-
-def assert_same_bits(ran: Ran, model: torch.nn.Module) -> None:
-    """final.safetensors and the summary's hash are this model's parameters."""
-    held = ran.weights()
-    assert set(held) == {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        assert torch.equal(held[name], parameter.detach()), f"{name}: {(held[name] != parameter).sum()} of {parameter.numel()} differ"
-    assert ran.sha == tensors_sha256(model.parameters())

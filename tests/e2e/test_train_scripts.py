@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.e2e.test_train_oracle import assert_same_bits, oracle
+from tests.e2e.oracle import assert_same_bits, oracle
 from tests.e2e.workloads import crash, mlp
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import Ran, faults, manifest, train

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.test_frameworks import WORKERS, Run, assert_equal, with_ddp
+from tests.frameworks.runs import WORKERS, Run, assert_equal, with_ddp
 from tests.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.frameworks.runs import Run
 from tests.frameworks.scripts.any_model import built
-from tests.frameworks.test_frameworks import Run
 from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)

@@ -5,84 +5,22 @@ The reference is torch's own DistributedDataParallel over gloo, as each library 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
+from tests.frameworks.runs import HERE, SECONDS, TOLERANCE, WORKERS, Run, assert_equal, with_ddp
 from tests.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
-HERE = Path(__file__).parent / "scripts"
-WORKERS, SHARDS = 2, 2
-TOLERANCE = 1e-5
-SECONDS = 280.0
-"""For what takes a few, on a busy machine."""
-
-
-def job(folder: Path, words: Sequence[str], spec: dict[str, Any] | None = None) -> Path:
-    container = {"name": "worker", "image": "none", "command": ["python", str(HERE / words[0]), *words[1:]]}
-    whole = {
-        "training": {"mode": "sync", "seed": 0},
-        "ps": {"shards": SHARDS},
-        "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
-        "checkpoint": {"interval": "1h"},
-        **(spec or {}),
-    }
-    path = folder / "job.yaml"
-    path.write_text(json.dumps({"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": whole}))
-    return path
-
-
-class Run:
-    """A job that has ended."""
-
-    def __init__(
-        self,
-        folder: Path,
-        words: Sequence[str],
-        faults: Sequence[str] = (),
-        spec: dict[str, Any] | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        folder.mkdir()
-        self.folder = folder
-        argv = ["run", str(job(folder, words, spec)), "--no-progress", "--summary", "summary.json", "--history", "history.jsonl"]
-        for fault in faults:
-            argv += ["--fault", fault]
-        self.code, self.output = warm.run(folder, argv, {**OFFLINE, **(environment or {})}, SECONDS, IMPORTS)
-        self.summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        assert self.code == 0, self.output[-4000:]
-        (path,) = self.folder.glob(".psjob/*/final.safetensors")
-        return load_file(path)
-
-
-def with_ddp(folder: Path, words: Sequence[str]) -> tuple[dict[str, torch.Tensor], str]:
-    folder.mkdir()
-    argv = [str(WORKERS), "weights", str(HERE / words[0]), *words[1:]]
-    code, output = warm.call(folder, "tests.frameworks.gloo", argv, OFFLINE, SECONDS, IMPORTS)
-    assert code == 0, output[-4000:]
-    return load_file(folder / "weights"), output
 
 
 def final_loss(output: str) -> float:
     """Of a script, over all data."""
     return float(re.findall(r"^final loss (\S+)$", output, re.MULTILINE)[0])
-
-
-def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = TOLERANCE) -> None:
-    assert found
-    for key, value in found.items():
-        assert torch.allclose(value, wanted[key], rtol=tolerance, atol=tolerance), f"{key}: {float((value - wanted[key]).abs().max()):.3g}"
 
 
 AS_DDP = {

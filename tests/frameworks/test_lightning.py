@@ -12,7 +12,7 @@ import torch
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
-from tests.frameworks.test_frameworks import HERE, SECONDS, Run
+from tests.frameworks.runs import HERE, SECONDS, Run
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.rotating]
 SCRIPT = "tuned.py"

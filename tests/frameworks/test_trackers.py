@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.test_frameworks import Run
+from tests.frameworks.runs import Run
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = set(range(1, 101))

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import own_control_plane
 from tests.e2e.kube import CHART, Kube, restricted_namespace, wait_for
-from tests.unit.api_manifest import GOOD
+from tests.integration.chart_plane import job
 
 pytestmark = pytest.mark.cluster
 CRD = "pstrainingjobs.psjob.dev"
 OPERATOR = "system:serviceaccount:home:x-psjob"
-
-
-@pytest.fixture(scope="module")
-def plane(plane_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A control plane of our own: these tests install and change the CRD, which all namespaces share."""
-    with own_control_plane(tmp_path_factory.mktemp("chart-plane") / "state", audit=False, isolate=False) as cluster:
-        yield str(cluster.kubeconfig)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +30,6 @@ def installed(home: Kube) -> Kube:
     home.helm("install", "x", str(CHART))
     wait_for("the CRD to be served", lambda: "psj" in home.kubectl("api-resources", "--api-group=psjob.dev", check=False), 30)
     return home
-
-
-def job(name: str) -> dict[str, Any]:
-    return {**GOOD, "metadata": {"name": name}}
 
 
 def versions(kube: Kube) -> dict[str, str]:

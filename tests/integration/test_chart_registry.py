@@ -18,7 +18,7 @@ from tests.cluster_fixtures import built
 from tests.e2e.kube import Kube, restricted_namespace, wait_for
 from tests.e2e.kube import tool as path_of
 from tests.helms import CRD, helm3, objects
-from tests.integration.test_chart_life import job, plane
+from tests.integration.chart_plane import job, plane
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1200)]

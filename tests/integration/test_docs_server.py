@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tests.docs.finding import ALL, Block
-from tests.docs.test_blocks import around
+from tests.docs.finding import ALL, Block, around
 from tests.integration.api_client import Api
 
 pytestmark = pytest.mark.cluster

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.cluster_fixtures import Cluster
+from tests.integration.crashing import SPEC, Life
 from tests.integration.operator_harness import World, world
 from tests.integration.operator_harness import manifest as job
 from tests.integration.operator_proxy import Proxy, Weather
-from tests.integration.test_operator_crashes import SPEC, Life
 from tests.soaking import soak
 
 pytestmark = pytest.mark.cluster

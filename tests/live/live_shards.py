@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -366,3 +366,21 @@ def all_well(workers: Sequence[Worker], act: Callable[[Worker], None]) -> None:
     for error in together(workers, act):
         if error is not None:
             raise error
+
+
+def coordinator(shards: Shards) -> Coordination:
+    found = shards.servers[0].coordinator
+    assert found is not None
+    return found
+
+
+def aside(act: Callable[[], Any]) -> threading.Thread:
+    """Run in a thread of its own, as another process would."""
+
+    def run() -> None:
+        with suppress(SystemExit, Died):
+            act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread

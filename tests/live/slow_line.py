@@ -6,6 +6,10 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import replace
+
+from psjob.process.config import Place
+from tests.live.live_shards import Shards
 
 BUFFER = 16 << 10
 CHUNK = 2 << 10
@@ -83,3 +87,16 @@ class SlowLine:
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+class Behind:
+    """The shards, as a worker on the other end of a slow line finds them."""
+
+    def __init__(self, shards: Shards, line: SlowLine) -> None:
+        self._shards, self._line, self.guests = shards, line, shards.guests
+
+    def place(self, rank: int, start: int = 1) -> Place:
+        """As `Shards.place`."""
+        place = self._shards.place(rank, start)
+        shard = replace(place.config.shards[0], port=self._line.port)
+        return replace(place, config=replace(place.config, shards=(shard,)))

@@ -223,3 +223,11 @@ class Kills:
     def check(self, cluster: Cluster, seed: int) -> None:
         """All of them came."""
         assert not self.left and cluster.died == len(self.hits), (seed, self.hits, self.left)
+
+
+def untied() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
+        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ import yaml
 from hack.cluster.paths import Unavailable
 from hack.promtool import promtool
 from tests.live.alert_cases import CASES, Case
-from tests.live.test_chart import ROOT, of_kind
+from tests.support.chart import ROOT, of_kind
 
 RUNBOOK = ROOT / "docs" / "runbook.md"
 

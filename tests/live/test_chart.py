@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import re
-import shutil
-import subprocess
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -19,46 +14,12 @@ import yaml
 from psjob_operator.api.template import FOLDER
 from psjob_operator.cluster.metrics import METRICS, Metric
 from psjob_operator.render.inject import SOURCE, inject
+from tests.support.chart import ALL_SEEN, CHART, HELM, ROOT, SEEN, deployment, helm, objects, of_kind, render, template
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "psjob"
-HELM = shutil.which("helm", path=f"{ROOT / '.venv' / 'bin'}:/usr/local/bin:/usr/bin")
 CRD = "pstrainingjobs.psjob.dev"
 
 if HELM is None:
     pytest.skip("helm is neither in .venv/bin nor on PATH: `make install` brings it on Linux", allow_module_level=True)
-
-
-def helm(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60)
-
-
-def render(*settings: str, files: tuple[str, ...] = ()) -> str:
-    flags = [part for setting in settings for part in ("--set-json", setting)] + [part for file in files for part in ("-f", file)]
-    answer = helm("template", "x", str(CHART), "-n", "home", *flags)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
-
-
-template = functools.cache(render)
-
-
-@functools.cache
-def parsed(text: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
-
-
-def objects(*settings: str) -> list[dict[str, Any]]:
-    return copy.deepcopy(parsed(template(*settings)))
-
-
-def of_kind(kind: str, *settings: str) -> list[dict[str, Any]]:
-    return [document for document in objects(*settings) if document["kind"] == kind]
-
-
-def deployment(*settings: str) -> dict[str, Any]:
-    (found,) = of_kind("Deployment", *settings)
-    return found
 
 
 def test_strict_lint_holds() -> None:
@@ -195,13 +156,6 @@ OTHER_VALUES = {
 }
 
 
-SEEN = {
-    "metrics.service.enabled": "true",
-    "metrics.podMonitor.enabled": "true",
-    "metrics.serviceMonitor.enabled": "true",
-    "metrics.prometheusRule.enabled": "true",
-    "metrics.dashboard.enabled": "true",
-}
 OF_SEEN = {
     "metrics.service.port": "9090",
     "metrics.service.annotations": '{"prometheus.io/scrape":"true"}',
@@ -221,7 +175,6 @@ OF_SEEN = {
     "metrics.dashboard.annotations": '{"folder":"ml"}',
 }
 """Values that do something where metrics are seen."""
-ALL_SEEN = tuple(f"{key}={on}" for key, on in SEEN.items())
 
 
 def test_every_value_is_read() -> None:

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from psjob_operator.api.load import load_job
-from tests.live.test_chart import ALL_SEEN, CHART, ROOT, deployment, helm, objects, of_kind, template
-from tests.unit.test_gitops_examples import application, release
+from tests.support.chart import ALL_SEEN, CHART, ROOT, application, deployment, helm, objects, of_kind, release, template
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",

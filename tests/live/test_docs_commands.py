@@ -10,13 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.docs.pages import BLOCK, DOCS, PAGES
 from tests.soaking import rotating
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = (
-    "choose.md", "convert.md", "coming/ddp.md", "coming/horovod.md", "coming/tfjob.md", "doctor.md", "tutorials/first-async.md",
-    "tutorials/embeddings.md",
-)  # fmt: skip
 QUICK = {"convert.md"}
 """They need no runtime."""
 PROGRAMS = {
@@ -27,7 +23,6 @@ PROGRAMS = {
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """A machine's own name may lead nowhere."""
 FORGIVEN = " || true"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [page if page in QUICK else rotating(page) for page in PAGES])

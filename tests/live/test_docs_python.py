@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-ON_A_CLUSTER = "<!-- test: on a cluster"
-"""Above a block that tests/integration/test_operator_client.py runs."""
-
-
-def blocks() -> list[str]:
-    """The Python on the page, but for what is run on a cluster."""
-    found = re.findall(r"([^\n]*)\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return [code for before, code in found if ON_A_CLUSTER not in before]
+from tests.docs.pages import PAGE, blocks
 
 
 @pytest.mark.rotating

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from tests import warm
-from tests.unit.test_docs_founding import COMMANDS
+from tests.docs.pages import COMMANDS
 
 
 def test_the_schedules_have_the_figures_of_their_line(tmp_path: Path) -> None:

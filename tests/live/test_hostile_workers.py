@@ -1,26 +1,41 @@
-"""A worker with a valid key that says what its config does not: shards go by the config."""
+"""A worker of the job that was taken over, and has its key: it changes what a worker may change and no more.
+
+- A worker with a valid key that says what its config does not: shards go by the config.
+- Generated sessions of a worker with a valid key: the weights, the other worker's steps and shard 0's health stay what they are to be.
+- Frames about rows that cannot be: refused before anything is made room for, and the shard serves on.
+"""
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import psjob as ps
 from psjob import rules
+from psjob.contract import HEALTH_PATH
 from psjob.protocol.coordinator import events
 from psjob.shard import coordination
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.statusport import status
-from psjob.wire.frame import Kind, WireError
+from psjob.wire.frame import Flag, Kind, WireError
+from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES
 from psjob.worker.clip import Clip
 from psjob.worker.session import WorkerSession
+from tests.live.hostile import LIMIT as SESSIONS_LIMIT
+from tests.live.hostile import LR as SESSIONS_LR
+from tests.live.hostile import World
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, together
+from tests.soaking import soak
 
 LR, LIMIT, STEPS = 0.1, 0.5, 3
 
@@ -212,3 +227,120 @@ def test_shards_end_a_job_that_refuses_what_a_worker_lets_pass(tmp_path: Path) -
         training.join(SECONDS)
         assert ended and any("worker 1's gradient of" in str(server.words.get("error")) for server in shards.servers)
         assert all(p.isfinite().all() for worker in workers for p in worker.model.parameters())
+
+
+STEP_SECONDS = 5.0
+"""For one step of the honest worker on a busy machine; alone it takes some milliseconds."""
+WAYS: dict[str, dict[str, Any]] = {
+    "sync": {"max_grad_norm": SESSIONS_LIMIT, "non_finite": "skip", "shards": 1},
+    "script": {"non_finite": "skip", "max_push_norm": SESSIONS_LIMIT, "shards": 2},
+    "async": {"mode": "async", "max_push_norm": SESSIONS_LIMIT, "non_finite": "skip", "shards": 1},
+}
+"""By name, a config. In `script` no norm is the manifest's: a worker may ask for one by itself."""
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("way", "sessions"),
+    [("sync", 80), ("script", 60), ("async", 60), soak("sync", 2000), soak("script", 1500), soak("async", 1500)],
+)
+def test_a_hostile_worker_has_its_own_part_and_no_more(tmp_path: Path, way: str, sessions: int) -> None:
+    seed = 0 if sessions <= 80 else Random().randrange(1 << 32)
+    random, world = Random(f"{way} {seed}"), World(tmp_path, WAYS[way])
+    mode = WAYS[way].get("mode", "sync")
+    # Blocks are measured together by the manifest's norm, and one by one by that of a push, of which a step has two.
+    most = SESSIONS_LR * (SESSIONS_LIMIT if way == "sync" else SESSIONS_LIMIT * 2**0.5)
+    try:
+        world.begin()
+        for number in range(sessions):
+            sent = world.hostile(random)
+            try:
+                took = world.honest_step(mode)
+                assert took <= STEP_SECONDS
+                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].recovery != world.recovery:
+                    world.begin()
+                world.check(most if mode == "sync" else 2 * most)
+                if number % 20 == 0:
+                    assert healthy(world)
+            except BaseException as error:
+                error.add_note(f"{way}, seed {seed}, session {number}: {sent!r:.4000}")
+                raise
+    finally:
+        world.close()
+    assert world.restarted <= 2 + sessions // 10, "what a worker can do to all is rare here"
+
+
+def healthy(world: World) -> bool:
+    """Shard 0 answers who asks whether it lives."""
+    address = f"http://127.0.0.1:{world.health.server_port}{HEALTH_PATH}"
+    with urllib.request.urlopen(address, timeout=STEP_SECONDS) as answer:
+        return bool(answer.status == 200)
+
+
+ROWS, DIM = 50, 4
+ROW = 8 + 4 * DIM
+
+
+@pytest.fixture(scope="module", params=["tcp", "auto"])
+def training(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Shards, Worker]]:
+    """With memory that rows lie in, and without."""
+    with serving(tmp_path_factory.mktemp("rows"), workers=1, shards=1, transport=request.param) as shards:
+        model = nn.ModuleDict({"user": ps.Embedding(ROWS, DIM)})
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        worker.attach()
+        yield shards, worker
+        worker.die()
+
+
+def ids(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+CASES: dict[str, tuple[dict[str, Any], bytes | int]] = {
+    "lookup in a table that is not there": ({"kind": Kind.LOOKUP, "table": 9}, ids(1)),
+    "lookup of half an id": ({"kind": Kind.LOOKUP}, ids(1)[:7]),
+    "lookup of too many ids": ({"kind": Kind.LOOKUP}, 8 * (LOOKUP_BYTES // (4 * DIM) + 1)),
+    "lookup of ids beyond the last row": ({"kind": Kind.LOOKUP}, ids(1, ROWS)),
+    "lookup of a negative id": ({"kind": Kind.LOOKUP}, ids(-1, 2)),
+    "lookup of ids that repeat": ({"kind": Kind.LOOKUP}, ids(3, 3)),
+    "lookup of ids that descend": ({"kind": Kind.LOOKUP}, ids(4, 3)),
+    "push of half a row": ({"kind": Kind.ROW_PUSH}, ROW - 1),
+    "push of a gigabyte": ({"kind": Kind.ROW_PUSH}, (MAX_PUSH_BYTES // ROW + 1) * ROW),
+    "push with numbers that were not told": ({"kind": Kind.ROW_PUSH, "info": 99}, ids(1) + bytes(4 * DIM)),
+    "push of a later clock": ({"kind": Kind.ROW_PUSH, "clock": 7}, ids(1) + bytes(4 * DIM)),
+    "push that ends outside of lent memory": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": LENT_PUSHES - 8}, ROW),
+    "push that begins far outside of it": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": (1 << 64) - 64}, ROW),
+    "push at an odd byte": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": 4}, ROW),
+    "push of lent ids that repeat": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": 1 << 20}, 2 * ROW),
+    "lookup into a place that is not lent": ({"kind": Kind.LOOKUP, "flags": Flag.PLACE, "part": LENT_ANSWERS}, ids(1)),
+    "lookup into an odd place": ({"kind": Kind.LOOKUP, "flags": Flag.PLACE, "part": 4}, ids(1)),
+    "lookup of ids in lent memory": ({"kind": Kind.LOOKUP, "flags": Flag.LENT}, 8),
+    "first values in lent memory": ({"kind": Kind.ROW_INIT, "flags": Flag.LENT}, ROW),
+    "first values while training": ({"kind": Kind.ROW_INIT}, ids(1) + bytes(4 * DIM)),
+    "an answer from a worker": ({"kind": Kind.ROWS}, ids(1)),
+    "the ids of a table that is not there": ({"kind": Kind.ROW_IDS, "table": 9}, b""),
+    "the ids above half an id": ({"kind": Kind.ROW_IDS}, ids(1)[:7]),
+    "the ids above two ids": ({"kind": Kind.ROW_IDS}, ids(1, 2)),
+    "the ids above a gigabyte of ids": ({"kind": Kind.ROW_IDS}, 1 << 30),
+    "the ids above one in lent memory": ({"kind": Kind.ROW_IDS, "flags": Flag.LENT}, 8),
+    "the ids in a place of lent memory": ({"kind": Kind.ROW_IDS, "flags": Flag.PLACE}, b""),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_frame_that_cannot_be_ends_its_stream_alone(training: tuple[Shards, Worker], name: str) -> None:
+    shards, worker = training
+    fields, payload = CASES[name]
+    server, link = shards.servers[0], worker.session.links[0]
+    assert eventually(lambda: link.welcomed and bool(link.lanes))
+    bad, pushes = server.bad_connections, server.store.counters.applied
+    worker.session.exchange.tell_hyperparameters([{"lr": 0.1}], [])
+    header = link.dated(worker.session.header(fields["kind"]))
+    header = header._replace(**{"info": worker.session.exchange._info[0]} | {k: v for k, v in fields.items() if k != "kind"})
+    body = b"" if isinstance(payload, int) else payload
+    stream = link.lanes[0].stream
+    stream.write(header._replace(length=payload if isinstance(payload, int) else len(body)), body)
+    assert eventually(lambda: server.bad_connections == bad + 1), "the shard took it"
+    assert server.store.counters.applied == pushes
+    before = worker.model["user"](torch.arange(ROWS)).detach()  # by the stream that was dialled anew
+    assert torch.isfinite(before).all()

@@ -12,7 +12,7 @@ from psjob.shard.statusport import status
 from psjob.wire.frame import Header, Kind
 from psjob.worker.idle import RECENT, Idle, share
 from tests.live.live_shards import Worker, all_well, serving
-from tests.live.test_shard_training import batch, build, loss_of
+from tests.live.training import batch, build, loss_of
 from tests.tensors.desk import Desk
 
 pytestmark = pytest.mark.usefixtures("last_words")

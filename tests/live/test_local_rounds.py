@@ -28,7 +28,7 @@ from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.covering import each_value
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
-from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain, steps
+from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain, steps
 from tests.reference import local_reference
 from tests.soaking import rotating
 

@@ -23,10 +23,10 @@ from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import SimulatedTraining
+from tests.live.embeddings import loss_of as click_loss
+from tests.live.embeddings import offloaded
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
-from tests.live.test_rows_training import loss_of as click_loss
-from tests.live.test_rows_training import offloaded
-from tests.live.test_shard_training import batch, build, loss_of
+from tests.live.training import batch, build, loss_of
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -16,58 +16,13 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.wire.frame import Flag, Kind
-from tests.live import test_rows_training as rows
+from tests.live import embeddings as rows
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, together
-from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain
-from tests.reference import reference
+from tests.live.overlapping import made, one, oracle, sent, steps
+from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain
 from tests.soaking import rotating
 
-NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
-
-
 pytestmark = pytest.mark.usefixtures("last_words")
-
-
-def made(shards: Any, count: int, name: str = "nesterov", make: Callable[[], nn.Module] = build) -> list[Worker]:
-    models = [make() for _ in range(count)]
-    return [Worker(shards, rank, model, OPTIMIZERS[name](model), overlap=True) for rank, model in enumerate(models)]
-
-
-def oracle(steps: int, workers: int) -> str:
-    model = build()
-    reference(model, "sgd", [NUMBERS], lambda step: [batch(step, rank) for rank in range(workers)], loss_of, steps)
-    return tensors_sha256(model.parameters())
-
-
-def one(worker: Worker, step: int) -> None:
-    worker.optimizer.zero_grad()
-    loss_of(worker.model, batch(step, worker.rank)).backward()
-    worker.optimizer.step()
-
-
-def steps(count: int, before: Callable[[Worker, int], None] = lambda worker, step: None) -> Callable[[Worker], None]:
-    def act(worker: Worker) -> None:
-        for step in range(count):
-            before(worker, step)
-            one(worker, step)
-
-    return act
-
-
-def sent(worker: Worker) -> list[tuple[Kind, Flag]]:
-    """Every block's frame as it goes out from now on."""
-    seen: list[tuple[Kind, Flag]] = []
-    exchange = worker.session.exchange
-    plain_outgoing = exchange.outgoing
-
-    def outgoing(lane: Any, header: Any, pack: Any) -> Any:
-        frame = plain_outgoing(lane, header, pack)
-        if frame is not None:
-            seen.append((frame[0].kind, frame[0].flags))
-        return frame
-
-    exchange.outgoing = outgoing  # type: ignore[method-assign]
-    return seen
 
 
 @pytest.mark.parametrize(("workers", "shards"), [rotating(1, 1), (3, 2), rotating(4, 3)])

@@ -13,8 +13,8 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together, within
-from tests.live.test_overlap import made, one, oracle, sent, steps
-from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
+from tests.live.overlapping import made, one, oracle, sent, steps
+from tests.live.training import OPTIMIZERS, batch, build, loss_of
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -19,8 +19,7 @@ import psjob as ps
 from psjob.contract import EXIT_REFUSED
 from psjob.process.config import CompressionConfig
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Worker, all_well, serving
-from tests.live.test_shard_relinks import aside
+from tests.live.live_shards import Worker, all_well, aside, serving
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -10,7 +10,7 @@ import torch
 from psjob.process.config import CompressionConfig
 from psjob.worker import session
 from tests.live.live_shards import Shards, Worker, eventually, serving
-from tests.live.test_shard_training import batch, build, loss_of
+from tests.live.training import batch, build, loss_of
 
 
 def worker_of(shards: Shards, start: int) -> Worker:

@@ -12,8 +12,8 @@ import torch
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
+from tests.live.embeddings import ROWS, Clicks, adagrad, loss_of, rows_of
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving, together, until_checkpoints
-from tests.live.test_rows_training import ROWS, Clicks, loss_of, offloaded, rows_of
 from tests.soaking import rotating
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
@@ -43,11 +43,6 @@ def training(
             after(worker, step + 1)
 
     return act
-
-
-def adagrad(shards: object, rank: int, start: int = 1) -> Worker:
-    model = offloaded()
-    return Worker(shards, rank, model, torch.optim.Adagrad(model.parameters(), lr=0.1), start=start)  # type: ignore[arg-type]
 
 
 def on_disk(folder: Path, name: str, shards: int = 1) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from psjob.modes import Batch
+from tests.live.decided import BACKUP, SOFTSYNC, batches, held_back
+from tests.live.embeddings import DIM, ROWS, Clicks, loss_of, offloaded
 from tests.live.live_shards import Shards, Worker, all_well, serving
-from tests.live.test_rows_training import DIM, ROWS, Clicks, loss_of, offloaded
-from tests.live.test_shard_decided import BACKUP, SOFTSYNC, batches, held_back
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -20,10 +20,8 @@ from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
 from psjob.wire.shared import PAGE, Region
 from psjob.worker.ending import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
-from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, severed
-from tests.live.test_rows_checkpoints import adagrad
-from tests.live.test_rows_training import rows_of, steps
-from tests.live.test_shard_relinks import aside
+from tests.live.embeddings import adagrad, rows_of, steps
+from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, eventually, serving, severed
 
 ROWS, DIM = 40, 4
 

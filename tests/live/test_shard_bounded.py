@@ -27,14 +27,24 @@ from psjob.shard import server
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from tests.e2e.workloads.ledger import Ledger, counted, places
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, until_checkpoints, within
-from tests.live.test_rows_training import Clicks, offloaded
-from tests.live.test_shard_relinks import aside, coordinator
-from tests.live.test_shard_training import OPTIMIZERS, build
-from tests.live.test_shard_training import steps as train
+from tests.live.embeddings import Clicks, offloaded
+from tests.live.live_shards import (
+    NEVER,
+    SECONDS,
+    Shards,
+    Worker,
+    all_well,
+    aside,
+    coordinator,
+    eventually,
+    serving,
+    until_checkpoints,
+    within,
+)
+from tests.live.training import OPTIMIZERS, build
+from tests.live.training import steps as train
 from tests.soaking import rotating
-from tests.tensors.desk import Desk
-from tests.tensors.test_coordinator_marks import cut
+from tests.tensors.desk import Desk, cut
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)
 

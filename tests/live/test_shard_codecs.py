@@ -35,7 +35,7 @@ from tests.live.live_shards import (
     together,
     until_checkpoints,
 )
-from tests.live.test_shard_training import batch, build, loss_of, one_inf, steps
+from tests.live.training import batch, build, loss_of, one_inf, steps
 from tests.reference import Wire, reference
 from tests.soaking import rotating
 

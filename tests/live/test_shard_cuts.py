@@ -5,59 +5,25 @@ Every push adds 1 to every weight, so a block's weights tell how many pushes the
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest, read_records
 from psjob.checkpoint.states import read_admission, read_states
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
-from tests.live.live_shards import SECONDS, Shards, Worker, all_well, serving, until_checkpoints
+from tests.live.checkpointing import OFTEN, counting, steps
+from tests.live.live_shards import SECONDS, Worker, all_well, serving, until_checkpoints
 from tests.soaking import rotating
 
 STEPS = 32
-OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)
 EVERY_5 = CheckpointConfig(interval_seconds=3600.0, every_steps=5, keep=1000, disabled=False, resume_from=None)
 
 
 pytestmark = pytest.mark.usefixtures("last_words")
-
-
-def counting(shards: Shards, rank: int) -> Worker:
-    """A worker whose model begins at 0, with SGD of rate 1."""
-    model = nn.Linear(40, 40)
-    for p in model.parameters():
-        nn.init.zeros_(p)
-    return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=1.0))
-
-
-def steps(count: int, seed: int, breaks: float = 0.0, cut_by: Shards | None = None) -> Callable[[Worker], None]:
-    """Adds 1 a step, asks for each next batch as `ps.shard` does, and now and then breaks a stream.
-
-    With `cut_by` at least three checkpoints are taken meanwhile, by these shards.
-    """
-
-    def act(worker: Worker) -> None:
-        chance = random.Random(seed + worker.rank)
-        for step in range(count):
-            if cut_by is not None:
-                until_checkpoints(worker, cut_by, 4 * step // count)
-            worker.edge(step)
-            if chance.random() < breaks:
-                worker.session.links[chance.randrange(len(worker.session.links))].close()
-            time.sleep(0.004 * chance.random())
-            for p in worker.model.parameters():
-                p.grad = torch.full_like(p, -1.0)
-            worker.optimizer.step()
-
-    return act
 
 
 def manifests(folder: Path) -> list[tuple[Manifest, dict[int, float]]]:

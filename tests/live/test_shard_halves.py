@@ -13,7 +13,7 @@ from psjob.process.errors import Refused
 from psjob.resume import record
 from psjob.worker import compression, half
 from tests.live.live_shards import Worker, all_well, eventually, serving
-from tests.live.test_shard_training import batch, build, loss_of, steps
+from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
 from tests.soaking import rotating
 
 SLIM = {"mode": "async", "update_rule": "dana-slim"}
@@ -174,22 +174,3 @@ def test_many_workers_train_together(tmp_path: Path) -> None:
         before = whole_loss(build())
         all_well(workers, learn)
     assert all(whole_loss(worker.model) < 0.5 * before for worker in workers)
-
-
-def pair(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What can be learned: which of the first three numbers is the largest."""
-    numbers, _ = batch(step, rank)
-    return numbers, numbers[:, :3].argmax(1)
-
-
-def learn(worker: Worker) -> None:
-    for step in range(60):
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, pair(step, worker.rank)).backward()
-        worker.optimizer.step()
-
-
-def whole_loss(model: nn.Module) -> float:
-    """Over all that the four of them see."""
-    with torch.no_grad():
-        return sum(float(loss_of(model, pair(step, rank))) for step in range(60) for rank in range(4))

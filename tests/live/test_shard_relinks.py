@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
 
 from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
-from psjob.shard.coordination import Coordination
 from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
@@ -25,58 +18,14 @@ from psjob.wire.auth import Standing
 from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream
 from tests.live import live_shards
-from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker, eventually, serving, severed
+from tests.live.counting import counting, final, numbers, step
+from tests.live.live_shards import SECONDS, Rewound, aside, coordinator, eventually, serving, severed
 from tests.relay import shard_answers
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])
 def both_ways(last_words: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(live_shards, "OVERLAP", request.param)
-
-
-def counting(shards: Shards, rank: int, start: int = 1, lr: float = 1.0) -> Worker:
-    """A worker whose model begins at 0, and to which every step adds 1."""
-    model = nn.Linear(40, 40)
-    for p in model.parameters():
-        nn.init.zeros_(p)
-    return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=lr), start=start)
-
-
-def step(worker: Worker, count: int = 1) -> None:
-    """By way of a forward and a backward pass, since that is where overlap acts."""
-    for _ in range(count):
-        worker.optimizer.zero_grad()
-        loss = 0.0 * worker.model(torch.ones(1, 40)).sum()
-        for p in worker.model.parameters():
-            loss = loss - p.sum()
-        loss.backward()
-        worker.optimizer.step()
-
-
-def numbers(model: nn.Module) -> set[float]:
-    return {number for p in model.parameters() for number in p.detach().flatten().tolist()}
-
-
-def final(shards: Shards) -> set[float]:
-    return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}
-
-
-def coordinator(shards: Shards) -> Coordination:
-    found = shards.servers[0].coordinator
-    assert found is not None
-    return found
-
-
-def aside(act: Callable[[], Any]) -> threading.Thread:
-    """Run in a thread of its own, as another process would."""
-
-    def run() -> None:
-        with suppress(SystemExit, Died):
-            act()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:

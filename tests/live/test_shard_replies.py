@@ -18,10 +18,8 @@ from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
 from psjob.shard.cell import Cell
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, together
-from tests.live.test_shard_halves import learn, whole_loss
-from tests.live.test_shard_relinks import aside
-from tests.live.test_shard_training import batch, build, loss_of, steps
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, together
+from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
 from tests.quick import rest_rotates
 from tests.soaking import rotating
 

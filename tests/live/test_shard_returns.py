@@ -12,8 +12,8 @@ from torch import nn
 
 from psjob.worker.ending import SessionEnd
 from tests.live import live_shards
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, severed
-from tests.live.test_shard_relinks import aside, counting, final, numbers, step
+from tests.live.counting import counting, final, numbers, step
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, severed
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
 

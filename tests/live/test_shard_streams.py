@@ -17,9 +17,9 @@ from psjob.protocol.shard import link as links
 from psjob.wire import tcp
 from psjob.wire.frame import HEADER_BYTES, WireError
 from psjob.wire.tcp import Stream
+from tests.live.checkpointing import OFTEN
+from tests.live.decided import BACKUP, SOFTSYNC, THRESHOLD, batches, given, replayed, sgd, weights
 from tests.live.live_shards import all_well, serving
-from tests.live.test_shard_cuts import OFTEN
-from tests.live.test_shard_decided import BACKUP, SOFTSYNC, THRESHOLD, batches, given, replayed, sgd, weights
 from tests.relay import DIALLER, SHARD, parts
 from tests.soaking import rotating
 

@@ -20,8 +20,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared import PAGE
 from psjob.worker.ending import SessionEnd
 from psjob.worker.sharing import Arena
-from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, severed
-from tests.live.test_shard_relinks import aside
+from tests.live.live_shards import SECONDS, Worker, all_well, aside, eventually, serving, severed
 
 Act = Callable[[Worker], None]
 

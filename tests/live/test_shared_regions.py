@@ -18,8 +18,7 @@ from psjob.wire.frame import WireError
 from psjob.wire.handover import Counter
 from psjob.wire.shared import PAGE, Region
 from psjob.worker.sharing import Arena, Sharing, is_alone
-from tests.live.live_shards import SECONDS
-from tests.live.test_shard_relinks import aside
+from tests.live.live_shards import SECONDS, aside
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

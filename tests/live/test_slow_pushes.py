@@ -10,8 +10,7 @@ from torch import nn
 
 from psjob.worker import link
 from tests.live.live_shards import Worker, all_well, serving
-from tests.live.slow_line import SlowLine
-from tests.live.test_slow_records import Behind
+from tests.live.slow_line import Behind, SlowLine
 from tests.soaking import soak
 
 SIZE = 200_000

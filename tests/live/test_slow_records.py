@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.process.config import Place
 from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, eventually, serving
-from tests.live.slow_line import SlowLine
+from tests.live.slow_line import Behind, SlowLine
 from tests.soaking import soak
 
 RATE = 200_000
@@ -43,19 +41,6 @@ class Ballast:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As a record gives it back."""
         self.noise = state["noise"]
-
-
-class Behind:
-    """The shards, as a worker on the other end of a slow line finds them."""
-
-    def __init__(self, shards: Shards, line: SlowLine) -> None:
-        self._shards, self._line, self.guests = shards, line, shards.guests
-
-    def place(self, rank: int, start: int = 1) -> Place:
-        """As `Shards.place`."""
-        place = self._shards.place(rank, start)
-        shard = replace(place.config.shards[0], port=self._line.port)
-        return replace(place, config=replace(place.config, shards=(shard,)))
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from psjob.shard import keptcuts
 from psjob.shard.keptcuts import KeptCuts
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import cutquestion
+from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
-from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import Died, serving
 from tests.live.stage_workers import COMPUTES, Cluster, kill_once
 from tests.soaking import rotating

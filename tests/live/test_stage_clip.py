@@ -21,8 +21,7 @@ from psjob.worker.clip import Clip
 from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
-from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of
-from tests.live.test_stage_late import untied
+from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of, untied
 from tests.soaking import rotating
 from tests.support import pipeline_reference as reference
 

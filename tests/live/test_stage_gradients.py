@@ -19,7 +19,7 @@ from psjob.wire.frame import Kind
 from psjob.wire.shared import PAGE
 from psjob.worker.sharing import Arena, Sharing
 from tests.live.live_shards import Worker, all_well, serving
-from tests.live.test_shard_training import build
+from tests.live.training import build
 
 DRAW = Draw(0, 0, 0)
 

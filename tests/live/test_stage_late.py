@@ -23,7 +23,7 @@ from psjob.worker import stagelinks
 from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, eventually, serving
-from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
+from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch, untied
 from tests.soaking import rotating
 from tests.support import pipeline_reference as reference
 from tests.support.pipeline_reference import Outcome
@@ -38,14 +38,6 @@ WORDS: dict[str, dict[str, str]] = {
     "predict": {"schedule": "pipedream", "predict": "nesterov"},
     "ftpipe": {"schedule": "pipedream", "stage_weights": "recompute", "predict": "nesterov"},
 }
-
-
-def untied() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
-        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
-    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

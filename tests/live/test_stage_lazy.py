@@ -18,8 +18,8 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
 from tests.covering import each_value
+from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
-from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import serving
 from tests.live.stage_workers import COMPUTES, SEED, Cluster, batch, has, kill_once, optimizer_of
 from tests.soaking import rotating
@@ -177,4 +177,4 @@ def test_all_lazy_stages_go_back_to_the_beginning(tmp_path: Path, monkeypatch: p
 
 
 def test_the_last_checkpoint_has_the_buffers_of_all_lazy_stages(tmp_path: Path) -> None:
-    eager.test_the_last_checkpoint_has_the_buffers_of_all_stages(tmp_path)
+    eager.check_last_checkpoint(tmp_path)

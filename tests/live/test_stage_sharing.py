@@ -20,8 +20,8 @@ from psjob.wire.shared import PAGE
 from psjob.worker import stagelinks
 from psjob.worker.stagelinks import StageLinks, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
+from tests.live.stage_oracle import compare
 from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
-from tests.live.test_stage_pipeline import compare
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

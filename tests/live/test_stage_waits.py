@@ -9,7 +9,8 @@ from typing import Any
 from psjob.modes.stages import Stages
 from psjob.shard.statusport import status
 from tests.live.live_shards import SECONDS, eventually, serving
-from tests.live.test_stage_pipeline import Cluster, StageWorker, compare
+from tests.live.stage_oracle import compare
+from tests.live.stage_workers import Cluster, StageWorker
 
 
 def test_who_waits_for_a_stage_that_stands_still_says_so_until_it_goes_on(tmp_path: Path) -> None:

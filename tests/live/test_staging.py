@@ -15,7 +15,7 @@ from psjob.worker.overlap import Overlap, tree_of
 from psjob.worker.staging import Staged, Staging
 from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
-from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
+from tests.live.training import OPTIMIZERS, batch, build, loss_of
 from tests.soaking import rotating
 
 every_device = pytest.mark.parametrize("device", DEVICES)

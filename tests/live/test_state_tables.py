@@ -26,8 +26,7 @@ from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import COMBINES
 from psjob.worker.ending import SessionEnd
 from tests.covering import each_value
-from tests.live.live_shards import SECONDS, Worker, all_well, serving, severed
-from tests.live.test_shard_relinks import aside
+from tests.live.live_shards import SECONDS, Worker, all_well, aside, serving, severed
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WIDTH, IDS, STEPS = 3, 12, 10

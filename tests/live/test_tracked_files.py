@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.unit.test_house import ROOT, holding
+from tests.support.sources import ROOT, holding
 
 
 def tracked() -> list[Path]:

@@ -1,147 +1,58 @@
 """Bad words at a shard's port, of strangers and of a process that has a key: each gets an error and is closed, the shard lives and keeps
-its memory."""
+its memory.
+
+- Strangers in numbers: connections that say nothing, a byte a second, or all that they may, and never read. Who has a key gets in.
+- Changed streams and questions, over sockets to a shard's own process: it answers or hangs up, lives and keeps its memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
 import random
+import resource
 import socket
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 import torch
 from torch import nn
 
-from bench.peers import light_clients
+from bench.peers.light_clients import Crowd, status
+from bench.peers.strangers import GREETING, client_hello, flood, trickling
 from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import WIRE, keys
 from psjob.process.asking import ask
 from psjob.wire import auth
-from psjob.wire.auth import Peer, Seal
-from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, dump, parse, run_digest
+from psjob.wire.auth import Peer
+from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, parse, run_digest
+from psjob.wire.pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker import link as worker_link
 from psjob.worker.link import ShardLink, _hello
-from tests import warm
-from tests.live.live_shards import Worker, all_well, serving
-from tests.live.test_shard_training import batch, loss_of
+from psjob_client.local import probe
+from psjob_client.local.sites import Listening
+from psjob_operator.cluster import progress
+from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
+from tests.live.idle_shard import HELLO, RUN, Idle, hello, idle, read_all, settled, sized
+from tests.live.live_shards import Worker, all_well, eventually, serving
+from tests.live.shard_processes import processes
+from tests.live.training import batch, loss_of
 from tests.reference import reference
-from tests.runkeys import RUN as RUN_KEYS
-from tests.runkeys import key_file
+from tests.runkeys import RUN as FLOOD_RUN
+from tests.runkeys import RUN as KEYS
+from tests.runkeys import get, write_certificates
 from tests.soaking import rotating
-
-RUN = "run-9"
-LENGTH_AT = 92
-"""Where a header tells the length of what follows it."""
-HELLO = {"role": "worker", "fresh": True, "view": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
-
-
-@dataclass(frozen=True)
-class Idle:
-    """A shard's process that nobody trains with."""
-
-    port: int
-    status_port: int
-    process: warm.Started
-
-    def status(self) -> dict[str, Any]:
-        return ask("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
-
-    def dial(self, proven: bool = False) -> Dialled:
-        """A connection; `proven`: on which worker 0 has proven itself, and its frames are sealed."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        if not proven:
-            return Dialled(sock, None)
-        return Dialled(sock, light_clients.proven(sock, Peer("worker", 0, 1), keys.worker(RUN_KEYS["workers"], 0, 1), run_digest(RUN))[0])
-
-
-@dataclass(frozen=True)
-class Dialled:
-    """A connection to a shard, and what its headers are sealed with."""
-
-    sock: socket.socket
-    seal: Seal | None
-
-    def say(self, raw: bytes) -> None:
-        """Send frames as they are, but for their seals; what is shorter than a header, or follows the last one, goes as it is."""
-        try:
-            if self.seal is None:
-                self.sock.sendall(raw)
-                return
-            while len(raw) >= HEADER_BYTES:
-                size = struct.unpack_from("<Q", raw, LENGTH_AT)[0]
-                self.sock.sendall(self.seal.on(raw[:HEADER_BYTES]) + raw[HEADER_BYTES : HEADER_BYTES + size])
-                raw = raw[HEADER_BYTES + size :]
-            self.sock.sendall(raw)
-        except OSError:
-            pass  # hung up on
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Idle]:
-    """A shard, a fork of a process that has imported torch, once for all tests of this file."""
-    folder = tmp_path_factory.mktemp("shard")
-    held = [socket.socket() for _ in range(2)]
-    for sock in held:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-    port, status = (sock.getsockname()[1] for sock in held)
-    checkpoint = {"intervalSeconds": 3600, "everySteps": None, "keep": 3, "disabled": False, "resumeFrom": None}
-    config = {
-        "format": contract.CONFIG_FORMAT, "job": "job", "run": RUN, "specHash": "0", "mode": "sync", "seed": 0,
-        "updateAt": None, "workers": 1, "shards": [{"host": "127.0.0.1", "port": port, "statusPort": status}],
-        "checkpoint": checkpoint, "successPolicy": "AllWorkers",
-        "shardTimeoutSeconds": 10, "connectSeconds": 600,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    env = {
-        contract.ENV_ROLE: "shard", contract.ENV_INDEX: "0", contract.ENV_RUN: RUN,
-        contract.ENV_ATTEMPT: "1", contract.ENV_VIEW: "1",
-        contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "ps-0",
-        contract.ENV_CHECKPOINTS: str(folder), contract.ENV_KEYS: key_file(folder, "shard", 0), contract.ENV_BIND: "127.0.0.1",
-        contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    process = warm.start(folder, "psjob.shard", [], env, folder / "printed", folder / "told")
-    shard = Idle(port, status, process)
-    try:
-        deadline = time.monotonic() + 100
-        while True:
-            try:
-                shard.status()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, "the shard did not start"
-                time.sleep(0.02)
-        yield shard
-    finally:
-        process.kill()
-        process.wait()
-        for sock in held:
-            sock.close()
-
-
-def read_all(sock: socket.socket) -> bytes:
-    """Until the other side closes; a reset is a close too."""
-    raw = b""
-    try:
-        while part := sock.recv(65536):
-            raw += part
-    except ConnectionResetError:
-        pass
-    return raw
-
-
-def hello(run: str = RUN, body: Any = HELLO, **fields: Any) -> bytes:
-    raw = dump(body)
-    return Header(Kind.HELLO, run=run_digest(run), start=1, **fields).sized(raw).pack() + raw
 
 
 def damaged(at: int, value: int) -> bytes:
@@ -158,26 +69,10 @@ def resealed(offset: int, form: str, value: int) -> bytes:
     return bytes(raw)
 
 
-def sized(kind: Kind, length: int) -> bytes:
-    return Header(kind, run=run_digest(RUN), start=1, length=length).pack()
-
-
 def in_frames(count: int) -> bytes:
     """A hello of so many frames of MAX_JSON bytes each and one more, of blanks that JSON skips."""
     head = Header(Kind.HELLO, Flag.MORE, run=run_digest(RUN), start=1).sized(b" " * MAX_JSON).pack()
     return (head + b" " * MAX_JSON) * count + hello()
-
-
-def client_hello() -> bytes:
-    """What a TLS client says first."""
-    import ssl
-
-    context = ssl.create_default_context()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    session = context.wrap_bio(incoming, outgoing, server_hostname="shard")
-    with pytest.raises(ssl.SSLWantReadError):
-        session.do_handshake()
-    return outgoing.read()
 
 
 NOISE = random.Random(9)
@@ -327,15 +222,6 @@ def bad(shard: Idle, cases: list[bytes], count: int, proven: bool) -> None:
                 pass
             read_all(to.sock)
             to.sock.close()
-
-
-def settled(shard: Idle) -> int:
-    """The smallest RSS of a second."""
-    seen = []
-    for _ in range(5):
-        time.sleep(0.2)
-        seen.append(int(shard.status()["memory"]["rssBytes"]))
-    return min(seen)
 
 
 # -- while training goes on ------------------------------------------------------------------------
@@ -511,3 +397,178 @@ def test_what_is_not_a_frame_is_named() -> None:
     for raw in (b"", b"PSJ1", bytes(HEADER_BYTES), NOISE.randbytes(HEADER_BYTES)):
         with pytest.raises(WireError):
             parse(raw)
+
+
+FLOOD = 10_000
+TRICKLES = 1000
+MEMORY_KIB = 16 << 10
+
+
+def files_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("encryption", ["none", "auto"])
+def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Path, encryption: str) -> None:
+    """Meanwhile workers that are there go on, and one more that has a key joins. Strangers of an encrypted run begin TLS with it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    words = GREETING if encryption == "none" else client_hello()
+    if encryption != "none":
+        write_certificates(tmp_path, 1)
+    with processes(tmp_path, shards=1, workers=4, mode="async", encryption=encryption) as run:
+        shard = run.start(0)
+        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
+        address = ("127.0.0.1", int(run.config["shards"][0]["port"]))
+        crowd = Crowd(address, "run-1", FLOOD_RUN["workers"], 4, "async", 2, 4096)
+        try:
+            crowd.join()
+            crowd.step()
+            flood(address, 2 * STRANGERS, words)  # what the first strangers import stays
+            (before,), files = status(shard.pid, ("VmRSS",)), files_of(shard.pid)
+            most = [before, files]
+            with trickling(address, TRICKLES):
+                over = threading.Event()
+
+                def look() -> None:
+                    while not over.wait(0.02):
+                        most[0] = max(most[0], status(shard.pid, ("VmRSS",))[0])
+                        most[1] = max(most[1], files_of(shard.pid))
+
+                watching = threading.Thread(target=look, daemon=True)
+                watching.start()
+                flooding = threading.Thread(target=flood, args=(address, FLOOD, words), daemon=True)
+                flooding.start()
+                steps = 0
+                while flooding.is_alive():
+                    crowd.step()
+                    steps += 1
+                again = Crowd(address, "run-1", FLOOD_RUN["workers"], 1, "async", 2, 4096)
+                try:
+                    again._hello(0)
+                    again.wait(lambda: bool(again.clients[0].welcome), 30)
+                finally:
+                    again.close()
+                over.set()
+                watching.join()
+                flooding.join()
+            print(f"{steps} steps under the flood; memory +{(most[0] - before) / 1024:.1f} MiB, files {files} and {most[1]} at most")
+            assert most[0] - before <= MEMORY_KIB
+            assert most[1] - files <= 3 * STRANGERS
+            assert steps > 3
+        finally:
+            crowd.close()
+
+
+def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
+    """Whatever it says meanwhile: nothing, a byte now and then, or a greeting and no proof."""
+    with processes(tmp_path, forked=True, shards=1) as run:
+        run.start(0)
+        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
+        address = ("127.0.0.1", int(run.config["shards"][0]["port"]))
+        own = auth.greeting(Peer("worker", 0, 1), run_digest("run-1"), bytes(32))
+        for first in (b"", own[:10], own):
+            with socket.create_connection(address, timeout=60) as sock:
+                began = time.monotonic()
+                sock.sendall(first)
+                with contextlib.suppress(ConnectionResetError):  # what it said was not read
+                    while sock.recv(4096):
+                        pass
+                assert time.monotonic() - began >= 0.9
+
+
+def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the operator and to `psjob run` too. A stranger hears whether the shard lives; an answer of another run is not believed."""
+
+    async def pulled(key: bytes) -> progress.Told:
+        async with aiohttp.ClientSession() as session:
+            return await progress.pull(session, "127.0.0.1", key)
+
+    with processes(tmp_path, forked=True, shards=1) as run:
+        run.start(0)
+        port = int(run.config["shards"][0]["statusPort"])
+        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
+        assert ask("127.0.0.1", port, FLOOD_RUN["questions"])["run"] == "run-1"
+        monkeypatch.setattr(progress, "STATUS_PORT", port)
+        assert (asyncio.run(pulled(FLOOD_RUN["questions"])).status or {}).get("run") == "run-1"
+        assert asyncio.run(pulled(FLOOD_RUN["workers"])) == progress.Told(problem=progress.UNKNOWN_KEY)
+        assert (asyncio.run(probe.status(Listening("127.0.0.1", 0, port), FLOOD_RUN["questions"], 2.0)) or {}).get("run") == "run-1"
+        assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
+        assert get(port, contract.STARTED_PATH) == (200, {"started": True})
+        nonce = get(port, contract.CHALLENGE_PATH)[1]["nonce"]
+        path, right = contract.STATUS_PATH, keys.question(FLOOD_RUN["questions"], nonce, contract.STATUS_PATH)
+        others = keys.question(FLOOD_RUN["workers"], nonce, path)
+        for proof in (None, "", "x", f"{nonce} ", f"{nonce} {right[::-1]}", f"9{nonce} {right}", f"{nonce} {others}"):
+            code, body = get(port, path, {} if proof is None else {contract.PROOF_HEADER: proof})
+            assert code == 403 and "run-1" not in str(body) and set(body) == {"error"}
+        assert get(port, contract.HISTORY_PATH, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "a proof is for one path"
+        assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 200
+        assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "and for one question"
+        with pytest.raises(OSError, match="403"):
+            ask("127.0.0.1", port, b"another key of 32 bytes".ljust(32))
+
+
+__all__ = ["idle"]
+MOST = 4 << 20
+"""Bytes of memory for one case on this side."""
+KEPT = 4 << 20
+"""Bytes that the shard's process may have more after all cases: what it imports and caches."""
+GREETING_FUZZ = auth.greeting(Peer("worker", 0, 1), run_digest(RUN), bytes(auth.NONCE_BYTES))
+
+
+@counts(100, 10_000)
+def test_changed_streams_end_and_the_process_lives(idle: Idle, cases: int) -> None:
+    def make(random: Random) -> tuple[bool, bytes]:
+        if random.random() < 0.4:
+            return False, changed_bytes(GREETING_FUZZ, byte_changes(random)) + random.randbytes(random.choice((0, 32, 300)))
+        body = changed_json(HELLO, json_changes(random))
+        raw = hello(body=body) if random.random() < 0.5 else changed_bytes(hello(body=body), byte_changes(random))
+        return True, raw + sized(random.choice(tuple(Kind)), random.choice((0, 1, 1 << 20, 1 << 63)))
+
+    def read(case: tuple[bool, bytes]) -> None:
+        proven, raw = case
+        to = idle.dial(proven)
+        with to.sock:
+            to.sock.settimeout(30)
+            to.say(raw)
+            try:
+                to.sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            assert RUN.encode() not in read_all(to.sock)
+
+    fuzz(50, make, read, MOST)
+    before = settled(idle)
+    fuzz(cases, make, read, MOST)
+    assert idle.process.poll() is None and idle.status()["state"] == "waiting"
+    assert settled(idle) - before <= KEPT
+
+
+QUESTION = "GET {path} HTTP/1.1\r\nHost: shard\r\n{header}: {nonce} {proof}\r\nConnection: close\r\n\r\n"
+
+
+@counts(150, 20_000)
+def test_changed_questions_are_refused_or_answered(idle: Idle, cases: int) -> None:
+    """Who has not the key hears nothing of the run."""
+
+    def make(random: Random) -> tuple[str, list[Change], bool]:
+        path = random.choice((contract.STATUS_PATH, contract.HISTORY_PATH, contract.CHALLENGE_PATH, contract.HEALTH_PATH, "/x"))
+        return path, byte_changes(random), random.random() < 0.3
+
+    def read(case: tuple[str, list[Change], bool]) -> None:
+        path, changes, right = case
+        nonce = get(idle.status_port, contract.CHALLENGE_PATH, seconds=30)[1]["nonce"] if right else "0" * 96
+        proof = keys.question(KEYS["questions"] if right else bytes(32), nonce, path)
+        raw = QUESTION.format(path=path, header=contract.PROOF_HEADER, nonce=nonce, proof=proof).encode()
+        with socket.create_connection(("127.0.0.1", idle.status_port), timeout=30) as sock:
+            try:
+                sock.sendall(changed_bytes(raw, changes))
+                sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            assert right or b'"pushes"' not in read_all(sock)
+
+    fuzz(cases, make, read, MOST)
+    assert idle.process.poll() is None
+    assert ask("127.0.0.1", idle.status_port, KEYS["questions"], seconds=30)["run"] == RUN

@@ -112,7 +112,7 @@ def attach(model: torch.nn.Module, optimizer: Any, name: str = "0", **_stateful:
             p.grad = total / present.item()
         for clip in clips:
             clip[1]()
-            _clips.remove(clip)
+            _clips[:] = [one for one in _clips if one is not clip]  # tensors do not compare
         if present:
             plain.step(self)
         return loss

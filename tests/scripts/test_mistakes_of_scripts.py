@@ -10,7 +10,7 @@ import pytest
 from tests import warm
 from tests.quick import rest_rotates
 from tests.scripts import mistakes
-from tests.scripts.test_idioms import manifest
+from tests.scripts.cells import manifest
 
 pytestmark = pytest.mark.timeout(300)
 SCRIPT = Path(mistakes.__file__)
@@ -19,7 +19,7 @@ QUICK = {"weights_by_hand", "a_lazy_module"}
 
 @pytest.mark.parametrize("case", rest_rotates(sorted(mistakes.SAYS), QUICK))
 def test_a_mistake_is_a_sentence(tmp_path: Path, case: str) -> None:
-    words = ["run", str(manifest(tmp_path, "mlp", [str(SCRIPT), case])), "--no-progress"]
+    words = ["run", str(manifest(tmp_path, [str(SCRIPT), case])), "--no-progress"]
     code, output = warm.run(tmp_path, words, seconds=200)
     said = mistakes.SAYS[case]
     assert code == 1 and "Traceback" not in output and 'File "' not in output, output[-3000:]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import warm
-from tests.scripts.test_idioms import WORKERS
+from tests.scripts.cells import WORKERS
 
 pytestmark = pytest.mark.timeout(600)
 NOTEBOOK = Path(__file__).parent / "notebook.ipynb"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.scripts.test_idioms import SCRIPTS, manifest
+from tests.scripts.cells import SCRIPTS, manifest
 
 pytestmark = pytest.mark.timeout(300)
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_of_the_page_runs_in_a_job(tmp_path: Path, number: int) -> None:
     (tmp_path / "page.py").write_text(BLOCKS[number], encoding="utf-8")
-    job = manifest(tmp_path, "mlp", ["page.py"])
+    job = manifest(tmp_path, ["page.py"])
     code, output = warm.run(tmp_path, ["run", str(job), "--no-progress"])
     assert code == 0 and "changed by hand" not in output, output[-3000:]
     assert "Complete: 6 steps" in output

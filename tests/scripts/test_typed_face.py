@@ -15,7 +15,7 @@ import jedi
 import pytest
 
 import psjob
-from tests.live.test_docs_python import blocks
+from tests.docs.pages import blocks
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".mypy_cache" / "user"

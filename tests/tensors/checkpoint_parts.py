@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,3 +95,34 @@ def same(one: BlockState, other: BlockState) -> bool:
 def names(folder: Path, beginning: str = "") -> Sequence[str]:
     """File names in order."""
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(beginning))
+
+
+def damage(path: Path, how: str) -> None:
+    raw = path.read_bytes()
+    path.unlink()
+    if how == "gone":
+        return
+    if how == "cut":
+        path.write_bytes(raw[:-1])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "longer":
+        path.write_bytes(raw + b"\0")
+    elif how == "link":
+        (path.parent / "real").write_bytes(raw)
+        path.symlink_to(path.parent / "real")
+    elif how == "fifo":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+    elif how == "header beyond the end":
+        path.write_bytes(struct.pack("<Q", 1 << 62) + raw[8:])
+    elif how == "header of a gigabyte":
+        path.write_bytes(struct.pack("<Q", 1 << 30) + raw[8:])
+    elif how == "zeros":
+        path.write_bytes(bytes(len(raw)))
+    elif how == "another":
+        files.write_blocks(path.parent, path.name, [("0.weights", torch.randn(1000))])
+
+
+HOWS = ["gone", "cut", "empty", "longer", "link", "fifo", "folder", "header beyond the end", "header of a gigabyte", "zeros", "another"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from psjob.process.config import Config, Place, ShardAddress
+from psjob.shard.pending import Replies
 from psjob.shard.server import Server
 from tests.live.live_shards import NEVER
 from tests.runkeys import handed
@@ -63,3 +64,15 @@ class LoneShard:
 def did(answers: list[Mapping[str, Any]]) -> list[str]:
     """The words of answers."""
     return [str(body["did"]) for body in answers]
+
+
+class Answers(Replies):
+    """Of one stream: how many answers it was given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def param(self, cell: Any, waiter: Any) -> None:
+        self.count += 1
+
+    rows = waiting = param

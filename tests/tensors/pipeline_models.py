@@ -91,3 +91,30 @@ NET_CUTS: dict[int, tuple[str, ...]] = {1: (), 2: ("layers.1",), 4: ("layers.0",
 
 def net_loss(output: dict[str, Any], target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output["scores"], target) + output["sizes"][0] * 0.1
+
+
+def encoder() -> nn.Module:
+    return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LSTM(8, 4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(3.0))
+
+
+class Across(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for p in self.parameters():
+            nn.init.zeros_(p)

@@ -27,7 +27,7 @@ from psjob.api.slices import Slices
 from psjob.api.streams import Stream, Yielded, has_its_own
 from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator.alike import MOST_PASSES, Alike, Difference, Told
-from tests.tensors.test_yielded import Joins, Normalises
+from tests.tensors.datasets import Joins, Normalises
 
 WORLD = 2
 Made = Callable[[int], Any]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.files import FileFact, PartedTensor
 from psjob.checkpoint.problems import CheckpointProblem, Damage
+from tests.tensors.checkpoint_parts import HOWS, damage
 
 TENSORS = [
     ("0.weights", torch.randn(1000)),
@@ -139,37 +140,6 @@ def test_every_flipped_byte_is_found(tmp_path: Path, position: int, change: int)
         files.read_blocks(path)
     except Damage:
         pass
-
-
-def damage(path: Path, how: str) -> None:
-    raw = path.read_bytes()
-    path.unlink()
-    if how == "gone":
-        return
-    if how == "cut":
-        path.write_bytes(raw[:-1])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "longer":
-        path.write_bytes(raw + b"\0")
-    elif how == "link":
-        (path.parent / "real").write_bytes(raw)
-        path.symlink_to(path.parent / "real")
-    elif how == "fifo":
-        os.mkfifo(path)
-    elif how == "folder":
-        path.mkdir()
-    elif how == "header beyond the end":
-        path.write_bytes(struct.pack("<Q", 1 << 62) + raw[8:])
-    elif how == "header of a gigabyte":
-        path.write_bytes(struct.pack("<Q", 1 << 30) + raw[8:])
-    elif how == "zeros":
-        path.write_bytes(bytes(len(raw)))
-    elif how == "another":
-        files.write_blocks(path.parent, path.name, [("0.weights", torch.randn(1000))])
-
-
-HOWS = ["gone", "cut", "empty", "longer", "link", "fifo", "folder", "header beyond the end", "header of a gigabyte", "zeros", "another"]
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -20,8 +20,7 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.contract import FINAL_WEIGHTS
 from psjob.process.errors import Fenced
 from psjob.rules.base import BlockState
-from tests.tensors.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save
-from tests.tensors.test_checkpoint_files import HOWS, damage
+from tests.tensors.checkpoint_parts import HOWS, LAYOUT, RUN, blocks, damage, names, same, save
 
 
 def committed(folder: Path, *steps: int, view: int = 1, **more: Any) -> list[manifest.Manifest]:

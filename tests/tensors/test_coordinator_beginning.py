@@ -10,15 +10,8 @@ import torch
 
 from psjob.protocol.coordinator import events as e
 from psjob.wire.frame import Header, Kind
-from tests.tensors.desk import Desk
+from tests.tensors.desk import Desk, in_the_way
 from tests.unit.coordinator_world import World
-
-
-def in_the_way(desk: Desk, cut: int) -> Path:
-    """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
-    path = desk.folder / f"v000001-c{desk.c.cutting.cuts.number + cut:06d}-shard000-a1.safetensors"
-    (path / "x").mkdir(parents=True)
-    return path
 
 
 def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:

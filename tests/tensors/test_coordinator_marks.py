@@ -8,40 +8,8 @@ import pytest
 
 from psjob.layout.blocks import TensorSpec
 from psjob.shard.admission import Verdict
-from psjob.wire.frame import Header, Kind
-from tests.tensors.desk import NEVER, Clerk, Desk
-
-
-def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
-    """A worker stands before `clock` and holds its pushes for the cut."""
-    cut = desk.c.cutting.cuts.current
-    assert cut is not None
-    desk.edge(clerk, clock)
-    desk.say(clerk, Header(Kind.MARK, clock=clock, request=cut.number), {}, b"")
-    for server in desk.servers:
-        server.control.mark(clerk.rank, cut.number)
-
-
-def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
-    """Take a checkpoint once each worker has made so many steps; marks hold it in async, else all go on to its step."""
-    for number in range(max(clocks)):
-        for clerk, clock in zip(clerks, clocks, strict=True):
-            if number < clock:
-                desk.push(clerk, number)
-    desk.begin_cut()
-    desk.settle()
-    current = desk.c.cutting.cuts.current
-    assert current is not None
-    for clerk, clock in zip(clerks, clocks, strict=True):
-        if current.step is None:
-            mark(desk, clerk, clock)
-    for number in range(current.step or 0):
-        for clerk, clock in zip(clerks, clocks, strict=True):
-            if number >= clock:
-                desk.push(clerk, number)
-                desk.edge(clerk, number + 1)
-    desk.settle()
-    assert desk.c.cutting.cuts.current is None and desk.manifests()[-1].step > 0
+from psjob.wire.frame import Kind
+from tests.tensors.desk import NEVER, Desk, mark
 
 
 def due(desk: Desk, later: float = 2.0) -> None:

@@ -15,8 +15,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.switching import following
 from psjob.wire.frame import Kind
 from tests.runkeys import key_file
-from tests.tensors.desk import Clerk, Desk
-from tests.tensors.test_coordinator_marks import cut
+from tests.tensors.desk import Clerk, Desk, cut
 
 
 @pytest.mark.parametrize(

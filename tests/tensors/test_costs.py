@@ -22,7 +22,7 @@ from psjob.tables import TableSpec
 from psjob.wire.frame import Kind, load
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, slowest
 from tests.soaking import soak
-from tests.tensors.test_fuzz_shard import ANSWERS
+from tests.tensors.shard_frames import ANSWERS
 
 
 def a_table(count: int) -> list[dict[str, Any]]:

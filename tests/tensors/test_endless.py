@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from psjob.api.orders import keeps_iterator
 from psjob.api.slices import Slices
 from psjob.process.errors import Refused
-from tests.tensors.test_slices import Numbers
+from tests.tensors.datasets import Numbers
 
 TEN = Numbers(10)
 

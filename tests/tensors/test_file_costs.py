@@ -26,7 +26,7 @@ from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory,
 from tests.fuzzing import changed_json, json_changes
 from tests.soaking import rotating, soak
 from tests.tensors import checkpoint_parts as parts
-from tests.tensors.test_checkpoint_rows import World
+from tests.tensors.checkpoint_rows import World
 
 CONFIG = {
     "format": contract.CONFIG_FORMAT, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1, "updateAt": None,

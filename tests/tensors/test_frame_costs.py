@@ -25,7 +25,7 @@ from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag,
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, more
 from tests.fuzzing import EDGES
 from tests.soaking import rotating, soak
-from tests.tensors.test_fuzz_shard import BODIES, RAW, WORKER, Standing
+from tests.tensors.shard_frames import BODIES, RAW, WORKER, Standing
 from tests.tensors.whole_shard import HELLO, RUN, WholeShard, frame
 
 EACH_SECONDS = 0.001

@@ -24,7 +24,7 @@ from psjob.layout.blocks import assign
 from psjob.resume import record
 from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.tensors import checkpoint_parts as parts
-from tests.tensors.test_checkpoint_rows import World
+from tests.tensors.checkpoint_rows import World
 
 MOST = CHUNK + (4 << 20)
 """Bytes of memory for a checkpoint here, of some ten KiB: what is read goes by the size of the file, never by what is said in it."""

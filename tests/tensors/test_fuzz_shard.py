@@ -15,11 +15,11 @@ import torch
 from psjob.protocol.records import PIECE as RECORD_PIECE
 from psjob.resume.record import ResumeRecord, pack
 from psjob.wire import auth
-from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind
 from psjob.wire.reading import AHEAD, PIECE
 from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
-from tests.tensors.whole_shard import HELLO, LAYOUT, NUMBERS, PEER_HELLO, RECORD, ROWS, RUN, WholeShard, frame, heard
+from tests.tensors.shard_frames import ANSWERS, BODIES, INFO, RAW, SHARD, WORKER, Standing
+from tests.tensors.whole_shard import HELLO, PEER_HELLO, RUN, WholeShard, frame, heard
 
 
 @pytest.fixture(autouse=True)
@@ -32,38 +32,11 @@ def only_errors() -> Iterator[None]:
     log.setLevel(before)
 
 
-WORKER, SHARD = Peer("worker", 0, 1), Peer("shard", 1, 1)
 MOST = 4 * (AHEAD + 2 * PIECE) + (20 << 20)
 """Bytes of memory for one stream: no case sends a MiB, and a body is allocated PIECE by PIECE as it comes. A hello may tell of a model of
 2^31 numbers, which is 2,048 blocks: the shard keeps some KiB of each before one of their bytes has come."""
 FRAMES = 6
 """Changed frames of one stream, at most."""
-INFO = {"hyperparameters": [NUMBERS], "rows": [{"lr": 0.1}], "none": [], "nonFinite": None, "clip": None, "clamp": None}
-BLOCK = LAYOUT.blocks[0]
-BODIES: dict[Kind, Any] = {
-    Kind.HELLO: HELLO, Kind.INFO: INFO, Kind.REPORT: {"loss": 0.5, "accuracy": "nan"}, Kind.CHECKPOINT: {}, Kind.STOP: {}, Kind.STIRRED: {},
-    Kind.INPUTS: {"steps": [[0, 12345]]},
-    Kind.DIGEST: {"look": "whole", "clock": 16, "kinds": "tf", "sums": [1, 2], "names": ["a", "b"], "numbers": [{"lr": 0.1}]},
-    Kind.CODEC: {"pull": "bf16"}, Kind.MARK: {}, Kind.LEAVE: {},
-}  # fmt: skip
-RAW: dict[Kind, bytes] = {
-    Kind.PUSH: bytes(BLOCK.nbytes), Kind.EARLY: bytes(BLOCK.nbytes), Kind.INIT: bytes(BLOCK.nbytes), Kind.RECORD: RECORD,
-    Kind.RECORD_PIECE: RECORD, Kind.RECORD_DELTA: RECORD[:9], Kind.LOOKUP: bytes(8), Kind.ROW_PUSH: bytes(8 + 4 * ROWS["dim"]),  # type: ignore[operator]
-    Kind.ROW_INIT: bytes(8 + 4 * ROWS["dim"]), Kind.PULL: b"", Kind.STATE: b"", Kind.ROW_IDS: bytes(8),  # type: ignore[operator]
-}  # fmt: skip
-ANSWERS: list[Any] = [
-    {"did": "where", "ask": 1, "rows": [[0, 0, 0]], "lo": 0, "hi": 0, "owned": 1, "stored": 0},
-    {"did": "restored", "recovery": 1, "complete": {"0": 3}, "lo": 0, "hi": 0, "owned": 1, "stored": 0},
-    {"did": "written", "cut": 1, "file": None, "blocks": [{"index": 0, "file": "v000001-c000001-x", "attempt": 1, "n": 3, "counts": {}}],
-     "table": {"file": {"name": "x.json", "bytes": 9, "crc": 1, "tensors": {}}, "left": {"0": 4}, "complete": {"0": 3}}, "rows": None},
-    {"did": "unwritten", "cut": 1, "why": "the volume is full", "full": True},
-    {"did": "progress", "doing": "writing", "cut": 1, "recovery": 1, "done": 5, "total": 9},
-    {"did": "initialised", "setup": 1}, {"did": "doubts"}, {"did": "ready", "cut": 1}, {"did": "counts", "applied": 5, "dropped": 0},
-    {"did": "arrived", "recovery": 1, "push": [0, 3], "base": None, "carried": 0},
-    {"did": "measured", "recovery": 1, "version": 3, "limit": 1.0, "squares": 4.0, "nan": False},
-    {"did": "staleness", "attempt": 1, "lag": {"count": 1, "sum": 2, "max": 2, "buckets": [[1, 1]]}, "gap": None},
-]  # fmt: skip
-"""What another shard answers."""
 Plan = tuple[Kind, Any, dict[str, int], list[JsonChange] | None, list[Change] | None, list[Change] | None]
 """A frame's type and body, fields of its header, changes of its JSON, of its payload's bytes and of its header's."""
 FIELDS = {"flags": 8, "codec": 8, "table": 16, "info": 16, "part": 64, "request": 32, "length": 64, "view": 32, "attempt": 32, "start": 32,
@@ -96,30 +69,6 @@ def packed(made: Plan, base: Header, clock: int) -> tuple[bytes, bytes]:
     header = base._replace(kind=kind, info=1, clock=clock).sized(payload)._replace(**fields)
     head = header.pack()
     return (head if in_header is None else changed_bytes(head, in_header)), payload
-
-
-class Standing:
-    """A shard that serves; one that a case has spoilt, as a process with a key may, is put back."""
-
-    def __init__(self, folder: Path, mode: str, shards: int = 1) -> None:
-        self._folder, self._mode, self._shards, self._number = folder, mode, shards, 0
-        self.shard = self._made()
-
-    def _made(self) -> WholeShard:
-        self._number += 1
-        made = WholeShard(self._folder / str(self._number), self._shards, self._mode)
-        if self._shards == 1:
-            made.begin()
-        return made
-
-    def again(self) -> None:
-        """After a case: it serves on, or is another one."""
-        if self.shard.spoilt:
-            self.close()
-            self.shard = self._made()
-
-    def close(self) -> None:
-        self.shard.close()
 
 
 @pytest.fixture(params=["async", "sync"])

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.layout.blocks import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
-
-SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
-SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2)), max_size=12)
-
-
-def table(rows: list[tuple[tuple[int, ...], str, int]]) -> list[TensorSpec]:
-    return [TensorSpec(f"t{i}", shape, dtype, group) for i, (shape, dtype, group) in enumerate(rows)]
+from tests.tensors.layouts import SPECS, table
 
 
 @given(SPECS, st.sampled_from([1024, 4096, 1 << 16, 4 << 20]))

@@ -14,7 +14,7 @@ import torch
 from psjob.api import advice, libraries
 from psjob.api.variables import Variables
 from psjob.process.errors import Refused
-from tests.tensors.test_variables import packed
+from tests.tensors.variables import packed
 
 
 def of_library(kind: type) -> type:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout
 from psjob.layout.packing import Pack
-from tests.tensors.test_layout import SPECS, table
+from tests.tensors.layouts import SPECS, table
 
 
 @given(SPECS, st.data())

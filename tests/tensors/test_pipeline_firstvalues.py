@@ -14,8 +14,7 @@ from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import split
 from psjob.pipeline.lazy import FirstValues, materialise, on_meta
 from psjob.process.errors import Refused
-from tests.tensors.pipeline_models import Net, row
-from tests.tensors.test_pipeline_lazy import Across, Positions, Scale, encoder
+from tests.tensors.pipeline_models import Across, Net, Positions, Scale, encoder, row
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from psjob.pipeline.cuts import split
 from psjob.pipeline.lazy import materialise, on_meta
-from tests.tensors.pipeline_models import Net, row
+from tests.tensors.pipeline_models import Across, Net, Positions, Scale, encoder, row
 
 torch.set_num_threads(1)
 
@@ -21,10 +21,6 @@ def built(make: Any, seed: int = 0, only: Any = None) -> nn.Module:
     assert all(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     materialise(model, seed, only=only)
     return model
-
-
-def encoder() -> nn.Module:
-    return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LSTM(8, 4), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4))
 
 
 @pytest.mark.parametrize(
@@ -111,18 +107,6 @@ def test_a_model_with_memory_stays_as_it_is() -> None:
     assert torch.equal(model.weight, before)
 
 
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-
-
-class Positions(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.arange(3.0))
-
-
 class ByHand(nn.Module):
     """As many language models: `_init_weights` after all is built."""
 
@@ -136,17 +120,6 @@ class Loose(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mask = torch.ones(3).tril(0) if False else torch.ones(3)
-
-
-class Across(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        for p in self.parameters():
-            nn.init.zeros_(p)
 
 
 @pytest.mark.parametrize(

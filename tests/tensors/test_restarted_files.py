@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
+from tests.scripts import cells
 from tests.tensors.restarted_files import restarts, run
 
 SCRIPTS = {name: source for name, source in scripts().items() if name not in FRAMEWORKS}
@@ -80,7 +81,7 @@ def test_what_was_made_of_the_first_weights_is_put_back(tmp_path: Path) -> None:
 
 def test_weights_that_are_moved_and_put_back_in_each_step_are_no_state(tmp_path: Path) -> None:
     """`moves` is made in a block of `torch.no_grad`, and read in the next one."""
-    source = (Path(__file__).parents[1] / "scripts/idioms/sam.py").read_text()
+    source = cells.SCRIPTS["sam"].text
     found = restarts(tmp_path, source.replace("    optimizer.step()\n", "    optimizer.step()\n    print('line', norm.item())\n"))
     assert found.undisturbed.ending == "through" and found.made > 8 and not found.refusals, found.refusals
     assert not found.wrong, found.wrong[0]

@@ -14,9 +14,10 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, Push, ServedMode, Sync
 from psjob.rules.base import BlockState
 from psjob.shard.admission import Admission, Row, Tally, Verdict
-from psjob.shard.pending import Arrived, Info, PendingPushes, Replies, Waiter, Waiters
+from psjob.shard.pending import Arrived, Info, PendingPushes, Waiter, Waiters
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, Kind
+from tests.tensors.lone_shard import Answers
 
 WORKERS = 4
 
@@ -82,18 +83,6 @@ def test_counts_are_what_a_scan_finds(acts: list[tuple[str, int, int]]) -> None:
 
 def waiter(rank: int, version: int) -> Waiter:
     return Waiter(Answers(), rank, 0, version, 0, 0.0)
-
-
-class Answers(Replies):
-    """Of one stream: how many answers it was given."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def param(self, cell: Any, waiter: Any) -> None:
-        self.count += 1
-
-    rows = waiting = param
 
 
 def test_only_those_for_whom_there_is_news_are_asked_about() -> None:

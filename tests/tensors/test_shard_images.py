@@ -12,9 +12,8 @@ from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
 from psjob.shard import snapshots
 from tests.tensors import desk as desks
-from tests.tensors.desk import Desk
+from tests.tensors.desk import Desk, cut
 from tests.tensors.lone_shard import LoneShard
-from tests.tensors.test_coordinator_marks import cut
 
 
 def damage(folder: Path) -> None:

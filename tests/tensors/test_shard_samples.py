@@ -16,7 +16,7 @@ from psjob.shard.pending import Info
 from psjob.shard.samples import PushSamples
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind
-from tests.tensors.test_shard_counts import Answers
+from tests.tensors.lone_shard import Answers
 
 
 def served(mode: ServedMode) -> Store:

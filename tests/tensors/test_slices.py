@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -27,17 +26,7 @@ from torch.utils.data import (
 from psjob.api.data import ShardedLoader
 from psjob.api.slices import Slices, rounds_of
 from psjob.process.errors import Refused
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
+from tests.tensors.datasets import Numbers
 
 
 class Dice(Numbers):

@@ -10,26 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from psjob.api.streams import Stream
 from psjob.process.errors import Refused
 from tests.soaking import rotating
+from tests.tensors.datasets import Lines
 
 START = {"round": 0}
-
-
-class Lines(IterableDataset[Any]):
-    """Shared out to loader processes as torch's manual has it; each sample has a number drawn for it."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        begin, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(begin, self.count, step):
-            yield torch.tensor([float(number), random.random(), torch.rand(1).item()], dtype=torch.float64)
 
 
 class Stateful(Lines):

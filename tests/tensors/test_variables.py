@@ -21,12 +21,7 @@ import torch
 from psjob.api.values import MOST
 from psjob.api.variables import Variables
 from psjob.process.errors import Refused
-from psjob.resume import record
-
-
-def packed(state: Any) -> Any:
-    """As a record gives it back."""
-    return record.unpack(record.pack(record.ResumeRecord(None, 0, {}, {"variables": state}, []))).stateful["variables"]
+from tests.tensors.variables import packed
 
 
 def at_its_place(records: list[Any]) -> str:

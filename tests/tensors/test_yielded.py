@@ -17,18 +17,10 @@ from psjob.api.slices import Slices
 from psjob.api.streams import Stream, Yielded, has_its_own
 from psjob.process.errors import Refused
 from tests.soaking import rotating
-from tests.tensors.test_streams import Lines
+from tests.tensors.datasets import Joins, Lines, Normalises
 
 DATA = TensorDataset(torch.arange(22.0)[:, None])
 START = {"round": 0}
-
-
-class Normalises(DataLoader[Any]):
-    """Batches of mean 0."""
-
-    def __iter__(self) -> Any:
-        for (x,) in super().__iter__():
-            yield x - x.mean()
 
 
 class Names(DataLoader[Any]):
@@ -37,13 +29,6 @@ class Names(DataLoader[Any]):
     def __iter__(self) -> Any:
         for (x,) in super().__iter__():
             yield {"x": x, "noise": torch.rand(1), "other": random.random(), "third": np.random.rand()}
-
-
-class Joins(DataLoader[Any]):
-    """Maps its iterator, as loaders of graphs do."""
-
-    def _get_iterator(self) -> Any:
-        return (batch[0] * 10 for batch in super()._get_iterator())
 
 
 class Pairs(DataLoader[Any]):

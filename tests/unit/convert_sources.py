@@ -136,3 +136,46 @@ SOURCES = {
     "mx": MX_GPU,
     "v2": TRAIN_V2,
 }
+
+
+DDP = '''"""Trains."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def setup():
+    """Join the others."""
+    os.environ["MASTER_ADDR"] = "localhost"
+    dist.init_process_group("gloo")
+
+
+def main():
+    setup()
+    rank = dist.get_rank()
+    # The sampler slices.
+    sampler = DistributedSampler(DATA, shuffle=True)
+    loader = DataLoader(
+        DATA,
+        batch_size=8,
+        sampler=sampler,  # an order of its own
+    )
+    model = DDP(Net().to("cpu"), device_ids=None)
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)   # kept   as it is
+    for epoch in range(1, 4):
+        sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(loader):
+            loss = (model(x) - y).square().mean()
+            opt.zero_grad(); loss.backward(); opt.step()
+        if rank == 0:
+            print(epoch, loss.item(), len(loader))
+    torch.save(model.module.state_dict(), "w.pt")
+    dist.destroy_process_group()
+
+
+main()
+'''

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hypothesis import given
@@ -16,18 +14,10 @@ from psjob_operator.api import podschema
 from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, node, schema
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.status import JobStatus
+from tests.unit.crd_schema import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "crds/psjob.dev_pstrainingjobs.yaml"
-
-
-def nodes(part: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    yield at, part
-    for name, child in part.get("properties", {}).items():
-        yield from nodes(child, f"{at}.{name}" if at else name)
-    for inner in ("items", "additionalProperties"):
-        if isinstance(part.get(inner), dict):
-            yield from nodes(part[inner], f"{at}[]")
 
 
 def test_generating_twice_gives_the_same_bytes() -> None:

@@ -17,24 +17,8 @@ from psjob_operator.cluster.store import JobStore
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS
 from psjob_operator.plan.text import unix
-from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
-
-AT = "2026-11-21T12:00:00Z"
-
-
-def pod(name: str = "job-worker-3-r2", version: int = 1, uid: str = "u1", **status: Any) -> dict[str, Any]:
-    labels = {LABEL_JOB: "job", LABEL_ROLE: "worker", LABEL_INDEX: "3", LABEL_NUMBER: "2"}
-    owner = {"uid": "run", "controller": True, "kind": "PSTrainingJob", "name": "job", "apiVersion": "psjob.dev/v1alpha1"}
-    metadata = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "creationTimestamp": AT, "labels": labels}
-    return {
-        "metadata": {**metadata, "ownerReferences": [owner]},
-        "spec": {"nodeName": "node", "containers": [{"name": "worker"}, {"name": "logs"}], "initContainers": [{"name": "psjob-inject"}]},
-        "status": {"phase": "Running", **status},
-    }
-
-
-def entry(name: str, **state: Any) -> dict[str, Any]:
-    return {"name": name, "state": state}
+from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from tests.unit.cluster_pods import AT, entry, pod
 
 
 def condition(kind: str, status: str = "True", **more: str) -> dict[str, Any]:

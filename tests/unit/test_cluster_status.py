@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from psjob_operator.api.status import Condition, JobStatus, ShardStatus
 from psjob_operator.cluster.status import difference, merge_patch, news
+from tests.unit.cluster_statuses import merged
 
 VALUES = st.recursive(
     st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
@@ -17,19 +18,6 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386, as the API server does it."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 @given(OBJECTS, OBJECTS)

@@ -10,7 +10,7 @@ import pytest
 
 from hack.crdlint import EXCEPTIONS, findings
 from psjob_operator.api.crd import crd, node, schema
-from tests.unit.test_api_crd import nodes
+from tests.unit.crd_schema import nodes
 
 CONDITIONS = "status.conditions"
 

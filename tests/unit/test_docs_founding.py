@@ -5,26 +5,16 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from bench.measures import MEASURES
 from psjob_client.cli.main import cli
+from tests.docs.pages import CELLS, COMMANDS, ROOT
 from tests.typed import CliRunner
 
-ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs/cli.md").read_text()
 """Generated of the commands."""
-ROWS = [
-    line
-    for line in (ROOT / "docs/contributing/founding.md").read_text().splitlines()
-    if line.startswith("| ") and not line.startswith("| ---")
-]
-CELLS = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS]
-COMMANDS = sorted(
-    {(words, cells[-1]) for cells in CELLS for words in re.findall(r"`((?:psjob|python -m bench|pytest) [^`]+)`", " ".join(cells[1:]))}
-)
 PLANNED = [(words, figure) for words, figure in COMMANDS if words.startswith("psjob plan-topology --preset")]
 
 

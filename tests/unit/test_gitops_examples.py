@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import yaml
 
 from hack import argocd
+from tests.support.chart import ROOT, application
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples" / "gitops"
 CHART = ROOT / "charts" / "psjob"
-
-
-def application() -> dict[str, Any]:
-    return dict(yaml.safe_load((EXAMPLES / "argocd" / "operator.yaml").read_text())["spec"]["source"])
-
-
-def release() -> dict[str, Any]:
-    return dict(list(yaml.safe_load_all((EXAMPLES / "flux" / "operator.yaml").read_text()))[1]["spec"])
 
 
 def test_examples_name_the_chart_and_its_version() -> None:

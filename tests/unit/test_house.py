@@ -10,26 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-OPERATOR = ROOT / "operator" / "src" / "psjob_operator"
-RUNTIME = ROOT / "runtime" / "src" / "psjob"
-CLIENT = ROOT / "client" / "src" / "psjob_client"
-
-
-def sources() -> list[Path]:
-    return [file for house in (OPERATOR, RUNTIME, CLIENT) for file in sorted(house.rglob("*.py"))]
-
-
-def holding(pattern: str, files: list[Path]) -> list[str]:
-    """Return `file:line: text` of each line that matches."""
-    found = []
-    for file in files:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            continue
-        found += [f"{file.relative_to(ROOT)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if re.search(pattern, line)]
-    return found
+from tests.support.sources import CLIENT, OPERATOR, ROOT, RUNTIME, holding, sources
 
 
 def test_folder_operator_shadows_nothing() -> None:
@@ -91,6 +72,18 @@ def test_a_circle_is_found() -> None:
 def test_files_have_one_subject_in_700_lines() -> None:
     long = {str(file.relative_to(ROOT)): n for file in sources() if (n := len(file.read_text().splitlines())) > 700}
     assert not long, f"split these files: {long}"
+
+
+TESTS = ROOT / "tests"
+
+
+def test_no_file_of_tests_imports_another_one() -> None:
+    """What several need is in a module of their folder that is no test, or in `tests/support`."""
+    assert not holding(r"^\s*(from|import) tests\.(.*\.)?test_|^\s*from tests\.\w+ import (.*\b)?test_", sorted(TESTS.rglob("*.py")))
+
+
+def test_no_file_of_tests_is_longer_than_800_lines() -> None:
+    assert not {str(file.relative_to(ROOT)): n for file in TESTS.rglob("test_*.py") if (n := len(file.read_text().splitlines())) > 800}
 
 
 def test_nothing_runs_what_it_reads() -> None:

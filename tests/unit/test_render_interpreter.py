@@ -9,7 +9,7 @@ import pytest
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.render.interpreter import HOME_OF_ROOT, interpreter
 from tests.unit.plan_given import job
-from tests.unit.test_render_pods import rich, shard
+from tests.unit.rendered import rich, shard
 
 HOME = f"{HOME_OF_ROOT}/.venv/bin"
 

@@ -10,67 +10,18 @@ import pytest
 import yaml
 
 from psjob_operator import contract, render
-from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.volumegroup import shared
 from psjob_operator.render.inject import SHELL
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
-
-IMAGE = "registry/psjob-runtime:1"
-PINNED = Pinned(runtime_image=IMAGE, container="worker", key=2)
-RICH = yaml.safe_load("""
-metadata:
-  labels: {team: ads, psjob: "no"}
-  annotations: {note: "two\\nlines"}
-spec:
-  nodeSelector: {gpu: a100}
-  priorityClassName: high
-  serviceAccountName: trainer
-  runtimeClassName: nvidia
-  tolerations: [{key: nvidia.com/gpu, operator: Exists}]
-  affinity:
-    nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}}
-  securityContext: {runAsUser: 1000, fsGroup: 2000, supplementalGroups: [7]}
-  imagePullSecrets: [{name: pull}]
-  resourceClaims: [{name: gpu, resourceClaimTemplateName: one}]
-  somethingNewer: {deep: [1, 2.5, null, "0.1"]}
-  initContainers:
-  - {name: fetch, image: busybox, command: [sh, -c, "echo ${HOME} $(X)"]}
-  - {name: logs, image: fluent, restartPolicy: Always}
-  containers:
-  - name: metrics
-    image: exporter
-  - name: worker
-    image: me/gpu:1
-    imagePullPolicy: Always
-    command: [/opt/conda/bin/python3.11, -u, train.py]
-    args: ["--lr", "0.1", "$(PSJOB_INDEX)"]
-    env: [{name: A, value: "1"}, {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]
-    envFrom: [{configMapRef: {name: c}}]
-    resources: {limits: {nvidia.com/gpu: 1, cpu: 4}, requests: {cpu: 500m}}
-    securityContext: {capabilities: {add: [IPC_LOCK]}, privileged: false, runAsGroup: 3000}
-    volumeMounts: [{name: data, mountPath: /data, readOnly: true}]
-    ports: [{containerPort: 9000}]
-    lifecycle: {preStop: {exec: {command: [sleep, "1"]}}}
-  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: shm, emptyDir: {medium: Memory}}]
-""")
-
-
-def rich(**overrides: Any) -> Snapshot:
-    return job(workers={"template": copy.deepcopy(RICH)}, **overrides)
+from tests.unit.rendered import IMAGE, PINNED, RICH, rich, shard
 
 
 def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any]:
     name = f"job-worker-{index}-r{number}"
     return render.pod(snapshot, CreateProcess("worker", index, number, 2, name, pinned=PINNED))
-
-
-def shard(snapshot: Snapshot, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
-    place = 0 if shared(snapshot) else None
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, volume_group=place, pinned=PINNED), user)
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, 
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.fate import fate, of_the_runtime
 from tests.soaking import rotating
-from tests.unit.test_cluster_pods import entry, pod
+from tests.unit.cluster_pods import entry, pod
 
 MADE = "Zx9" * 20
 JWT = f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx{MADE}.{MADE}"

@@ -16,8 +16,8 @@ from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.status import difference
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Process
+from tests.unit.cluster_statuses import merged
 from tests.unit.plan_given import NOW, ended, names, pod, running
-from tests.unit.test_cluster_status import merged
 
 STORED: dict[str, Any] = running().status.to_manifest()  # type: ignore[union-attr]
 NEWER = copy.deepcopy(STORED)
