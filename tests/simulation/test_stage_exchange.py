@@ -17,6 +17,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.schedule import Backward, Flush, Forward, FTPipe, PipeDream, StageSchedule, TrainingWay, TwoBW, Update, Work
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.wire.frame import Kind, WireError
+from tests.support.goldens import Digest, check
 
 Value = tuple[object, ...]
 Message = Give[Value] | SayStands
@@ -229,7 +230,9 @@ WAYS: list[TrainingWay] = [Flush(), TwoBW(), PipeDream(), FTPipe()]
 REPLICAS = [(1, 1), (1, 1, 1, 1), (2, 1), (1, 2), (2, 1, 1), (3, 2), (1, 3, 2), (2, 4)]
 
 
-def run(seed: int, replicas: tuple[int, ...], microbatches: int, faults: float, way: TrainingWay = WAYS[0]) -> World:
+def run(
+    seed: int, replicas: tuple[int, ...], microbatches: int, faults: float, way: TrainingWay = WAYS[0], digest: Digest | None = None
+) -> World:
     world = World(Stages(replicas), microbatches, random.Random(seed), way)
     for _ in range(20_000):
         if world.over():
@@ -241,8 +244,18 @@ def run(seed: int, replicas: tuple[int, ...], microbatches: int, faults: float, 
             world.break_link(one, other)
         moves = world.moves()
         assert moves, f"all wait at {world.versions}"
+        if digest is not None:
+            digest.add(world.versions, world.wires, [process.exchange.held for _, process in sorted(world.processes.items())])
         world.move(*world.chance.choice(moves))
     raise AssertionError(f"no end in sight at {world.versions}")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_run_of_stages_is_the_recorded_one(way: TrainingWay) -> None:
+    digest, replicas = Digest(), (2, 1, 1)
+    world = run(7, replicas, even(replicas), 0.03, way, digest)
+    digest.add(world.backs, world.delays, world.chance.getstate())
+    check(f"stages {way}", digest)
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)
