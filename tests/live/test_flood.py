@@ -22,7 +22,7 @@ from psjob.process.asking import ask
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import run_digest
-from psjob.wire.pool import STRANGERS
+from psjob.wire.stream_pool import STRANGERS
 from psjob_client.local import probe
 from psjob_client.local.sites import Listening
 from psjob_operator.cluster import progress

@@ -12,7 +12,7 @@ from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES, Unproven
 from psjob.wire.frame import Header, Kind, dump
 from psjob.wire.handshake import greet
-from psjob.wire.words import STRANGER_LETTERS, one_line
+from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 from tests.live.live_shards import NEVER
 from tests.runkeys import handed
 

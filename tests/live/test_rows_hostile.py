@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.wire.frame import Flag, Kind
-from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES
+from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES, Flag, Kind
 from tests.live.live_shards import Shards, Worker, eventually, serving
 
 ROWS, DIM = 50, 4
