@@ -29,7 +29,7 @@ from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
-from psjob.wire.pool import StreamPool
+from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import link as links
 from psjob.worker.link import ShardLink

@@ -16,7 +16,7 @@ from psjob.layout import memory
 from psjob.shard.acceptor import SPARE
 from psjob.shard.checks import MOST_AHEAD
 from psjob.shard.pending import MOST_WAITING
-from psjob.wire import pooled, reading
+from psjob.wire import event_loop, reading
 from psjob.wire.frame import MAX_JSON, MAX_LEVELS, Flag, Header, Kind, WireError, load, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
@@ -161,7 +161,7 @@ def test_who_asks_for_a_step_that_it_cannot_come_to_loses_its_stream(tmp_path: P
 
 
 def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled, "QUEUED", 200)
+    monkeypatch.setattr(event_loop, "QUEUED", 200)
     with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
         _, bad = attached(shards, 2)
         lane = bad.session.links[0].main
@@ -177,7 +177,7 @@ def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monk
 
 
 def test_no_more_is_read_of_a_worker_that_reads_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled, "BEHIND", 50)
+    monkeypatch.setattr(event_loop, "BEHIND", 50)
     with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
         good, bad = attached(shards, 2)
         stream = shards.servers[0].sessions[1].lanes[0].stream

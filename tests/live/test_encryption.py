@@ -17,11 +17,10 @@ from torch import nn
 
 from psjob.process.encryption import Encryption, encryption
 from psjob.wire import tcp
-from psjob.wire.auth import Unproven
+from psjob.wire.auth import TLS_PIECE, Unproven
 from psjob.wire.handshake import STRANGER_SECONDS, greet
 from psjob.wire.reading import STRANGER_BYTES
 from psjob.wire.tcp import StreamClosed
-from psjob.wire.tls import PIECE
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 from tests.relay import Relay, chunks
 from tests.runkeys import write_certificates
@@ -170,6 +169,6 @@ def test_more_than_a_piece_goes_both_ways_at_once(tmp_path: Path) -> None:
     """Blocks of several pieces, on several streams, while the other side reads slowly."""
     with serving(tmp_path, workers=2, shards=1, encryption="tls", transport="tcp", streams=2) as shards:
         workers = [worker_of(shards, rank, size=700) for rank in range(2)]
-        assert 20 * PIECE < 700 * 700 * 4
+        assert 20 * TLS_PIECE < 700 * 700 * 4
         all_well(workers, lambda worker: train(worker, 3))
         assert eventually(lambda: not any(link.alive for worker in workers for link in worker.session.links))

@@ -28,7 +28,7 @@ from psjob.wire import auth, tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from psjob.wire.handshake import greet
-from psjob.wire.words import STRANGER_LETTERS, one_line
+from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker

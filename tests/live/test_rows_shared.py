@@ -14,10 +14,8 @@ import psjob as ps
 from psjob.layout import memory
 from psjob.shard import rows as rowlending
 from psjob.shard.rows import RowGradient
-from psjob.wire.frame import Kind, WireError
-from psjob.wire.handover import Counter
-from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
-from psjob.wire.shared import PAGE, Region
+from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
+from psjob.wire.shared_memory import PAGE, Counter, Region
 from psjob.worker.ending import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.embeddings import adagrad, rows_of, steps

@@ -13,10 +13,9 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
-from psjob.wire import handover, shared
+from psjob.wire import shared_memory
 from psjob.wire.frame import WireError
-from psjob.wire.handover import Counter
-from psjob.wire.shared import PAGE, Region
+from psjob.wire.shared_memory import PAGE, Counter, Region
 from psjob.worker.sharing import Arena, Sharing, is_alone
 from tests.live.live_shards import SECONDS, aside
 
@@ -53,12 +52,12 @@ def test_what_could_be_taken_back_is_not_borrowed(tmp_path: Path) -> None:
 
 def test_a_borrower_cannot_write() -> None:
     lent = Region.lend(PAGE)
-    if not fcntl.fcntl(lent.fd, fcntl.F_GET_SEALS) & shared._FUTURE_WRITE:
+    if not fcntl.fcntl(lent.fd, fcntl.F_GET_SEALS) & shared_memory._FUTURE_WRITE:
         pytest.skip("this kernel has no F_SEAL_FUTURE_WRITE")
     with pytest.raises(OSError):
         os.write(lent.fd, b"x")
     with pytest.raises(OSError):
-        shared._map(None, PAGE, 3, 1, lent.fd, 0)
+        shared_memory._map(None, PAGE, 3, 1, lent.fd, 0)
 
 
 def test_what_is_withdrawn_is_the_lenders_own() -> None:
@@ -84,15 +83,15 @@ def test_a_token_opens_one_handover() -> None:
 
     token = counter.expect(give)
     with pytest.raises(OSError):
-        handover.fetch(counter.address, "0" * len(token), ours.fd)
-    fd = handover.fetch(counter.address, token, ours.fd)
+        shared_memory.fetch(counter.address, "0" * len(token), ours.fd)
+    fd = shared_memory.fetch(counter.address, token, ours.fd)
     assert (got, os.fstat(fd).st_size) == ([PAGE], 2 * PAGE)
     os.close(fd)
     with pytest.raises(OSError):
-        handover.fetch(counter.address, token, ours.fd)
+        shared_memory.fetch(counter.address, token, ours.fd)
     for name, word in (("another-program", token), ("psjob-\0", token), (f"{counter.address}x", token), (counter.address, "short")):
         with pytest.raises(OSError, match="is not where memory is handed over"):
-            handover.fetch(name, word, ours.fd)
+            shared_memory.fetch(name, word, ours.fd)
     counter.forget(counter.expect(give))
     assert not counter._expected
     counter.close()
@@ -139,9 +138,9 @@ def test_what_is_not_alone_is_seen() -> None:
 @pytest.mark.parametrize("populates", [True, False])
 def test_pages_that_are_kept_stay_as_they_were(populates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not populates:
-        monkeypatch.setattr(shared, "populate", lambda address, size: False)
+        monkeypatch.setattr(shared_memory, "populate", lambda address, size: False)
     region = Region.lend(3 * PAGE)
-    window = shared.Window(3 * PAGE)
+    window = shared_memory.Window(3 * PAGE)
     window.show(region.fd, [(0, 3 * PAGE)])
     lender, seen = (memory.lent(at, 0, 3 * PAGE, "uint8") for at in (region, window))
     lender.fill_(5)

@@ -16,7 +16,7 @@ from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import arguments
 from psjob.pipeline.stage import StageRun
 from psjob.wire.frame import Kind
-from psjob.wire.shared import PAGE
+from psjob.wire.shared_memory import PAGE
 from psjob.worker.sharing import Arena, Sharing
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.training import build

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from psjob.modes.stages import Stages
-from psjob.wire import handover
+from psjob.wire import shared_memory
+from psjob.wire.event_loop import Pooled
 from psjob.wire.frame import Flag, Header, Kind
-from psjob.wire.pooled import Pooled
-from psjob.wire.shared import PAGE
+from psjob.wire.shared_memory import PAGE
 from psjob.worker import stagelinks
 from psjob.worker.stagelinks import StageLinks, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
@@ -108,7 +108,7 @@ def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatc
         asked.append(address)
         raise OSError("another network namespace")
 
-    monkeypatch.setattr(handover, "fetch", fetch)
+    monkeypatch.setattr(shared_memory, "fetch", fetch)
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), transport="auto") as shards:
         cluster = Cluster(shards, 2)
         cluster.run()
@@ -118,7 +118,7 @@ def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatc
 
 def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream may end meanwhile. Another thread could open a file of that number, and the neighbour would be given it."""
-    monkeypatch.setattr(handover, "SECONDS", SECONDS)
+    monkeypatch.setattr(shared_memory, "SECONDS", SECONDS)
     gc.freeze()  # a collection of all that other tests have made may take seconds
     sharing, sent, send = StageSharing(0, True), list[int](), socket.send_fds
     sharing.open()
@@ -136,7 +136,7 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
         monkeypatch.setattr(socket, "send_fds", late)
         lending = stagelinks.Lending()
-        os.close(handover.fetch(address, token, lending.region.fd))
+        os.close(shared_memory.fetch(address, token, lending.region.fd))
         assert sent == [stagelinks.BYTES] and not sharing.open_streams
     sharing.close()
     gc.unfreeze()

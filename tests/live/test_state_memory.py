@@ -26,7 +26,7 @@ from psjob.shard.keeper import SERVES
 from psjob.shard.pending import Arrived, Info
 from psjob.shard.phase import Counters
 from psjob.shard.statememory import RECORD, SLABS, StateMemory, Untaken
-from psjob.wire.shared import PAGE, Region
+from psjob.wire.shared_memory import PAGE, Region
 from tests.soaking import rotating
 
 UPDATES = 2

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from psjob.process import supervise
-from psjob.wire import lobby, pooled, reading, tcp
+from psjob.wire import event_loop, reading, tcp, unauthenticated
+from psjob.wire.event_loop import Loop, Pooled, Sending
 from psjob.wire.frame import Header, Kind
-from psjob.wire.loop import Loop
-from psjob.wire.pool import STRANGERS, StreamPool
-from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+from psjob.wire.stream_pool import STRANGERS, StreamPool
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import SECONDS, eventually
 
@@ -104,7 +103,7 @@ def test_a_peer_that_stops_within_a_frame_or_reads_nothing_holds_nobody_up(dial:
 
 
 def test_a_silent_peer_is_given_up(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (reading, pooled):
+    for module in (reading, event_loop):
         monkeypatch.setattr(module, "SILENCE_SECONDS", 1.0)
     why: list[BaseException] = []
     streams: list[Pooled] = []
@@ -184,7 +183,7 @@ def test_any_thread_may_put_and_a_turn_is_made_as_late_as_it_can_be(dial: Callab
 
 
 def test_no_more_is_read_of_a_peer_that_reads_nothing_until_it_does(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled, "BEHIND", 16)
+    monkeypatch.setattr(event_loop, "BEHIND", 16)
     waited: list[int] = []
 
     def serve(stream: Pooled) -> Wants[None]:
@@ -246,7 +245,7 @@ def test_a_listener_that_is_closed_before_its_turn_breaks_no_thread(monkeypatch:
 
 
 def test_nothing_is_made_of_a_stream_before_its_first_words_have_come(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lobby, "STRANGER_SECONDS", 2.0)
+    monkeypatch.setattr(unauthenticated, "STRANGER_SECONDS", 2.0)
     served: list[float] = []
 
     def serve(stream: Pooled) -> Wants[None]:
@@ -272,7 +271,7 @@ def test_nothing_is_made_of_a_stream_before_its_first_words_have_come(dial: Call
 
 
 def test_the_oldest_that_has_not_spoken_has_to_go(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lobby, "STRANGER_SECONDS", 60.0)
+    monkeypatch.setattr(unauthenticated, "STRANGER_SECONDS", 60.0)
     words = Header(Kind.PUSH).pack()
     first = dial(echo, first=len(words))
     speaks = dial()

@@ -36,7 +36,7 @@ from psjob.process.asking import ask
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, parse, run_digest
-from psjob.wire.pool import STRANGERS
+from psjob.wire.stream_pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker import link as worker_link
 from psjob.worker.link import ShardLink, _hello

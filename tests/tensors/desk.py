@@ -28,8 +28,8 @@ from psjob.shard.coordination import Coordination
 from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session
+from psjob.wire.event_loop import Pooled
 from psjob.wire.frame import Header, Kind
-from psjob.wire.pooled import Pooled
 from tests.live.live_shards import NEVER
 
 TABLE = [TensorSpec("w", (2048,), "float32", 0)]

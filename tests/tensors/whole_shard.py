@@ -27,8 +27,8 @@ from psjob.shard.store import Store
 from psjob.tables import TableSpec
 from psjob.wire import auth
 from psjob.wire.auth import Peer
+from psjob.wire.event_loop import Pooled
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
-from psjob.wire.pooled import Pooled
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
 from tests.live.live_shards import NEVER
 from tests.runkeys import RUN as KEYS

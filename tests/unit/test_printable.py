@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 from psjob_client.cli import doctor, output, rows
 from psjob_client.cli.output import TextForm
 from psjob_client.compare.outcome import Comparison, SideOutcome

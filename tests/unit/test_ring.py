@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.wire.frame import WireError
-from psjob.wire.ring import ALIGNED, Ring
+from psjob.wire.shared_memory import ALIGNED, Ring
 
 
 @given(st.lists(st.one_of(st.integers(1, 700), st.integers(-8, -1)), max_size=200))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.shard.statusport import Nonces
-from psjob.wire.strangers import Strangers, network
+from psjob.wire.unauthenticated import Strangers, network
 
 
 def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.process.encryption import Encryption, encryption
-from psjob.wire.auth import Unproven
-from psjob.wire.tls import PIECE, Tls, pieces
+from psjob.wire.auth import TLS_PIECE, Tls, Unproven, pieces
 from tests.runkeys import write_certificates
 
 Ends = tuple[Encryption, Encryption]
@@ -71,13 +70,13 @@ def test_a_changed_byte_is_never_read(run: Ends, at: int, by: int) -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, 3 * PIECE), max_size=5))
+@given(st.lists(st.integers(0, 3 * TLS_PIECE), max_size=5))
 def test_pieces_are_all_of_the_parts_in_order(sizes: list[int]) -> None:
     rest: list[memoryview] = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
     whole, taken = b"".join(rest), b""
     while rest:
         piece, rest = pieces(rest)
-        assert sum(map(len, piece)) == PIECE or not rest
+        assert sum(map(len, piece)) == TLS_PIECE or not rest
         taken += b"".join(piece)
     assert taken == whole
 

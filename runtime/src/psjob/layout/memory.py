@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import SIZES, Layout
-from psjob.wire.shared import Region, Window
+from psjob.wire.shared_memory import Region, Window
 
 
 def view(tensor: torch.Tensor) -> memoryview:

@@ -24,10 +24,9 @@ from psjob.process.config import Place
 from psjob.shard.believed import known
 from psjob.wire import tcp
 from psjob.wire.auth import Peer, Standing, Unproven
+from psjob.wire.event_loop import Apart, Pooled
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit, greet
-from psjob.wire.loop import Apart
-from psjob.wire.pooled import Pooled
 from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
 
 

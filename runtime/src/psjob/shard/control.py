@@ -36,7 +36,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server

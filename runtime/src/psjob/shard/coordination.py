@@ -42,7 +42,7 @@ from psjob.shard.peers import Mailbox
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server

@@ -25,7 +25,7 @@ from typing import Final
 
 from psjob import contract
 from psjob.process import forking, forkserver, forkwaiter, limits, pulse
-from psjob.wire.shared import Region, possible
+from psjob.wire.shared_memory import Region, possible
 
 WEIGHTS: Final = "weights"
 STATE: Final = "state"

@@ -19,9 +19,8 @@ from psjob.checkpoint.problems import CheckpointProblem, explain
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
+from psjob.wire.event_loop import Apart, Pooled
 from psjob.wire.frame import Header, Kind, WireError, run_digest
-from psjob.wire.loop import Apart
-from psjob.wire.pooled import Pooled
 
 FILE: Final = "stage-cuts.json"
 MOST_BYTES: Final = 1 << 20

@@ -11,8 +11,8 @@ from psjob.layout import memory
 from psjob.shard.cell import Cell
 from psjob.shard.pending import MOST_NAMED, Waiter
 from psjob.shard.rows import RowCell
+from psjob.wire.event_loop import LARGE, Pooled, Sending
 from psjob.wire.frame import Flag, Header, Kind, dump
-from psjob.wire.pooled import LARGE, Pooled, Sending
 from psjob.wire.tcp import Part
 
 if TYPE_CHECKING:

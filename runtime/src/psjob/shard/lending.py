@@ -13,7 +13,7 @@ from psjob.layout.memory import LentSpan
 from psjob.shard.cell import Cell, Lent
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, WireError
-from psjob.wire.shared import Region
+from psjob.wire.shared_memory import Region
 
 MOST_SLOTS = 64
 

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from psjob.process.config import Place
 from psjob.protocol.records import MOST_NAME
+from psjob.wire.event_loop import Apart, Pooled
 from psjob.wire.frame import Header, Kind, WireError, run_digest
-from psjob.wire.loop import Apart
-from psjob.wire.pooled import Pooled
 
 HOLD_SECONDS: Final = 5.0
 """A question is answered after so many, though workers are missing."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId, RecordIn
+from psjob.wire.event_loop import Sending
 from psjob.wire.frame import MAX_RECORD, Header, Kind, WireError
-from psjob.wire.pooled import Sending
 from psjob.wire.reading import Wants
 
 if TYPE_CHECKING:

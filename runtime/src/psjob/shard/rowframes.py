@@ -12,11 +12,10 @@ from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.pending import Waiter
 from psjob.shard.phase import Phase
 from psjob.shard.rows import Buffers, RowCell, RowGradient, RowLending
-from psjob.wire.frame import Flag, Header, Kind, WireError
-from psjob.wire.pooled import LARGE, Sending
+from psjob.wire.event_loop import LARGE, Sending
+from psjob.wire.frame import ID_BYTES, ID_PAGE, LENT_ANSWERS, Flag, Header, Kind, WireError, lookup_limit, push_limit, row_bytes
 from psjob.wire.reading import Pause, Wants
-from psjob.wire.rows import ID_BYTES, ID_PAGE, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
-from psjob.wire.shared import Region
+from psjob.wire.shared_memory import Region
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session

@@ -26,9 +26,8 @@ from psjob.shard.pushnorms import PushNorms
 from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.rules import Combine
 from psjob.tables.table import Part, Rows
-from psjob.wire.frame import Header, WireError
-from psjob.wire.rows import ALIGNED, ID_BYTES, LENT_ANSWERS, LENT_PUSHES
-from psjob.wire.shared import Region
+from psjob.wire.frame import ID_BYTES, LENT_ANSWERS, LENT_PUSHES, ROWS_ALIGNED, Header, WireError
+from psjob.wire.shared_memory import Region
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 
@@ -237,6 +236,6 @@ class RowLending:
 
 
 def _aligned(header: Header) -> int:
-    if header.part % ALIGNED:
-        raise WireError(f"{header.kind.name} names byte {header.part} of lent memory, expected a multiple of {ALIGNED}")
+    if header.part % ROWS_ALIGNED:
+        raise WireError(f"{header.kind.name} names byte {header.part} of lent memory, expected a multiple of {ROWS_ALIGNED}")
     return header.part

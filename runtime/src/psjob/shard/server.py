@@ -44,13 +44,12 @@ from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.statememory import Outliving
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
-from psjob.wire import shared
+from psjob.wire import shared_memory
+from psjob.wire.event_loop import Apart, Pooled
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
-from psjob.wire.handover import Counter
-from psjob.wire.loop import Apart
-from psjob.wire.pooled import Pooled
 from psjob.wire.reading import StreamClosed, Wants
-from psjob.wire.words import one_line
+from psjob.wire.shared_memory import Counter
+from psjob.wire.unauthenticated import one_line
 
 HELLO_VALUES, ROW_VALUES = 100_000, 32
 """Values of a hello of a job that serves: so many, and so many for each tensor and table that it has."""
@@ -71,7 +70,7 @@ class Server:
         config = place.config
         self.place, self.folder = place, folder
         self.run = run_digest(place.run)
-        lends = config.transport != "tcp" and shared.possible()
+        lends = config.transport != "tcp" and shared_memory.possible()
         self.counter = Counter(f"shard-{place.index}-lends") if lends else None
         """Where workers of this host come for the memory that this shard lends."""
         self.store = Store(

@@ -48,10 +48,10 @@ from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.stateframes import StateFrames
+from psjob.wire.event_loop import Pooled
 from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
-from psjob.wire.pooled import Pooled
 from psjob.wire.reading import Pause, StreamClosed, Wants
-from psjob.wire.shared import Region
+from psjob.wire.shared_memory import Region
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server

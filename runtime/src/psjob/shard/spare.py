@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from psjob.process import pulse
-from psjob.wire.shared import populate
+from psjob.wire.shared_memory import populate
 
 PAGE = 4096
 PIECE = 2 << 20

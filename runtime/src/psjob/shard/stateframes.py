@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from psjob.layout import memory
 from psjob.shard.cell import Cell
+from psjob.wire.event_loop import Sending
 from psjob.wire.frame import Header, Kind, WireError, dump
-from psjob.wire.pooled import Sending
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session

@@ -32,7 +32,7 @@ from psjob.rules.base import BlockState, Rule
 from psjob.shard.admission import taken_by
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Held, Keeping
 from psjob.shard.phase import Counters
-from psjob.wire.shared import Region, whole_pages
+from psjob.wire.shared_memory import Region, whole_pages
 
 
 class Outliving:

@@ -25,7 +25,7 @@ from psjob.contract import keys
 from psjob.process import supervise
 from psjob.shard.phase import Phase
 from psjob.shard.session import said_of
-from psjob.wire.strangers import Strangers
+from psjob.wire.unauthenticated import Strangers
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server

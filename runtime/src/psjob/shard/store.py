@@ -37,7 +37,7 @@ from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
 from psjob.shard.statememory import Outliving, StateMemory, Untaken, told
 from psjob.tables import RowTable, TableSpec
-from psjob.wire import shared
+from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, WireError
 
 
@@ -98,7 +98,7 @@ class Store(ShardProgress):
         self.pushed = 0.0
         """When the last push came, by the monotonic clock."""
         self.places: LentSpan | None = None
-        self.region: shared.Region | None = None
+        self.region: shared_memory.Region | None = None
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
@@ -330,12 +330,12 @@ class Store(ShardProgress):
         self.kept = None
         if not (self.lends or self.outliving.possible) or self.layout is None:
             return
-        self.places = LentSpan.of(self.layout, shared.PAGE)
+        self.places = LentSpan.of(self.layout, shared_memory.PAGE)
         if not self.mode.steady:
             self.outliving.drop()
             return
         self._keep()
-        self.region = shared.Region.lend(self.places.size) if self.kept is None else self.kept.weights
+        self.region = shared_memory.Region.lend(self.places.size) if self.kept is None else self.kept.weights
         for index, cell in self.cells.items():
             cell.kept = None if self.kept is None else self.kept.blocks[index]
             if cell.kept is None:

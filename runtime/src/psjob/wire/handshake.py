@@ -9,15 +9,14 @@ from collections.abc import Callable
 from psjob.contract import SHARD_NAME, WORKER_NAME
 from psjob.process.config import Place
 from psjob.process.encryption import Encryption
-from psjob.wire import auth, tls
-from psjob.wire.auth import Peer, Standing
+from psjob.wire import auth
+from psjob.wire.auth import Peer, Standing, Tls
+from psjob.wire.event_loop import Pooled, Sending
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, WireError, parse, run_digest
 from psjob.wire.frame import MAGIC as FRAME
-from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Filling, Reading, StreamClosed, Wants
 from psjob.wire.tcp import Stream
-from psjob.wire.tls import Tls
-from psjob.wire.words import STRANGER_LETTERS, one_line
+from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 
 SENTENCE_BYTES = 4096
 """Most bytes of a refusal that come from somebody who has proven nothing."""
@@ -49,7 +48,7 @@ def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encrypt
     """Who dials, once it has proven it. Raises StreamClosed, TimeoutError, WireError."""
     until = stream.since + STRANGER_SECONDS
     greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
-    if encryption.accepts is not None and greeting[0] == tls.RECORD:
+    if encryption.accepts is not None and greeting[0] == auth.TLS_RECORD:
         yield from _accepted(stream, Tls(encryption.accepts, None), greeting, until)
         greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
     elif _needed(encryption, stream):

@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import math
 import socket
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from psjob.wire.auth import TLS_PIECE, Seal, Tls
 from psjob.wire.frame import (
     HEADER_BYTES,
     MAX_BODY,
@@ -29,13 +31,7 @@ from psjob.wire.frame import (
     load,
     parse,
 )
-from psjob.wire.shared import Region, copy_out
-from psjob.wire.sockets import SLICE_SECONDS, peer_name, timeval
-from psjob.wire.tls import PIECE as ENCRYPTED
-
-if TYPE_CHECKING:
-    from psjob.wire.auth import Seal
-    from psjob.wire.tls import Tls
+from psjob.wire.shared_memory import Region, copy_out
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say the header of a hello, and to go on where it pauses."""
@@ -55,6 +51,8 @@ STRANGER_SECONDS = 1.0
 """Who dials has so long to prove who it is."""
 STRANGER_BYTES = 4096
 """Most bytes, encrypted or not, that are taken from who has proven nothing."""
+SLICE_SECONDS = 1.0
+"""Longest wait of one call to the kernel, which does not tell when within the call its last byte moved."""
 _thread = threading.local()
 """`place`: where encrypted bytes are received, until they are decrypted."""
 
@@ -391,9 +389,23 @@ class Reading:
 def _place_of_thread() -> memoryview:
     place: memoryview | None = getattr(_thread, "place", None)
     if place is None:
-        place = _thread.place = memoryview(bytearray(ENCRYPTED))
+        place = _thread.place = memoryview(bytearray(TLS_PIECE))
     return place
 
 
 def _place(header: Header) -> str:
     return f"table {header.table}" if header.kind in (*ROW_KINDS, Kind.ROWS) else f"block {header.block}"
+
+
+def timeval(seconds: float) -> bytes:
+    """What SO_RCVTIMEO and SO_SNDTIMEO take."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+
+
+def peer_name(sock: socket.socket) -> str:
+    """The other end's `host:port`; `peer` where there is none."""
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "peer"
+    return f"{host}:{port}"

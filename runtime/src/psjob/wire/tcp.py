@@ -6,26 +6,27 @@ called from several threads; reading belongs to one thread.
 
 from __future__ import annotations
 
+import array
+import contextlib
 import errno
+import fcntl
 import functools
 import select
 import socket
+import struct
+import sys
+import termios
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from psjob.process import supervise
+from psjob.wire.auth import Seal, Tls, pieces
 from psjob.wire.frame import MAX_JSON, Header, dump, frames
 from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
-from psjob.wire.reading import SILENCE_SECONDS, Reading
+from psjob.wire.reading import SILENCE_SECONDS, SLICE_SECONDS, Reading, timeval
 from psjob.wire.reading import StreamClosed as StreamClosed
-from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unheard, unpaced
-from psjob.wire.tls import Tls, pieces
-
-if TYPE_CHECKING:
-    from psjob.wire.auth import Seal
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
@@ -35,6 +36,8 @@ BACKLOG = 4096
 JOINED = 16 << 10
 """Frames of so many bytes together are sent as one piece of memory."""
 MSG_MORE = getattr(socket, "MSG_MORE", 0)
+_LAST_ACK = 56
+"""Where tcpi_last_ack_recv (uint32, milliseconds) lies in struct tcp_info of linux/tcp.h."""
 Buffer = bytes | bytearray | memoryview
 Part = Header | Buffer
 """A header, which is packed and sealed when its turn to be sent has come, or bytes that stand."""
@@ -272,35 +275,43 @@ def _listening(bind: str | None, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
 
-def accept_forever(
-    server: socket.socket, handle: Callable[[Any], None], limit: int, name: str, wrap: Callable[[socket.socket], Any] = Stream
-) -> threading.Thread:
-    """Accept in a thread of its own and give each stream to `handle` in another; above `limit` streams a newcomer is closed."""
-    slots = threading.BoundedSemaphore(limit)
+def one_host(sock: socket.socket) -> bool:
+    """Both ends have one address: what is sent never leaves this machine's memory."""
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:
+        return False
 
-    def serve(stream: Any) -> None:
-        try:
-            handle(stream)
-        finally:
-            stream.close()
-            slots.release()
 
-    def loop() -> None:
-        while True:
-            try:
-                sock, _address = server.accept()
-            except OSError:
-                if server.fileno() < 0:
-                    return
-                time.sleep(0.05)
-                continue
-            if not slots.acquire(blocking=False):
-                sock.close()
-                continue
-            try:
-                supervise.start(serve, f"{name}-stream", wrap(sock))
-            except (OSError, RuntimeError):
-                sock.close()
-                slots.release()
+def unconfirmed(sock: socket.socket) -> int:
+    """Bytes that were written and the peer's system has not confirmed; 0 where this system does not tell. Raises OSError."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    count = array.array("i", [0])
+    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    return count[0]
 
-    return supervise.start(loop, f"{name}-accept")
+
+def unpaced(sock: socket.socket) -> None:
+    """Nothing can be congested between two ends of one host, where a paced algorithm (BBR) sends at two thirds of what memory gives."""
+    with contextlib.suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def unheard(sock: socket.socket) -> float:
+    """Seconds since the peer's system last confirmed anything; with `keepalive` it is asked to where nothing is sent.
+
+    A peer that stands still goes on confirming: its system does that. 0 where this system does not tell. Raises OSError.
+    """
+    if not sys.platform.startswith("linux"):
+        return 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
+    return float(struct.unpack_from("@I", info, _LAST_ACK)[0]) / 1000 if len(info) >= _LAST_ACK + 4 else 0.0
+
+
+def keepalive(sock: socket.socket) -> None:
+    """Let the kernel ask a silent peer for a confirmation, and end a connection whose other end has gone without a word."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 8), ("TCP_USER_TIMEOUT", 45_000)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

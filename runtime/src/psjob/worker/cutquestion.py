@@ -13,7 +13,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 from psjob.worker.link import DIAL_SECONDS
 
 ANSWER_SECONDS = 10.0

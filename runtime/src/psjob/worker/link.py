@@ -34,7 +34,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 from psjob.worker import exits
 from psjob.worker.sharing import SLOTS
 

@@ -10,7 +10,7 @@ from psjob.process.config import Place
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.tcp import StreamClosed
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 from psjob.worker.cutquestion import dialled
 
 ANSWER_SECONDS = 15.0

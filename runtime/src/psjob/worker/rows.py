@@ -18,10 +18,23 @@ import torch
 
 from psjob.layout import memory
 from psjob.tables import Partition, TableSpec
-from psjob.wire import handover
-from psjob.wire.frame import Flag, Header, Kind, WireError
-from psjob.wire.rows import ALIGNED, ID_BYTES, ID_PAGE, LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
-from psjob.wire.shared import Region, copy_out
+from psjob.wire import shared_memory
+from psjob.wire.frame import (
+    ID_BYTES,
+    ID_PAGE,
+    LENT_ANSWERS,
+    LENT_PUSHES,
+    LOOKUP_BYTES,
+    LOOKUPS,
+    ROWS_ALIGNED,
+    Flag,
+    Header,
+    Kind,
+    WireError,
+    lookup_limit,
+    push_limit,
+)
+from psjob.wire.shared_memory import Region, copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.ending import SessionEnd
 
@@ -138,7 +151,7 @@ class RowSharing:
         with self._lock:
             if self._pushes is None:
                 self._pushes = Region.lend(LENT_PUSHES)
-        self._answers[index] = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), self._pushes.fd), LENT_ANSWERS)
+        self._answers[index] = Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), self._pushes.fd), LENT_ANSWERS)
 
     def lose(self, index: int) -> None:
         """The stream over which shard `index` told of its memory has ended."""
@@ -169,7 +182,7 @@ class RowSharing:
                 if self._pushes.withdrawn:
                     return None  # the region may have become private before all of it was there
                 self._places[key] = (self._used, length)
-                self._used += -(-length // ALIGNED) * ALIGNED
+                self._used += -(-length // ROWS_ALIGNED) * ROWS_ALIGNED
             return self._places[key]
 
     def withdraw(self) -> None:

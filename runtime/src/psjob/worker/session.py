@@ -25,7 +25,7 @@ from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.tables import TableSpec
-from psjob.wire import shared
+from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.worker import exits, rewind
 from psjob.worker.ending import SessionEnd
@@ -370,7 +370,7 @@ class WorkerSession:
         """Ways by which rows may go."""
         config = self.place.config
         coded = not {config.compression.push, config.compression.pull} <= {"none", "auto"}  # only what is sent has a codec
-        return ["tcp"] if coded or config.transport == "tcp" or not shared.possible() else ["shared", "tcp"]
+        return ["tcp"] if coded or config.transport == "tcp" or not shared_memory.possible() else ["shared", "tcp"]
 
     def adopt(self, blocks: object) -> None:
         """The job's parameters lie in other blocks than this version would cut: it goes on from a checkpoint of another one.

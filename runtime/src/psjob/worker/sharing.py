@@ -24,9 +24,9 @@ from psjob.layout.blocks import Layout
 from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
 from psjob.process.limits import available
-from psjob.wire import handover, shared
+from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
-from psjob.wire.shared import Region, Window
+from psjob.wire.shared_memory import Region, Window
 
 _SEEN = "_psjob_pushed"
 """Set on a gradient that was pushed: where the next step finds it again, the script keeps it."""
@@ -267,7 +267,7 @@ class Sharing:
 
     def __init__(self, layout: Layout, steady: bool) -> None:
         self.steady = steady
-        self.span = LentSpan.of(layout, shared.PAGE)
+        self.span = LentSpan.of(layout, shared_memory.PAGE)
         self._making = threading.Lock()
         """Links come each by a thread of its own, and all lend the same memory."""
         self._arena: Arena | None = None
@@ -283,7 +283,7 @@ class Sharing:
             raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
         with self._making:
             arena = self._arena = self._arena or Arena(self.span)
-        region = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), arena.region.fd), size)
+        region = Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), arena.region.fd), size)
         if self.steady:
             with self._making:
                 self._mirror = self._mirror or Mirror(self.span)

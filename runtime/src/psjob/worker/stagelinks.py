@@ -27,18 +27,16 @@ from psjob.process import supervise
 from psjob.process.errors import Refused
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.protocol.worker import events as e
-from psjob.wire import handover, tcp
+from psjob.wire import shared_memory, tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
+from psjob.wire.event_loop import Pooled, Sending
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError, dump
-from psjob.wire.handover import Counter
 from psjob.wire.handshake import admit, greet
-from psjob.wire.pool import StreamPool
-from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
-from psjob.wire.ring import Ring
-from psjob.wire.shared import Region, copy_in
+from psjob.wire.shared_memory import Counter, Region, Ring, copy_in
+from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
-from psjob.wire.words import one_line
+from psjob.wire.unauthenticated import one_line
 from psjob.worker.link import DIAL_SECONDS
 from psjob.worker.stagegauge import StageGauge
 
@@ -131,7 +129,7 @@ class StageSharing:
             return
         try:
             lending = Lending()
-            region = Region.borrow(handover.fetch(str(name), str(token), lending.region.fd), BYTES)
+            region = Region.borrow(shared_memory.fetch(str(name), str(token), lending.region.fd), BYTES)
         except (OSError, WireError) as error:
             self._barred.add(rank)
             log.warning("worker %d: its memory is out of reach: %s", rank, one_line(error, 200))

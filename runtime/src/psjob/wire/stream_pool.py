@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from psjob.wire.lobby import Lobby
-from psjob.wire.loop import Loop, Serve
-from psjob.wire.pooled import Pooled, nothing
-from psjob.wire.strangers import Strangers
+from psjob.wire.event_loop import Loop, Pooled, Serve, nothing
+from psjob.wire.unauthenticated import Lobby, Strangers
 
 ACCEPTS = 64
 """Streams taken at a time, before others are read."""
@@ -35,7 +33,7 @@ class StreamPool:
         """By stream, which loop reads it."""
         self._counts = [0] * number
         self._strangers: Strangers[socket.socket | Pooled] = Strangers(STRANGERS)
-        self._lobby = self.loops[0].lobby = Lobby(self.loops[0], self._strangers.drop)
+        self._lobby = self.loops[0].lobby = Lobby(self.loops[0].listen, self.loops[0].unlisten, self._strangers.drop)
         for loop in self.loops:
             loop.start()
 
