@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from psjob.process import began
+from psjob.process import startup
 from psjob.process.config import Place
 from psjob.process.errors import Refused
 
@@ -198,7 +198,7 @@ def _written(this: Any) -> Sent:
     context.set_spawning_popen(sending)  # type: ignore[arg-type]
     try:
         with os.fdopen(os.dup(file), "wb") as writing:
-            reduction.dump({**spawn.get_preparation_data(this.name), "dir": began.FOLDER}, writing)
+            reduction.dump({**spawn.get_preparation_data(this.name), "dir": startup.FOLDER}, writing)
             reduction.dump(this, writing)
     except Exception as error:  # whatever the script's objects raise
         os.close(file)

@@ -32,7 +32,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from psjob import contract
-from psjob.process import shown, supervise
+from psjob.process import supervise, tracebacks
 from psjob.process.errors import leave_message
 
 CHILD_SECONDS = 30.0
@@ -54,7 +54,7 @@ def watch_thread() -> None:
 
     def on_error(of: threading.ExceptHookArgs) -> None:
         if of.exc_value is not None:
-            shown.shorten(of.exc_value)
+            tracebacks.shorten(of.exc_value)
         hook(of)
         code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
         if threading.get_ident() == own and code not in (0, None):

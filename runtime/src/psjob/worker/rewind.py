@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from psjob import contract
-from psjob.process import began, forkserver, forkwaiter, limits
+from psjob.process import forkserver, forkwaiter, limits, startup
 from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
 from psjob.worker import children
@@ -66,13 +66,13 @@ def prepare(trained: float) -> None:
 @cache
 def _after() -> float:
     """Seconds of training after which this worker looks whether there is room."""
-    index = int(began.ENVIRONMENT.get(contract.ENV_INDEX) or 0)
-    return contract.fork_server_after(began.ENVIRONMENT) + APART * (index % 16)
+    index = int(startup.ENVIRONMENT.get(contract.ENV_INDEX) or 0)
+    return contract.fork_server_after(startup.ENVIRONMENT) + APART * (index % 16)
 
 
 def _differs() -> bool:
     """Has the script set what libraries read when they are imported, or does Python run it in a way that a fork cannot?"""
-    now, then = dict(os.environ), began.ENVIRONMENT
+    now, then = dict(os.environ), startup.ENVIRONMENT
     names = {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
     return (
         multiprocessing.parent_process() is not None
@@ -110,7 +110,7 @@ def _start() -> None:
     try:
         with theirs:
             child = subprocess.Popen(
-                words, env=began.ENVIRONMENT, cwd=began.FOLDER, pass_fds=[theirs.fileno()],
+                words, env=startup.ENVIRONMENT, cwd=startup.FOLDER, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
     except OSError:
@@ -160,12 +160,12 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
             stream.flush()
         except (OSError, ValueError):
             pass
-    environment = {**began.ENVIRONMENT, **(more or {}), contract.ENV_REWINDS: str(rewinds + 1)}
+    environment = {**startup.ENVIRONMENT, **(more or {}), contract.ENV_REWINDS: str(rewinds + 1)}
     if mode:
         environment[contract.ENV_MODE] = mode
     if forkserver.talk is not None:
         forkserver.say_again(environment)
-    os.chdir(began.FOLDER)
+    os.chdir(startup.FOLDER)
     words = [sys.executable, *sys.orig_argv[1:]] if _sent is None else _sent.words()
     if forks and _server is not None:
         fd = _server[1].fileno()
