@@ -18,7 +18,7 @@ from psjob.shard import coordination
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.statusport import status
 from psjob.wire.frame import Kind, WireError
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from psjob.worker.session import WorkerSession
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, together
 

@@ -18,7 +18,7 @@ from psjob.wire.frame import Kind, WireError
 from psjob.wire.handover import Counter
 from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
 from psjob.wire.shared import PAGE, Region
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_rows_checkpoints import adagrad

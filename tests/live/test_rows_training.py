@@ -17,7 +17,7 @@ from torch import nn
 import psjob as ps
 from psjob.embeddings.rowmodule import RowModule
 from psjob.shard import server
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.covering import each_value
 from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside

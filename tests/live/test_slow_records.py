@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from psjob.process.config import Place
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, eventually, serving
 from tests.live.slow_line import SlowLine
 from tests.soaking import soak

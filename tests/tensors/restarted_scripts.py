@@ -24,7 +24,7 @@ from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
 from psjob.process import tracebacks
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER
 from tests.runkeys import handed
 

@@ -23,7 +23,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.rows import ALIGNED, ID_BYTES, ID_PAGE, LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
 from psjob.wire.shared import Region, copy_out
 from psjob.wire.tcp import Stream
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 
 if TYPE_CHECKING:
     from psjob.worker.link import ShardLink, WorkerLane
