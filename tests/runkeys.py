@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from psjob.contract import keys
-from psjob.process.keys import Keys
+from psjob.process.config import Keys
 from psjob_operator.authority import certificates
 
 RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in keys.NAMES}

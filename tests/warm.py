@@ -30,7 +30,7 @@ from unittest import mock
 from hack.testing import cost
 
 PRELOADED = ["tests.warm_imports"]
-LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.began", "psjob.worker.exits", "http.server"]
+LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.startup", "psjob.worker.exits", "http.server"]
 """For commands and for processes that need no torch."""
 COMPILING = ["tests.compiling_imports"]
 """For processes in which torch's own optimizers make steps, stages are cut, or a dispatch mode is used."""
@@ -284,15 +284,15 @@ def _forget() -> None:
 @functools.cache
 def _runtime() -> tuple[types.ModuleType, types.ModuleType]:
     """Those of this checkout, also where PYTHONPATH names another psjob."""
-    from psjob.process import began
+    from psjob.process import startup
     from psjob.worker import exits
 
-    return began, exits
+    return startup, exits
 
 
 def _run(words: list[str]) -> int:
-    began, exits = _runtime()
-    vars(began).update(FOLDER=os.getcwd(), ENVIRONMENT=dict(os.environ))
+    startup, exits = _runtime()
+    vars(startup).update(FOLDER=os.getcwd(), ENVIRONMENT=dict(os.environ))
     sys.orig_argv = list(words)
     if words[1] not in ("-m", "-c") and "torch" in sys.modules:
         from psjob.process import startup

@@ -22,8 +22,7 @@ from psjob.api.later import Later, groups
 from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
 from psjob.contract import AUTHORITY, CERTIFICATE
-from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
-from psjob.process.encryption import Encryption, encryption
+from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server

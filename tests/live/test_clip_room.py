@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.worker import credit
+from psjob.worker import exchange
 from tests.live.live_shards import Worker, all_well, serving
 
 ROWS, COLUMNS = 64, 256
@@ -32,7 +32,7 @@ def trained(folder: Path, **config: object) -> list[torch.Tensor]:
 
 
 def test_a_credit_below_the_gradient_does_not_stop_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit, "CREDIT", 4 * ROWS * COLUMNS)
+    monkeypatch.setattr(exchange, "CREDIT", 4 * ROWS * COLUMNS)
     weights = trained(tmp_path)
     expected = -3 / (8 * ROWS * COLUMNS) ** 0.5
     for p in weights:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.process.encryption import Encryption, encryption
+from psjob.process.config import Encryption, encryption
 from psjob.wire import tcp
 from psjob.wire.auth import TLS_PIECE, Unproven
 from psjob.wire.handshake import STRANGER_SECONDS, greet

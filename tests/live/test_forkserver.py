@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psjob.process import forkserver
-from psjob.process.descendants import _children
+from psjob.process.descendants import descendants_of
 from psjob.worker import rewind
 from tests.live.live_shards import eventually
 
@@ -126,7 +126,7 @@ def test_no_fork_outlives_the_worker(tmp_path: Path) -> None:
     process = run(tmp_path, ENDINGS, "waits")
     assert process.stdout is not None
     script = int(process.stdout.readline().split()[1])
-    (server,) = [pid for pid in _children(process.pid) if pid != script]
+    (server,) = [pid for pid in descendants_of(process.pid) if pid != script]
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=SECONDS)
     assert eventually(lambda: not Path(f"/proc/{script}").exists() and not Path(f"/proc/{server}").exists())
@@ -244,7 +244,7 @@ def test_a_server_is_started_once_if_it_can_fork_the_same(
     monkeypatch.setattr(rewind.limits, "free", lambda: free)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
     monkeypatch.delenv("PS_FORK_SERVER", raising=False)
-    monkeypatch.setattr(rewind.began, "ENVIRONMENT", dict(os.environ))
+    monkeypatch.setattr(rewind.startup, "ENVIRONMENT", dict(os.environ))
     monkeypatch.setenv(variable, "of the script")
     rewind.prepare(trained)
     rewind.prepare(trained)

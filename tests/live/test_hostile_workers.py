@@ -28,7 +28,7 @@ from psjob.shard import coordination
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.statusport import status
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES, Flag, Kind, WireError
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from psjob.worker.session import WorkerSession
 from tests.live.hostile import LIMIT as SESSIONS_LIMIT
 from tests.live.hostile import LR as SESSIONS_LR

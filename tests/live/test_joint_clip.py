@@ -13,7 +13,7 @@ from psjob.api import clipping
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair, joint
 from psjob.api.takeover import take_over
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from tests.live.live_shards import Shards, Worker, all_well, serving
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -18,7 +18,7 @@ from torch import nn
 import psjob as ps
 from psjob.contract import EXIT_REFUSED
 from psjob.process.config import CompressionConfig
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import Worker, all_well, aside, serving
 from tests.soaking import rotating
 

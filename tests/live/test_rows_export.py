@@ -19,7 +19,7 @@ from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.reading import Wants
 from psjob.worker import rows
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import RowRequest
 from tests.covering import each_value
 from tests.live.live_shards import Worker, all_well, eventually, serving, severed

@@ -16,7 +16,7 @@ from psjob.shard import rows as rowlending
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
 from psjob.wire.shared_memory import PAGE, Counter, Region
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.embeddings import adagrad, rows_of, steps
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, eventually, serving, severed

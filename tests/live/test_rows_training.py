@@ -16,7 +16,7 @@ from torch import nn
 import psjob as ps
 from psjob.embeddings.rowmodule import RowModule
 from psjob.shard import server
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.covering import each_value
 from tests.live.embeddings import DIM, OPTIMIZERS, ROWS, Clicks, batch, loss_of, offloaded, plain, rows_of, steps
 from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, eventually, serving, severed

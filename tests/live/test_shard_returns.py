@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live import live_shards
 from tests.live.counting import counting, final, numbers, step
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, severed

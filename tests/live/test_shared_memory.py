@@ -18,7 +18,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared_memory import PAGE
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from psjob.worker.sharing import Arena
 from tests.live.live_shards import SECONDS, Worker, all_well, aside, eventually, serving, severed
 

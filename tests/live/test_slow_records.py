@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, eventually, serving
 from tests.live.slow_line import Behind, SlowLine
 from tests.soaking import soak

@@ -20,7 +20,7 @@ from psjob.process.errors import Refused
 from psjob.shard import keptcuts
 from psjob.shard.keptcuts import KeptCuts
 from psjob.wire.frame import Header, Kind, WireError
-from psjob.worker import cutquestion
+from psjob.worker import rendezvous
 from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
 from tests.live.live_shards import Died, serving
@@ -73,7 +73,7 @@ def test_a_job_cuts_where_psjob_chose_and_a_kill_changes_no_bit(
 
 def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: list[ChosenCuts], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it joins. Its next start would choose others, were it asked."""
-    asked, died = cutquestion._asked, threading.Event()
+    asked, died = rendezvous._asked, threading.Event()
 
     def dying(place: Any, offer: ChosenCuts | None) -> ChosenCuts | None:
         found = asked(place, offer)
@@ -82,11 +82,11 @@ def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: l
             raise Died
         return found
 
-    monkeypatch.setattr(cutquestion, "_asked", dying)
+    monkeypatch.setattr(rendezvous, "_asked", dying)
     with serving(tmp_path, workers=3, shards=2, stages=THREE) as shards:
         place = shards.place(0)
         with pytest.raises(Died):
-            cutquestion.agreed(place, lambda: ChosenCuts(("2", "5"), 1.0))
+            rendezvous.agreed(place, lambda: ChosenCuts(("2", "5"), 1.0))
         cluster = Cluster(shards, 4)
         cluster.run()
         assert not choices
@@ -97,8 +97,8 @@ def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: l
 def test_a_new_shard_0_tells_the_same(tmp_path: Path) -> None:
     first, other = ChosenCuts(("2", "5"), 1.5), ChosenCuts(("2", "7"), 1.0)
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        assert cutquestion.agreed(shards.place(0), lambda: first) == first
-        assert cutquestion._asked(shards.place(0, 2), other) == first
+        assert rendezvous.agreed(shards.place(0), lambda: first) == first
+        assert rendezvous._asked(shards.place(0, 2), other) == first
         place = replace(shards.servers[0].place, number=2)
         assert KeptCuts(place, shards.folder).kept() == first
         assert KeptCuts(replace(place, run="another"), shards.folder).kept() is None
@@ -108,10 +108,10 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         place = shards.place(1)
         place = replace(place, config=replace(place.config, connect_seconds=0.3))
-        with pytest.raises(cutquestion.NoCuts, match=r"worker 0, which chooses the cuts"):
-            cutquestion.agreed(place, lambda: pytest.fail("worker 1 does not choose"))
-    with pytest.raises(cutquestion.NoCuts, match=r"shard 0, which keeps the cuts"):
-        cutquestion.agreed(place, lambda: pytest.fail("nobody was asked"))
+        with pytest.raises(rendezvous.NoCuts, match=r"worker 0, which chooses the cuts"):
+            rendezvous.agreed(place, lambda: pytest.fail("worker 1 does not choose"))
+    with pytest.raises(rendezvous.NoCuts, match=r"shard 0, which keeps the cuts"):
+        rendezvous.agreed(place, lambda: pytest.fail("nobody was asked"))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
 )
 def test_shard_0_keeps_nothing_else(tmp_path: Path, rank: int, offer: ChosenCuts, says: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        with pytest.raises(cutquestion.WireError, match=says):
-            cutquestion._asked(shards.place(rank), offer)
+        with pytest.raises(rendezvous.WireError, match=says):
+            rendezvous._asked(shards.place(rank), offer)
         assert not (shards.folder / keptcuts.FILE).exists()
 
 
@@ -135,10 +135,10 @@ def test_a_file_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         (shards.folder / keptcuts.FILE).write_text(text)
         if text == '{"run": 5}':  # of another run
-            assert cutquestion._asked(shards.place(0), None) is None
+            assert rendezvous._asked(shards.place(0), None) is None
             return
-        with pytest.raises(cutquestion.WireError, match="does not hold the cuts"):
-            cutquestion._asked(shards.place(0), None)
+        with pytest.raises(rendezvous.WireError, match="does not hold the cuts"):
+            rendezvous._asked(shards.place(0), None)
 
 
 def test_a_file_that_cannot_be_looked_for_is_not_taken_for_missing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import schedule
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving

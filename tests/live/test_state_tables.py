@@ -24,7 +24,7 @@ from psjob.process.errors import Refused
 from psjob.rules.reduction import ReductionProblem
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import COMBINES
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.covering import each_value
 from tests.live.live_shards import SECONDS, Worker, all_well, aside, serving, severed
 

@@ -25,7 +25,7 @@ from psjob.api import attached, clipping, reporting
 from psjob.process import config, ownfiles
 from psjob.rules.base import BlockState
 from psjob.worker import exits
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from psjob.worker.session import WorkerSession
 from tests.tensors.restarted_scripts import Refusal, nothing, place, some, surroundings
 

@@ -22,9 +22,9 @@ from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
-from psjob.process import installed
+from psjob.process import tracebacks
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER
 from tests.runkeys import handed
 
@@ -241,9 +241,9 @@ def place(workers: int, rank: int) -> Place:
 @contextlib.contextmanager
 def surroundings(here: Place) -> Iterator[None]:
     """The globals of one process. Functions of the tests are no functions of the script."""
-    foreign = (*installed.places(), f"{Path(__file__).parents[1]}/")
+    foreign = (*tracebacks.places(), f"{Path(__file__).parents[1]}/")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(installed, "places", return_value=foreign))
+        stack.enter_context(mock.patch.object(tracebacks, "places", return_value=foreign))
         stack.enter_context(mock.patch("os.register_at_fork"))  # it would keep every session
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))

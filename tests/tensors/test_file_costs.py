@@ -20,7 +20,7 @@ from psjob.checkpoint import claim, files, manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import _positions, open_blocks, read_admission
-from psjob.process import config, keys
+from psjob.process import config
 from psjob.shard import keptcuts
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds
 from tests.fuzzing import changed_json, json_changes
@@ -143,4 +143,4 @@ def test_the_open_blocks_of_a_large_model_are_read_in_one_pass() -> None:
 
 
 def test_other_files_are_too_small_to_cost() -> None:
-    assert claim.MAX_OWNER < SMALL and keys.MOST_BYTES <= SMALL and keptcuts.MOST_BYTES <= MOST_BYTES
+    assert claim.MAX_OWNER < SMALL and config.MOST_KEY_BYTES <= SMALL and keptcuts.MOST_BYTES <= MOST_BYTES

@@ -14,10 +14,9 @@ import torch
 from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose, exchange_seconds, parse_topology, shared_seconds
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker import localgroup, localreduce
-from psjob.worker.ending import SessionEnd
-from psjob.worker.gpus import Lying
-from psjob.worker.localreduce import PodMemory, PodSum, SharedSum, made, meet, meeting_place
-from psjob.worker.siblings import Said
+from psjob.worker.exits import SessionEnd
+from psjob.worker.localgroup import Said
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, SharedSum, made, meet, meeting_place
 from tests.hardware import DEVICES
 from tests.live.live_shards import eventually
 from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090

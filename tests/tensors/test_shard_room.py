@@ -9,7 +9,7 @@ import pytest
 
 from psjob.modes import Backup, LocalAsync, Quorum, ServedMode, Softsync, Sync, Threshold
 from psjob.shard.room import room_problem
-from psjob.worker.credit import CREDIT, credits
+from psjob.worker.exchange import CREDIT, credits
 from tests.tensors.desk import Desk
 
 MIB = 1 << 20

@@ -13,10 +13,10 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
 from psjob.protocol.worker.together import Part, Whole, owner, together
 from psjob.resume import composite
+from psjob.resume.composite import SMALL, Edges, Records
 from psjob.shard.pending import Arrived, Info
 from psjob.shard.shares import shares_of
 from psjob.worker import localreduce
-from psjob.worker.edges import SMALL, Edges, Records
 from psjob.worker.localreduce import PodMemory
 
 TABLE = tuple(TensorSpec(f"t{row}", (size, 3), "float32", 0) for row, size in enumerate((50, 400, 7, 260)))

@@ -7,13 +7,13 @@ import itertools
 import pytest
 
 from psjob import contract
-from psjob.agent.decide import End, Ended, Standing, StartAgain, Wait, environment, verdict
+from psjob.agent.decide import End, Ended, ProcessGroup, StartAgain, Wait, environment, verdict
 
 KILLED, RETRY, REFUSED = 137, contract.EXIT_RETRY, contract.EXIT_REFUSED
 
 
-def of(*ended: tuple[int, int], processes: int = 4, joined: bool = True, **more: bool) -> Standing:
-    return Standing(processes, tuple(Ended(local, code) for local, code in ended), joined, **more)
+def of(*ended: tuple[int, int], processes: int = 4, joined: bool = True, **more: bool) -> ProcessGroup:
+    return ProcessGroup(processes, tuple(Ended(local, code) for local, code in ended), joined, **more)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def of(*ended: tuple[int, int], processes: int = 4, joined: bool = True, **more:
         (of((0, RETRY), again=True, stopping=True), End(RETRY, patient=True)),
     ],
 )
-def test_what_is_to_be_done(now: Standing, then: object) -> None:
+def test_what_is_to_be_done(now: ProcessGroup, then: object) -> None:
     assert verdict(now) == then
 
 

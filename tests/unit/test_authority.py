@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from psjob.process.encryption import encryption
+from psjob.process.config import encryption
 from psjob_operator.authority import certificates
 
 

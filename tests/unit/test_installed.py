@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from psjob.process import installed
+from psjob.process import tracebacks
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def places(torch: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Those found where torch lies in this folder."""
     spec = SimpleNamespace(origin=str(torch / "torch" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    return installed.places.__wrapped__()
+    return tracebacks.places.__wrapped__()
 
 
 def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from psjob.process import keys as handed
+from psjob.process.config import read_keys
 from psjob_client.local import runkeys
 from psjob_operator import keys
 
@@ -33,14 +33,14 @@ def test_a_start_gets_its_own_keys_in_the_room_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, index: int
 ) -> None:
     made = runkeys.make(tmp_path / "keys", shards=2, workers=1)
-    first = handed.read(str(made.hand(role, index, 9)), role, index)
+    first = read_keys(str(made.hand(role, index, 9)), role, index)
 
     def full(handle: int, offset: int, length: int) -> None:
         if os.fstat(handle).st_size < offset + length:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    second = handed.read(str(made.hand(role, index, 10)), role, index)
+    second = read_keys(str(made.hand(role, index, 10)), role, index)
     assert first.own != second.own and len(second.own) == keys.SIZE
     (made.folder / f"{role}-{index}").unlink()
     with pytest.raises(OSError, match="No space left"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from psjob.process import onimport
+from psjob.process import startup
 
 LIBRARY = "library_of_this_test"
 HOME = "home_of_this_test"
@@ -22,8 +22,8 @@ def _library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     text = f"import {LIBRARY}\n\ndef begin():\n    {LIBRARY}.value += 1\n"
     (tmp_path / f"{HOME}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not isinstance(each, onimport.Watch)])
-    monkeypatch.setattr(onimport, "HOMES", {LIBRARY: HOME})
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not isinstance(each, startup.ImportWatch)])
+    monkeypatch.setattr(startup, "HOMES", {LIBRARY: HOME})
     yield
     for name in (LIBRARY, f"{LIBRARY}.inner", HOME):
         sys.modules.pop(name, None)
@@ -34,17 +34,17 @@ def _library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_begins_when_the_library_is_there(first: bool) -> None:
     if first:
         __import__(LIBRARY)
-    onimport.begin()
-    onimport.begin() if not first else None
+    startup.begin_with_libraries()
+    startup.begin_with_libraries() if not first else None
     __import__(LIBRARY)
     assert sys.modules[LIBRARY].value == 2
     assert sys.modules[LIBRARY].__spec__ is not None
-    assert not any(isinstance(each, onimport.Watch) for each in sys.meta_path[1:]), "one finder"
+    assert not any(isinstance(each, startup.ImportWatch) for each in sys.meta_path[1:]), "one finder"
 
 
 @pytest.mark.usefixtures("_library")
 def test_a_library_that_is_not_installed_is_still_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onimport, "HOMES", {"no_such_library_of_this_test": HOME})
-    onimport.begin()
+    monkeypatch.setattr(startup, "HOMES", {"no_such_library_of_this_test": HOME})
+    startup.begin_with_libraries()
     with pytest.raises(ModuleNotFoundError, match="no_such_library_of_this_test"):
         __import__("no_such_library_of_this_test")

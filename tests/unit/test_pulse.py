@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from psjob.process import pulse
-from psjob.process.pulse import Liveness, Pulse
+from psjob.process import supervise
+from psjob.process.supervise import Liveness, Pulse
 from psjob.shard import spare
 from psjob.shard.spare import PushGaps
 
@@ -52,7 +52,7 @@ def test_who_waits_for_work_may_do_so_for_ever() -> None:
 def test_a_system_call_may_take_as_long_as_the_disk_does() -> None:
     watched = Watched()
     watched.pulse.bind()
-    with pulse.call():
+    with supervise.system_call():
         assert watched.later(1000) is None
     watched.pulse._beaten = watched.now
     assert watched.later(TIMEOUT - 2) is None
@@ -63,9 +63,9 @@ def test_a_call_of_a_thread_that_nobody_watches_costs_nothing() -> None:
     seen = []
 
     def act() -> None:
-        with pulse.call():
+        with supervise.system_call():
             seen.append(1)
-        pulse.beat()
+        supervise.beat()
 
     thread = threading.Thread(target=act)
     thread.start()

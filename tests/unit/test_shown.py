@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from psjob.process import installed, shown
+from psjob.process import tracebacks
 from psjob.process.errors import Refused
 
 SCRIPT, LOADER = "/home/me/train.py", "/venv/torch/utils/data/dataloader.py"
-API, INNER = f"{installed.HERE}api/data.py", f"{installed.HERE}worker/link.py"
+API, INNER = f"{tracebacks.HERE}api/data.py", f"{tracebacks.HERE}worker/link.py"
 
 
 def chain(*files: str, last: str) -> Callable[[], Any]:
@@ -46,7 +46,7 @@ def files_of(error: BaseException) -> list[str]:
 def test_lines_that_are_shown(files: list[str], last: str, left: list[str]) -> None:
     with pytest.raises(Exception) as caught:
         chain(*files, last=last)()
-    shown.shorten(caught.value)
+    tracebacks.shorten(caught.value)
     assert files_of(caught.value) == left
 
 
@@ -56,7 +56,7 @@ def test_errors_that_led_to_it_are_shown_so_too() -> None:
             chain(SCRIPT, API, last="raise ValueError('takes a word')")()
         except ValueError:
             chain(SCRIPT, API, SCRIPT, last="{}['no']")()
-    shown.shorten(caught.value)
+    tracebacks.shorten(caught.value)
     assert caught.value.__context__ is not None and files_of(caught.value.__context__) == [SCRIPT]
     assert files_of(caught.value) == [SCRIPT, SCRIPT]
 
@@ -69,7 +69,7 @@ def test_the_text_of_a_loader_process_is_shown_so_too() -> None:
         f'  File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no'
     )
     error = RuntimeError(text)
-    shown.shorten(error)
-    assert installed.HERE not in str(error)
+    tracebacks.shorten(error)
+    assert tracebacks.HERE not in str(error)
     assert str(error).endswith(f'File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no')
     assert "dataset[3]" in str(error) and "theirs" not in str(error)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.process.encryption import Encryption, encryption
+from psjob.process.config import Encryption, encryption
 from psjob.wire.auth import TLS_PIECE, Tls, Unproven, pieces
 from tests.runkeys import write_certificates
 

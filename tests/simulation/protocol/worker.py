@@ -9,7 +9,7 @@ from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.wire.frame import Header, Kind
-from psjob.worker.ending import EXIT_OF
+from psjob.worker.exits import EXIT_OF
 from tests.simulation.protocol.kernel import Process
 from tests.simulation.protocol.link import SimLink
 from tests.simulation.protocol.network import End

@@ -50,7 +50,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ProcessGroup:
     """`ended` in the order in which they did. `joined`: they have been in the job. `again`: process 0 asks for a start of all."""
 
     processes: int
@@ -83,7 +83,7 @@ class End:
     patient: bool
 
 
-def verdict(now: Standing) -> Wait | StartAgain | End:
+def verdict(now: ProcessGroup) -> Wait | StartAgain | End:
     """What is to be done."""
     if now.again and not now.stopping:
         return StartAgain(None)

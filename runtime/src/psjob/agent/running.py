@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any
 
 from psjob import contract
-from psjob.agent.decide import LOCALHOST, End, Ended, Standing, StartAgain, environment, verdict
-from psjob.process import forking
+from psjob.agent.decide import LOCALHOST, End, Ended, ProcessGroup, StartAgain, environment, verdict
 from psjob.process.config import Place
-from psjob.process.descendants import end_children
+from psjob.process.descendants import end_children, end_with
 
 LOOK_SECONDS = 0.5
 PATIENT_SECONDS = 10.0
@@ -55,12 +54,12 @@ class Agent:
         self._start()
         while True:
             self._look()
-            decided = verdict(self._standing())
+            decided = verdict(self._group())
             if isinstance(decided, End):
                 if decided.patient:
                     self._let_end()
                 end_children()
-                return verdict_code(decided, self._standing())
+                return verdict_code(decided, self._group())
             if isinstance(decided, StartAgain):
                 self._start_again(decided.died)
 
@@ -88,7 +87,7 @@ class Agent:
         config = self._place.config
         env = environment(self._given, self._place.index, config.workers, local, config.processes, port, sockets, self._rewinds)
         try:
-            child = subprocess.Popen(self._command, env=env, pass_fds=list(sockets), preexec_fn=partial(forking.end_with, os.getpid()))
+            child = subprocess.Popen(self._command, env=env, pass_fds=list(sockets), preexec_fn=partial(end_with, os.getpid()))
         except (OSError, ValueError) as error:
             print(f"psjob: cannot start {self._command[0]}: {error}", file=sys.stderr, flush=True)
             self._ended.append(Ended(local, CANNOT_START))
@@ -124,8 +123,8 @@ class Agent:
 
     # -- watching ------------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
-        return Standing(
+    def _group(self) -> ProcessGroup:
+        return ProcessGroup(
             self._place.config.processes, tuple(self._ended), self._joined, self._again is not None, self._stopping, self._spent
         )
 
@@ -161,7 +160,7 @@ class Agent:
         self._hear()  # after that: who has ended has said before what it had to say
 
     def _ended_now(self) -> bool:
-        return len(self._ended) == self._place.config.processes or bool(verdict_now(self._standing()))
+        return len(self._ended) == self._place.config.processes or bool(verdict_now(self._group()))
 
     def _hear(self) -> None:
         control = self._control
@@ -215,14 +214,14 @@ class Agent:
             self._reap()
 
 
-def verdict_now(standing: Standing) -> bool:
+def verdict_now(group: ProcessGroup) -> bool:
     """Is there something to do at once?"""
-    return isinstance(verdict(standing), End | StartAgain)
+    return isinstance(verdict(group), End | StartAgain)
 
 
-def verdict_code(decided: End, standing: Standing) -> int:
+def verdict_code(decided: End, group: ProcessGroup) -> int:
     """The exit code, now that those that were left have ended: a death among them says more than an end that psjob made."""
-    last = verdict(standing)
+    last = verdict(group)
     return last.code if isinstance(last, End) else decided.code
 
 

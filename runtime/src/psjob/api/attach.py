@@ -19,9 +19,9 @@ from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
-from psjob.process import config, ownfiles, shown, supervise
+from psjob.process import config, ownfiles, supervise, tracebacks
 from psjob.process.errors import Refused, exit_refused, refuse
-from psjob.worker import children, exits, rewind
+from psjob.worker import exits, rewind
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -140,7 +140,7 @@ def _checked(
         raise Refused(f"attach(…, {twice[0]}=…) was given twice; take another name for it")
     supervise.guard()
     rewind.check_possible()
-    children.claim(place)
+    rewind.claim(place)
     cuts = stagecuts.known(model, place.config)
     check_first_values(cuts.memory, model)
     if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
@@ -217,7 +217,7 @@ def _watch_exit(job: AttachedJob) -> None:
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
-    shown.install()
+    tracebacks.shorten_errors()
     crashes = sys.excepthook
 
     def on_error(kind: Any, value: Any, trace: Any) -> None:

@@ -35,14 +35,12 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.clip import Clip
-from psjob.worker.deferred import Deferred
-from psjob.worker.ending import EXIT_OF, SessionEnd
-from psjob.worker.half import Half
+from psjob.worker.exchange import Clip, Deferred
+from psjob.worker.exits import EXIT_OF, SessionEnd
+from psjob.worker.localgroup import session_at
+from psjob.worker.localupdates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
-from psjob.worker.rounds import LocalRounds
 from psjob.worker.rows import Carried
-from psjob.worker.sessions import session_at
 from psjob.worker.staging import Staged, Staging
 
 JOIN_SECONDS = 5.0
@@ -87,7 +85,7 @@ class AttachedJob:
         self.choice = chosen(optimizer, place.config)
         self.rule = self.choice.rule
         self.lr = LrScaling.of(place.config, optimizer)
-        self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
+        self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
         check_processes(place.config, overlap, self.half is not None, len(self.tables.specs))
         check_overlap(overlap, pairs)

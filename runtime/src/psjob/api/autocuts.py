@@ -22,7 +22,7 @@ from psjob.planning.solve import solve
 from psjob.process import limits
 from psjob.process.config import Config, Place
 from psjob.process.errors import Refused, leave_message
-from psjob.worker import cutquestion
+from psjob.worker import rendezvous
 
 AUTO = "auto"
 LINK = Wire(1.25e9, 50e-6)
@@ -45,8 +45,8 @@ def decided(place: Place, model: nn.Module, microbatches: int, example: Example 
     if example is None:
         raise Refused('cuts="auto" runs the model to see what its modules take: give example=x of one micro-batch, or ' + PIN)
     try:
-        chosen = cutquestion.agreed(place, lambda: choose(config, model, microbatches, example, room_of(model)))
-    except cutquestion.NoCuts as late:
+        chosen = rendezvous.agreed(place, lambda: choose(config, model, microbatches, example, room_of(model)))
+    except rendezvous.NoCuts as late:
         print(f"psjob: {late}", file=sys.stderr, flush=True)
         leave_message({"error": str(late)})
         raise SystemExit(contract.EXIT_RETRY) from None

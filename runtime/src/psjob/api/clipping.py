@@ -16,7 +16,7 @@ from torch.nn import utils
 
 from psjob.api.pairs import Asking, joint
 from psjob.process.errors import Refused
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob

@@ -17,7 +17,7 @@ from psjob.embeddings.statetable import Table
 from psjob.layout import members
 from psjob.protocol.coordinator.drift import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker import digests
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from psjob.process.onimport import HOMES
+from psjob.process.startup import HOMES
 
 
 def home(thing: object) -> Any | None:

@@ -20,7 +20,7 @@ from psjob.layout import memory
 from psjob.process.errors import refuse
 from psjob.protocol import records
 from psjob.resume import tagged
-from psjob.worker import meeting
+from psjob.worker import rendezvous
 
 
 class _Count:
@@ -77,8 +77,8 @@ def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[
             job.carry_out(job.session.check)
 
     try:
-        return meeting.meet(place, name, said, check, waits=waits and (job is None or not job.behind), first=first)
-    except meeting.NotMet as problem:
+        return rendezvous.meet(place, name, said, check, waits=waits and (job is None or not job.behind), first=first)
+    except rendezvous.NotMet as problem:
         (refuse if job is None else job.refuse)(
             f"{what} waits for other workers: {problem}. Call it on every worker, at the same place of the script"
         )

@@ -36,7 +36,7 @@ from typing import Any, Final
 import torch
 
 from psjob.api import asking, values
-from psjob.process import installed
+from psjob.process import tracebacks
 from psjob.resume import tagged
 
 MOST: Final = 100
@@ -64,7 +64,7 @@ def is_of_script(kind: type) -> bool:
     if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not file.startswith(installed.places())
+    return file is not None and not file.startswith(tracebacks.places())
 
 
 def is_dead(value: Any) -> bool:

@@ -31,7 +31,7 @@ from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.api.takeover import take_over
 from psjob.layout import members
 from psjob.process.errors import Refused, exit_refused
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from psjob.worker.overlap import Hook, before_forward, before_state
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from psjob.pipeline.parts import StagePart
 from psjob.pipeline.schedule import TrainingWay, check_shared
 from psjob.process.config import Config
 from psjob.process.errors import Refused
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob

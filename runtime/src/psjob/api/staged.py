@@ -35,7 +35,7 @@ from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.stage.exchange import MOST_MICROBATCHES, Key
 from psjob.wire.frame import Kind
-from psjob.worker.clip import Clip
+from psjob.worker.exchange import Clip
 from psjob.worker.overlap import Hook
 
 

@@ -13,7 +13,6 @@ import torch
 
 from psjob.api.later import next_added
 from psjob.rules import optimizers
-from psjob.worker.states import block_states
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
@@ -106,7 +105,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
                 f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: process 0 alone asks the shards for it. "
                 "Call it where ps.is_first() is true"
             )
-        raw = job.carry_out(lambda: block_states(job.session))
+        raw = job.carry_out(job.session.block_states)
         begun = {**original.state_dict(job.optimizer), "state": _begun(job)}
         whole = optimizers.assemble_state(begun, job.choice.like or job.rule, job.session.layout, raw)
         own = {number: whole["state"][row] for number, row in enumerate(pair.own) if row in whole["state"]}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from psjob import contract
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
-from psjob.process import pulse
+from psjob.process import supervise
 
 TEMP = contract.TEMP
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -107,7 +107,7 @@ def remove(folder: Path, names: Iterable[str]) -> list[str]:
     with opened_folder(folder) as at:
         for name in names:
             try:
-                with pulse.call():
+                with supervise.system_call():
                     os.unlink(name, dir_fd=at)
             except FileNotFoundError:
                 continue
@@ -125,7 +125,7 @@ def remove(folder: Path, names: Iterable[str]) -> list[str]:
 def names_in(folder: Path) -> list[str]:
     """Names of all entries, in order; none where there is no such folder. Raises CheckpointProblem."""
     try:
-        with pulse.call():
+        with supervise.system_call():
             return sorted(os.listdir(folder))
     except FileNotFoundError:
         return []
@@ -136,7 +136,7 @@ def names_in(folder: Path) -> list[str]:
 def free_bytes(folder: Path) -> int | None:
     """Bytes that this user may still write there; None where that cannot be told."""
     try:
-        with pulse.call():
+        with supervise.system_call():
             facts = os.statvfs(folder)
     except OSError:
         return None
@@ -148,7 +148,7 @@ def opened_regular(path: Path) -> Iterator[tuple[int, int]]:
     """(file descriptor, size) of a regular file. Raises Damage for anything else: a link, a fifo, a device, nothing at all."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with pulse.call():
+        with supervise.system_call():
             fd = os.open(path, flags)
     except FileNotFoundError:
         raise Damage(path.name, "a file", "nothing") from None
@@ -181,7 +181,7 @@ def read_into(fd: int, target: memoryview, name: str, moved: Moved | None = None
     """Fill `target` from the file's position on. Raises Damage when the file ends before, and what `moved` raises."""
     done = 0
     while done < len(target):
-        with pulse.call():
+        with supervise.system_call():
             got = os.readv(fd, [target[done : done + CHUNK]])
         if got == 0:
             raise Damage(name, f"{len(target)} bytes", f"only {done}")
@@ -198,7 +198,7 @@ def make_folder(folder: Path) -> None:
         raise explain(error, "look for the folder", folder) from error
     for part in reversed(missing):
         try:
-            with pulse.call():
+            with supervise.system_call():
                 part.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:
             raise explain(error, f"create {part.name}", part.parent) from error
@@ -284,7 +284,7 @@ def _plainly(fd: int) -> None:
 def _create(temp: str, at: int, more: int = 0) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with pulse.call():
+        with supervise.system_call():
             return os.open(temp, flags | more, 0o644, dir_fd=at)
     except FileExistsError:  # left by a process of the same name that was killed here
         os.unlink(temp, dir_fd=at)
@@ -301,7 +301,7 @@ def _write(fd: int, part: bytes | memoryview, moved: Moved | None = None) -> Non
     rest = memoryview(part).cast("B") if not isinstance(part, memoryview) else part
     while len(rest):
         try:
-            with pulse.call():
+            with supervise.system_call():
                 done = os.write(fd, rest[:CHUNK])
         except OSError as error:
             if error.errno != errno.EINVAL or not _is_direct(fd):
@@ -314,10 +314,10 @@ def _write(fd: int, part: bytes | memoryview, moved: Moved | None = None) -> Non
 
 
 def _sync(fd: int) -> None:
-    with pulse.call():
+    with supervise.system_call():
         os.fsync(fd)
 
 
 def _rename(temp: str, name: str, at: int) -> None:
-    with pulse.call():
+    with supervise.system_call():
         os.rename(temp, name, src_dir_fd=at, dst_dir_fd=at)

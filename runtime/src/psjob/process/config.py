@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from psjob import contract, modes
+from psjob.contract import keys
 from psjob.modes.stages import ALL, Stages
-from psjob.process import keys
-from psjob.process.encryption import Encryption, encryption
 from psjob.process.errors import Refused
-from psjob.process.keys import Keys
 
-NO_KEYS = Keys()
-PLAIN = Encryption()
+MOST_KEY_BYTES = 4096
+"""Of a key file."""
 LARGEST_REQUEST = 2**53 - 1
 """Of checkpoint.request, as the manifest's schema has it: every reader of JSON keeps it exactly."""
 
@@ -135,6 +134,37 @@ class Config:
     def flushes(self) -> bool:
         """Do all stages make an update before the next batch begins?"""
         return self.schedule == "flush"
+
+
+@dataclass(frozen=True, repr=False)
+class Keys:
+    """The keys that a process was handed, by the names of `contract.KEYS`; empty where it has none of that name."""
+
+    worker: bytes = b""
+    shard: bytes = b""
+    workers: bytes = b""
+    shards: bytes = b""
+    questions: bytes = b""
+
+    @property
+    def own(self) -> bytes:
+        """What this process proves with who it is. Raises Refused where it has nothing."""
+        if not (self.worker or self.shard):
+            raise Refused("this process has no key of its run; it was not started by an operator or by psjob run of this version")
+        return self.worker or self.shard
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """What streams are encrypted with, TLS 1.3. `word`: all streams are encrypted (tls), none is, or those between two hosts (auto)."""
+
+    word: str = "none"
+    dials: ssl.SSLContext | None = None
+    accepts: ssl.SSLContext | None = None
+
+
+NO_KEYS = Keys()
+PLAIN = Encryption()
 
 
 @dataclass(frozen=True)
@@ -263,10 +293,22 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
         problems.append(f"{contract.ENV_KEYS} is not set: every stream of a run is authenticated; use an operator of this version")
         return NO_KEYS
     try:
-        return keys.read(path, role, index)
+        return read_keys(path, role, index)
     except (OSError, ValueError) as error:
         problems.append(f"{contract.ENV_KEYS}: {path} is not this process's key file: {error}")
         return NO_KEYS
+
+
+def read_keys(path: str, role: str, index: int) -> Keys:
+    """The keys in that file. Raises ValueError where it lacks what a process of this place needs; the text holds no key."""
+    with Path(path).open("rb") as file:
+        found = keys.read(file.read(MOST_KEY_BYTES).decode("ascii"))
+    needed = {"worker"} if role == "worker" else {"shard", "workers", "questions"} | ({"shards"} if index == 0 else set())
+    if found.keys() != needed:
+        raise ValueError(
+            f"it has keys {', '.join(sorted(found)) or 'of no name'}, a {role} of index {index} has {', '.join(sorted(needed))}"
+        )
+    return Keys(**found)
 
 
 def _check_encryption(word: str, told: str, problems: list[str]) -> None:
@@ -292,6 +334,30 @@ def _encryption(word: str, key_file: Path, role: str, index: int, problems: list
         files = f"{authority} and {certificate}" if certificate else str(authority)
         problems.append(f"training.encryption is {word}, and {files} cannot be used: {error}; suspend and resume the job for new ones")
         return PLAIN
+
+
+def encryption(word: str, authority: Path, certificate: Path | None) -> Encryption:
+    """`authority`: the PEM file of the run's CA; `certificate`: of a shard, its private key and its certificate in one PEM file.
+
+    Raises OSError where a file cannot be read, and ssl.SSLError, which is one, where it is none of the kind.
+    """
+    if word == "none":
+        return Encryption()
+    dials = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    dials.minimum_version = ssl.TLSVersion.TLSv1_3
+    dials.load_verify_locations(authority)
+    accepts = None
+    if certificate is not None:
+        accepts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        accepts.minimum_version = ssl.TLSVersion.TLSv1_3
+        accepts.num_tickets = 0  # no stream is resumed, and the last word of the handshake is the dialler's
+        accepts.load_cert_chain(certificate)
+        # Of the groups that OpenSSL offers by default the largest takes 100 ms of a shard's thread, for whoever dials.
+        try:
+            accepts.set_ecdh_curve("X25519")
+        except (ValueError, ssl.SSLError):
+            accepts.set_ecdh_curve("prime256v1")
+    return Encryption(word, dials, accepts)
 
 
 def _in_mode(config: Config, word: str, problems: list[str]) -> Config:

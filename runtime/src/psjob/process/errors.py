@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from psjob import contract
-from psjob.process import installed, shown
+from psjob.process import tracebacks
 
 LONGEST_MESSAGE = 2048
 """Bytes of a termination message."""
@@ -110,14 +110,14 @@ def refuse(message: str) -> NoReturn:
     __tracebackhide__ = True
     if contract.ENV_ROLE in os.environ:
         exit_refused(message)
-    shown.install()
+    tracebacks.shorten_errors()
     raise Refused(message) from None
 
 
 def users_line() -> str:
     """Where the script is, such as `train.py:12`: the innermost line that is its own; empty in a thread without one."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *installed.places())):
+    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *tracebacks.places())):
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from psjob.process import forking
+from psjob.process.descendants import ChildExits, end_with
 
 READY: Final = b"ready\n"
 WORKERS, SHARDS = ("torch", "psjob.api.attach"), ("psjob.shard.server",)
@@ -197,7 +197,7 @@ def _serve(server: socket.socket, asked: dict[str, Any], files: Sequence[int]) -
         os.dup2(source, target)
         os.close(source)
     _set_score(asked["score"])
-    ends, me = forking.Ends(), os.getpid()
+    ends, me = ChildExits(), os.getpid()
     while True:
         talk = mmap.mmap(-1, MOST_WORDS)
         try:
@@ -208,7 +208,7 @@ def _serve(server: socket.socket, asked: dict[str, Any], files: Sequence[int]) -
         if pid == 0:
             ends.close()
             server.close()
-            forking.end_with(me)
+            end_with(me)
             sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
             _become(asked["words"], asked["folder"], asked["environment"])
             return
@@ -226,7 +226,7 @@ def _say_to(server: socket.socket, what: Mapping[str, Any]) -> None:
     server.sendall(json.dumps(what).encode() + b"\n")
 
 
-def _wait(pid: int, server: socket.socket, ends: forking.Ends) -> int:
+def _wait(pid: int, server: socket.socket, ends: ChildExits) -> int:
     """The status of the fork, which ends if who waits for it has gone."""
     poll = select.poll()
     poll.register(ends, select.POLLIN)
@@ -243,7 +243,7 @@ def _wait(pid: int, server: socket.socket, ends: forking.Ends) -> int:
 
 def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
     """Be the script of this command, until it has ended. Raises SystemExit."""
-    from psjob.process import began, forkserver, startup
+    from psjob.process import forkserver, startup
 
     os.chdir(folder)
     found = split(words[1:])
@@ -251,7 +251,7 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
         os.execve(sys.executable, list(words), dict(environment))
     os.environ.clear()
     os.environ.update(environment)
-    vars(began).update(FOLDER=folder, ENVIRONMENT=dict(environment))
+    vars(startup).update(FOLDER=folder, ENVIRONMENT=dict(environment))
     vars(forkserver)["talk"] = talk  # this file is __main__, and not the module that others import
     sys.orig_argv = list(words)
     startup.begin(os.environ)  # as when psjob was imported, with another environment

@@ -1,18 +1,35 @@
-"""What a worker does before the first line of its script. It makes the start cheaper: what a restart costs is mostly imports.
+"""What a worker does before the first line of its script, and how its process began, for a script that starts again in place.
 
-torch wraps methods of its optimizers so that its compiler leaves them alone. The first call of one imports the whole
-compiler, which takes about as long as importing torch. Where the compiler is not loaded there is nothing to leave alone.
+- torch wraps methods of its optimizers so that its compiler leaves them alone. The first call of one imports the whole compiler, which
+  takes about as long as importing torch. `spare_the_compiler` calls such methods directly while the compiler is not loaded.
+- `DistributedSampler(dataset)`, as DDP scripts have it, asks a process group for its rank and number of replicas, which a job has not.
+  `samplers_know_the_job` gives it the job's. If there is a group, or the script names both, nothing changes.
+- A script computes with what a library says of all processes long before it attaches. `begin_with_libraries` lets the module of psjob
+  that knows a library begin as soon as the script imports that library. No library is imported here.
+
+An agent imports this module too, so it imports no torch by itself.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import os
 import sys
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
 
 from psjob import contract
 
-COMPILER = "torch._dynamo"
+FOLDER = os.getcwd()
+ENVIRONMENT = dict(os.environ)
+"""As this process began: noted when psjob is imported, before anything changes them."""
+COMPILER: Final = "torch._dynamo"
+HOMES: Final = {"accelerate": "psjob.integrations.accelerate", "lightning": "psjob.integrations.fabric"}
+"""By package of a library, the module of psjob that knows it. Such a module has `begin()`."""
 
 
 def begin(environ: MutableMapping[str, str]) -> None:
@@ -20,17 +37,17 @@ def begin(environ: MutableMapping[str, str]) -> None:
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
         return
-    from psjob.process import began, errors, leftin, onimport, ownfiles, samplers, shown  # noqa: F401 - before anything changes the environment
+    from psjob.process import errors, ownfiles, tracebacks
 
     if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
         one_run(environ.get(contract.ENV_RUN, ""), environ)
     spare_the_compiler()
-    samplers.know_the_job()
+    samplers_know_the_job()
     ownfiles.begin(environ)
     errors.begin()
-    shown.install()
-    leftin.begin()
-    onimport.begin()
+    tracebacks.shorten_errors()
+    tracebacks.add_hints()
+    begin_with_libraries()
 
 
 def one_run(run: str, environ: MutableMapping[str, str]) -> None:
@@ -65,3 +82,76 @@ def _direct(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(*args, **kwargs)
 
     return call
+
+
+def samplers_know_the_job() -> None:
+    """Let samplers that are made from now on know it."""
+    from torch.utils.data import DistributedSampler
+
+    made = DistributedSampler.__init__
+    if not hasattr(made, "__wrapped__"):  # a fork of a process that has
+        DistributedSampler.__init__ = _knowing(made)  # type: ignore[method-assign]
+
+
+def _knowing(made: Any) -> Any:
+    from psjob.process import config
+
+    @functools.wraps(made)
+    def init(self: Any, dataset: Any, num_replicas: int | None = None, rank: int | None = None, *given: Any, **named: Any) -> None:
+        if (num_replicas is None or rank is None) and not _has_group() and (place := config.place()) is not None:
+            # All workers of a job of stages work on each batch.
+            world, own = (1, 0) if place.config.stages else (place.world, place.rank)
+            num_replicas, rank = world if num_replicas is None else num_replicas, own if rank is None else rank
+        made(self, dataset, num_replicas, rank, *given, **named)
+
+    return init
+
+
+def _has_group() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def begin_with_libraries() -> None:
+    """From now on; for libraries that are imported already, now."""
+    for name in HOMES:
+        if name in sys.modules:
+            _begin(name)
+    if not any(isinstance(finder, ImportWatch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ImportWatch())
+
+
+class ImportWatch:
+    """A finder of modules that finds nothing by itself: it lets what others find begin."""
+
+    def __init__(self) -> None:
+        self._asking = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Of a library in HOMES what the other finders say; None of all else."""
+        if name not in HOMES or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            _after(spec.loader, name)
+        return spec
+
+
+def _after(loader: Any, name: str) -> None:
+    """Let psjob's module begin when this loader has run the library's."""
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        _begin(name)
+
+    loader.exec_module = exec_module
+
+
+def _begin(name: str) -> None:
+    importlib.import_module(HOMES[name]).begin()

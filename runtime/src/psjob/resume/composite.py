@@ -1,9 +1,9 @@
-"""One record of a worker of several processes: the records of all, that of process 0 first."""
+"""One record of a worker of several processes: the records of all, that of process 0 first; and when each of them makes its own."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 MAGIC: Final = b"PSJP"
@@ -33,3 +33,48 @@ def split(blob: bytes) -> list[bytes]:
         found.append(blob[at : at + size])
         at += size
     return found
+
+
+SMALL = 64 << 10
+"""A record of at most this many bytes is made at every edge, a larger one where a cut or a stop wants it."""
+
+
+class Edges:
+    """Of one process. Processes meet at steps alone: a record of any moment between two of them is a place to go on from."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        """The worker needs a record at the next edge, however large."""
+        self._small = True
+
+    def edge(self, make: Callable[[], bytes], large: bool) -> bytes | None:
+        """The script stands between two steps: its record, or None where none is made."""
+        if not (self.wanted or (self._small and not large)):
+            return None
+        record = make()
+        self._small = len(record) <= SMALL
+        return record
+
+
+class Records:
+    """The newest of each process of a worker, by local rank, as process 0 has them."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._made: dict[int, tuple[int | None, bytes]] = {}
+        self.handed_in = -1
+        """The clock of the newest one of the worker that was handed in whole, with that clock's step."""
+
+    def add(self, local: int, clock: int | None, record: bytes) -> None:
+        """Of a process that stands before step `clock`; None: its script is through, and the record holds from now on."""
+        self._made[local] = clock, record
+
+    def whole(self, clock: int) -> bytes | None:
+        """The record of the worker at this clock; None where one of its processes has none."""
+        made = [record for _, (at, record) in sorted(self._made.items()) if at in (clock, None)]
+        return joined(made) if len(made) == self._processes else None
+
+    @property
+    def small(self) -> bool:
+        """Are they made at every edge?"""
+        return all(len(record) <= SMALL for _, record in self._made.values())

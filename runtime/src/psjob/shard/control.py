@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from psjob import modes
 from psjob.process import supervise
 from psjob.process.errors import Fenced
-from psjob.process.pulse import Pulse
+from psjob.process.supervise import Pulse
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard import orders

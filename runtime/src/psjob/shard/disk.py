@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from psjob.process import supervise
-from psjob.process.pulse import Pulse
+from psjob.process.supervise import Pulse
 
 
 class Stopped(Exception):

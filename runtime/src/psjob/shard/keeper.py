@@ -24,7 +24,8 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forking, forkserver, forkwaiter, limits, pulse
+from psjob.process import forkserver, forkwaiter, limits, supervise
+from psjob.process.descendants import ChildExits, end_with
 from psjob.wire.shared_memory import Region, possible
 
 WEIGHTS: Final = "weights"
@@ -88,7 +89,7 @@ class Keeping:
         if self._sock is None:
             raise OSError("the first process of this shard holds no memory any more")
         try:
-            with pulse.call():  # the keeper may import meanwhile
+            with supervise.system_call():  # the keeper may import meanwhile
                 return self._answered(said, fds)
         except OSError as error:
             log.warning("memory of this shard is not held for a process after this one: %s", error)
@@ -142,7 +143,7 @@ class Keeper:
         """Fork servers, which call `serve`; returns the exit status in each process."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ends, keeper, found, status = forking.Ends(), os.getpid(), None, 0
+        ends, keeper, found, status = ChildExits(), os.getpid(), None, 0
         while True:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._oom = _oom_kills()
@@ -155,7 +156,7 @@ class Keeper:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 ends.close()
                 ours.close()
-                forking.end_with(keeper)
+                end_with(keeper)
                 self._held.clear()
                 if self._stopped:
                     signal.raise_signal(signal.SIGTERM)
@@ -176,7 +177,7 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._server, number)
 
-    def _wait(self, ours: socket.socket, ends: forking.Ends) -> int:
+    def _wait(self, ours: socket.socket, ends: ChildExits) -> int:
         """Hold what the server asks to, until it has ended. Its status."""
         poll = select.poll()
         poll.register(ours, select.POLLIN)

@@ -18,7 +18,7 @@ from psjob.checkpoint.rows import read_tables, table_bytes
 from psjob.checkpoint.states import open_blocks, read_admission, read_states, state_bytes, state_of
 from psjob.layout import memory
 from psjob.layout.blocks import assign
-from psjob.process import pulse
+from psjob.process import supervise
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
 from psjob.rules.base import BlockState
@@ -90,7 +90,7 @@ class Restoring:
         if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
             states = {index: (state, made.step) for index, (state, _) in states.items()}
             tables = [(table, made.step) for table, _ in tables]
-        with self._placing, pulse.call():  # a large shard is copied for seconds
+        with self._placing, supervise.system_call():  # a large shard is copied for seconds
             transfer.check()
             store.restore(made.layout, made.rule, states, tables, remembered)
             states = {}
@@ -109,7 +109,7 @@ class Restoring:
         for place in made.blocks:
             image = self._snapshots.images.find(place.index, place.file) if place.index in wanted else None
             if image is not None:
-                pulse.beat()
+                supervise.beat()
                 found[place.index] = (state_of(made, place, dict(image)), place.n)
         return found
 

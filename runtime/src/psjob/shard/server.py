@@ -20,7 +20,7 @@ from psjob.modes import of as mode_of
 from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
-from psjob.process.pulse import Liveness
+from psjob.process.supervise import Liveness
 from psjob.protocol import records
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction

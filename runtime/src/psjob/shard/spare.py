@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from psjob.process import pulse
+from psjob.process import supervise
 from psjob.wire.shared_memory import populate
 
 PAGE = 4096
@@ -111,4 +111,4 @@ class PushGaps:
             now = time.monotonic()
         self.waited += now - began
         self._since = now
-        pulse.beat()
+        supervise.beat()

@@ -28,9 +28,8 @@ from psjob.rules.base import Hyperparameters
 from psjob.simulate.engine import NOT_TRAINED
 from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
-from psjob.worker.ending import SessionEnd
-from psjob.worker.half import Half
-from psjob.worker.rounds import LocalRounds
+from psjob.worker.exits import SessionEnd
+from psjob.worker.localupdates import LocalRounds, WorkerSideRule
 from psjob.worker.session import WorkerSession
 
 SECONDS = 60.0
@@ -133,7 +132,7 @@ class _Worker:
     ) -> None:
         self.name, self.weights, self.hyperparameters, self.inner = f"worker {place.index}", weights, hyperparameters, inner
         self.session = WorkerSession(place, table, rule, {})
-        self.half = Half.of(rule, [weights], [0])
+        self.half = WorkerSideRule.of(rule, [weights], [0])
         self.rounds = LocalRounds(self.session, [weights], [hyperparameters])
         self.own = None if inner is None else inner.rule.init(weights)
         self.last: Future[None] = Future()

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 
 from psjob.contract import SHARD_NAME, WORKER_NAME
-from psjob.process.config import Place
-from psjob.process.encryption import Encryption
+from psjob.process.config import Encryption, Place
 from psjob.wire import auth
 from psjob.wire.auth import Peer, Standing, Tls
 from psjob.wire.event_loop import Pooled, Sending

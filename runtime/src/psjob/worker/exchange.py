@@ -1,7 +1,8 @@
 """The data path of a worker: one clock's gradients out as blocks, and what answers them back into the model.
 
 The script's thread pushes and pulls; a link's thread calls `payload` when it sends a request again and `land` when an answer
-comes. What both sides use is guarded by the session's condition.
+comes. What both sides use is guarded by the session's condition. A worker has a share of the gradients that a shard may hold: all
+shares together are the shard's budget.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +18,20 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack, Packs
+from psjob.process.config import Config
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
-from psjob.worker.clip import Clip
 from psjob.worker.compression import WorkerCompression
-from psjob.worker.credit import credits
-from psjob.worker.finite import FiniteCheck
+from psjob.worker.exits import SessionEnd
 from psjob.worker.link import listen
 from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
     from psjob.worker.link import ShardLink, WorkerLane
+    from psjob.worker.rows import RowGrads
     from psjob.worker.session import WorkerSession
+
 
 WAITS_FOR = "the shards' answer"
 
@@ -301,3 +304,102 @@ def count_change(tensors: Sequence[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(list(tensors))
     except RuntimeError:  # some versions of torch refuse tensors made in inference mode, which have no version
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Each element is at most `value` from 0, then its norm over all parameters at most `norm`; None: any."""
+
+    norm: float | None = None
+    value: float | None = None
+
+    def within(self, other: Clip) -> Clip:
+        """Both, one after the other: the smaller limits."""
+        return Clip(_least(self.norm, other.norm), _least(self.value, other.value))
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)
+
+
+CREDIT = 32 << 20
+"""Bytes on their way between a worker and a shard that keep both ways full: more is not taken of the share for what is pushed at a step."""
+
+
+def credits(config: Config, overlap: bool) -> tuple[int, int]:
+    """Bytes of pushes that wait for an answer, and of early data, that a shard may hold of one worker.
+
+    One block of each push always goes, however small the share. Early data has what the pushes leave, and none without `overlap`.
+    """
+    share = config.gradients // config.workers
+    pushes = min(CREDIT, share // 2 if overlap else share)
+    return pushes, share - pushes if overlap else 0
+
+
+class FiniteCheck:
+    """Of one worker: all blocks of all shards then skip the same step, as they do for a GradScaler."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._session, self._what = session, session.place.config.non_finite
+        self.may_skip = self._what == "skip"
+        self.found: int | None = None
+        """In the step in hand: the place of the first tensor with such a number in the model, or after its tensors that of the table."""
+
+    def skips(self, grads: Sequence[torch.Tensor | None] | None, rows: Sequence[RowGrads | None], skip: bool) -> bool:
+        """Is this step to be skipped? `skip`: it is, whatever is found. Raises SessionEnd (refused) with the step and the tensor."""
+        self.found = None
+        if self._what == "pass" or grads is None or skip:
+            return skip
+        self.found = _first_bad([*grads, *(None if part is None else part.grads for part in rows)])
+        if self.found is None:
+            return False
+        if self._what == "refuse":
+            session, rank = self._session, self._session.place.index
+            names = [*(spec.name for spec in session.layout.table), *(f"table {spec.name}" for spec in session.rows.specs)]
+            raise SessionEnd(
+                "refused",
+                f"worker {rank}, step {session.clock}: the gradient of {names[self.found]} holds NaN or inf, and training.nonFinite "
+                "is refuse (skip leaves such a step out, pass applies it)",
+            )
+        return True
+
+
+def _first_bad(tensors: Sequence[torch.Tensor | None]) -> int | None:
+    """The place of the first tensor that holds NaN or inf."""
+    floats = [(place, tensor) for place, tensor in enumerate(tensors) if tensor is not None and tensor.is_floating_point()]
+    with torch.no_grad():
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for _, tensor in floats:
+            by_device.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
+        # A sum of all is finite only where each number is; one wait for a device, however many tensors.
+        if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
+            return None
+        return next((place for place, tensor in floats if not bool(torch.isfinite(tensor).all())), None)
+
+
+class Deferred(Exchange):
+    """As `Exchange`, but `push` comes back when all is under way. `finish` waits for its answers; nothing reads the targets before.
+
+    The gradients that were pushed must not change until then: a shard that comes back is sent them again.
+    """
+
+    beside = True
+    lends = False  # bytes are sent while others are made
+
+    def push(
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        hyperparameters: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """As `Exchange.push`, without waiting. Raises SessionEnd."""
+        self.finish()
+        self._send(self.pushes(grads, hyperparameters, skip, scale), targets)
+        self.session.stepped()
+
+    def finish(self) -> None:
+        super().finish()
+        self.sources = ()  # all is answered: nothing is sent again
+        count_change(self.targets)

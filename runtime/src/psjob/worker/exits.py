@@ -1,4 +1,4 @@
-"""Whether a script ended well, found out before its process has gone; and the end of a worker that hangs.
+"""How a script's turn in a job ends: found out before its process has gone, or because the worker hangs.
 
 An atexit handler is not told the exit status. A script that came to its end, that called `sys.exit` or that raised shows
 what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one
@@ -32,8 +32,22 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from psjob import contract
-from psjob.process import shown, supervise
+from psjob.process import supervise, tracebacks
 from psjob.process.errors import leave_message
+
+
+class SessionEnd(BaseException):
+    """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost. A rewind's `message`: the mode to come back in."""
+
+    def __init__(self, how: str, message: str = "") -> None:
+        super().__init__(message or how)
+        self.how, self.message = how, message
+
+
+EXIT_OF = {"finished": contract.EXIT_DONE, "left": contract.EXIT_DONE, "stopped": contract.EXIT_RETRY, "lost": contract.EXIT_RETRY,
+           "fenced": contract.EXIT_FENCED, "refused": contract.EXIT_REFUSED}  # fmt: skip
+"""Exit status for each ending; a rewind has none, it execs."""
+
 
 CHILD_SECONDS = 30.0
 KILL_SECONDS = 60.0
@@ -54,7 +68,7 @@ def watch_thread() -> None:
 
     def on_error(of: threading.ExceptHookArgs) -> None:
         if of.exc_value is not None:
-            shown.shorten(of.exc_value)
+            tracebacks.shorten(of.exc_value)
         hook(of)
         code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
         if threading.get_ident() == own and code not in (0, None):

@@ -1,17 +1,22 @@
 """A worker of several processes: gradients meet in shared memory, and one push goes out for all.
 
 Process 0 leads: it has the streams to the shards, and tells the others what comes of a step. A process that follows has no stream, and
-steps with the one that has them. When they join they agree on the way in which they sum.
+steps with the one that has them. When they join they agree on the way in which they sum. Two processes speak over a `LocalPeer`: frames of
+a few words with what they carry, and a descriptor with the first.
 """
 
 from __future__ import annotations
 
+import array
 import json
 import os
+import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -21,18 +26,24 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.process import supervise
 from psjob.process.config import Place
+from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.together import Part, Whole, together
 from psjob.resume import composite
-from psjob.wire.frame import Kind
-from psjob.worker import exits, gpus
-from psjob.worker.edges import Edges, Records
-from psjob.worker.ending import SessionEnd
+from psjob.resume.composite import Edges, Records
+from psjob.wire.frame import MAX_RECORD, Kind
+from psjob.worker import exits, localreduce
 from psjob.worker.exchange import Exchange
-from psjob.worker.gpus import Lying
-from psjob.worker.localreduce import PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
+from psjob.worker.exits import SessionEnd
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
 from psjob.worker.session import WorkerSession
-from psjob.worker.siblings import Said, Sibling
+
+
+def session_at(place: Place, *given: Any) -> WorkerSession:
+    """As WorkerSession. Raises Refused where the agent's lines to other processes are not open."""
+    if place.config.processes == 1:
+        return WorkerSession(place, *given)
+    return FollowerSession(place, *given) if place.local else LeaderSession(place, *given)
 
 
 def lead(session: LeaderSession, device: torch.device) -> PodSum:
@@ -41,7 +52,7 @@ def lead(session: LeaderSession, device: torch.device) -> PodSum:
     Where they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
     """
     config, places = session.place.config, session.lying
-    chosen = _chosen(session, [gpus.lying(device), *(places[local] for local in sorted(places))])
+    chosen = _chosen(session, [localreduce.lying(device), *(places[local] for local in sorted(places))])
     sums: PodSum | None = None
     failed = ""
     if chosen.way != SHARED:
@@ -86,7 +97,7 @@ def follow(session: FollowerSession, device: torch.device) -> PodSum:
 def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
     devices = [one.device for one in places]
     apart = CPU not in devices and len(set(devices)) == len(devices)
-    matrix, numbers = gpus.topology(devices) if apart else (None, [])
+    matrix, numbers = localreduce.topology(devices) if apart else (None, [])
     rates = {"host": min(one.host for one in places), "add": min(one.add for one in places)} if apart else {}
     try:
         return choose(Given(devices, session.layout.nbytes, matrix, numbers, **rates), session.place.config.local_sum)
@@ -139,7 +150,7 @@ class LeaderSession(WorkerSession):
         agent, *others = self.place.sockets
         self._agent = agent
         os.set_inheritable(agent, False)
-        self._others = {number: Sibling(fd, str(number), self._hears(number)) for number, fd in enumerate(others, 1)}
+        self._others = {number: LocalPeer(fd, str(number), self._hears(number)) for number, fd in enumerate(others, 1)}
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -156,7 +167,7 @@ class LeaderSession(WorkerSession):
             other.say({"initial": self.initial is not None}, self.initial or b"")
             told = {"joined": self.clock, "residual": self.machine.residual, "layout": self.layout.to_json(), "recorded": mine is not None}
             other.say(told, mine or b"", self._memory[1])
-        self._sums = lead(self, gpus.device_of(parameters))
+        self._sums = lead(self, localreduce.device_of(parameters))
 
     def _compare(self) -> None:
         """Raises SessionEnd where a process has another model."""
@@ -262,7 +273,7 @@ class LeaderSession(WorkerSession):
     def open_memory(self, parameters: Sequence[torch.Tensor]) -> None:
         """Make it, now that the layout of the job is known: before any answer lands, which threads of several links do."""
         fd = make(self.layout, self.processes)
-        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), gpus.device_of(parameters)), fd
+        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), localreduce.device_of(parameters)), fd
 
     @property
     def memory(self) -> PodMemory:
@@ -367,13 +378,13 @@ class FollowerSession(WorkerSession):
         self._nowhere: frozenset[int] = frozenset()
         self._news: dict[str, Said] = {}
         """What process 0 said last, by its first word."""
-        self._first = Sibling(place.sockets[0], "0", self._hears)
+        self._first = LocalPeer(place.sockets[0], "0", self._hears)
 
     # -- the script's thread -------------------------------------------------------------------
 
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
-        device = gpus.device_of(parameters)
-        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": gpus.lying(device).to_json()})
+        device = localreduce.device_of(parameters)
+        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": localreduce.lying(device).to_json()})
         said = self.next("joined", "process 0 of this worker to join the job")
         first = self._news["initial"]
         self.memory = PodMemory(self.layout, self.place.config.processes, self.place.local, said.fd, device)
@@ -587,3 +598,87 @@ def _part(exchange: LeaderExchange | FollowerExchange, grads: Sequence[torch.Ten
         session.sums.gather(grads, scale)
     none = frozenset(row for row, grad in enumerate(grads) if grad is None)
     return Part(session.clock, skip=skip, none=none, bad=exchange.finite.found)
+
+
+_HEAD: Final = struct.Struct("<IQ")
+MOST_WORDS: Final = 64 << 20
+"""Bytes of JSON in a frame: the names and shapes of a model fit."""
+
+
+class Said(NamedTuple):
+    """A frame. `fd`: a descriptor that came with it, -1 for none."""
+
+    body: Mapping[str, Any]
+    data: bytes
+    fd: int
+
+
+class LocalPeer:
+    """The line to one process. `told` is called with each frame by a thread of this object's, with None once where the line ends."""
+
+    def __init__(self, fd: int, name: str, told: Callable[[Said | None], None]) -> None:
+        try:
+            self._sock = socket.socket(fileno=fd)
+        except OSError as error:
+            raise Refused(f"this process has no line to process {name} of its worker: {error}; leave open descriptors alone") from None
+        os.set_inheritable(fd, False)
+        self._told = told
+        self._sending = threading.Lock()
+        self._thread = supervise.start(self._read, f"process-{name}")
+
+    def say(self, body: Mapping[str, Any], data: bytes = b"", fd: int = -1) -> None:
+        """Send a frame. Nothing where the line has ended: the agent ends this process soon."""
+        raw = json.dumps(body).encode()
+        head = _HEAD.pack(len(raw), len(data))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+        with self._sending:
+            try:
+                self._sock.sendmsg([head], rights)
+                self._sock.sendall(raw + data)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        """Nothing is said or heard any more."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def forget(self) -> None:
+        """In a fork: close the copy."""
+        self._sock.close()
+
+    def _read(self) -> None:
+        try:
+            while (said := self._next()) is not None:
+                self._told(said)
+        except (OSError, ValueError):
+            pass
+        self._told(None)
+
+    def _next(self) -> Said | None:
+        head, rights, _flags, _address = self._sock.recvmsg(_HEAD.size, socket.CMSG_SPACE(4), socket.MSG_WAITALL)
+        if len(head) < _HEAD.size:
+            return None
+        words, size = _HEAD.unpack(head)
+        if words > MOST_WORDS or size > MAX_RECORD:
+            raise ValueError(f"a frame of {words} and {size} bytes")
+        raw = self._exactly(words)
+        data = self._exactly(size)
+        given = [data for level, kind, data in rights if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
+        fds = [fd for one in given for fd in array.array("i", one)]
+        body = json.loads(raw)
+        if not isinstance(body, dict):
+            raise ValueError("a frame without names")
+        return Said(body, data, fds[0] if fds else -1)
+
+    def _exactly(self, size: int) -> bytes:
+        found = bytearray(size)
+        view, at = memoryview(found), 0
+        while at < size:
+            got = self._sock.recv_into(view[at:])
+            if not got:
+                raise ValueError("the line ended in a frame")
+            at += got
+        return bytes(found)

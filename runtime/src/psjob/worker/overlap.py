@@ -26,8 +26,8 @@ from torch.utils.hooks import RemovableHandle
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
-from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import WAITS_FOR
+from psjob.worker.exits import SessionEnd
 from psjob.worker.staging import Staged, Staging
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from psjob.wire.frame import (
 )
 from psjob.wire.shared_memory import Region, copy_out
 from psjob.wire.tcp import Stream
-from psjob.worker.ending import SessionEnd
+from psjob.worker.exits import SessionEnd
 
 if TYPE_CHECKING:
     from psjob.worker.link import ShardLink, WorkerLane

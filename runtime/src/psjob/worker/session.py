@@ -20,6 +20,7 @@ import torch
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.layout.packing import Pack, Packs
 from psjob.modes import of as mode_of
+from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
@@ -28,9 +29,8 @@ from psjob.tables import TableSpec
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.worker import exits, rewind
-from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
-from psjob.worker.handin import HandIn
+from psjob.worker.exits import SessionEnd
 from psjob.worker.idle import Idle
 from psjob.worker.link import ShardLink
 from psjob.worker.rows import Rows
@@ -39,6 +39,7 @@ from psjob.worker.stagelinks import StageLinks
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
 TICK_SECONDS = 0.5
+STATE_SECONDS = 60.0
 SAID_SECONDS = 30.0
 log = logging.getLogger("psjob.worker")
 
@@ -73,7 +74,7 @@ class WorkerSession:
         """The start of the newer process of this rank, as the shard says that will not have this one; 0: none."""
         self.states: dict[int, bytes] = {}
         self.idle = Idle()
-        self.records = HandIn(self)
+        self.records = RecordUploader(self)
         self._parameters: Sequence[torch.Tensor] = ()
         self._stirred = 0.0
         self._joined = math.inf
@@ -393,6 +394,19 @@ class WorkerSession:
         self.exchange.sharing.withdraw()
         self.rows.sharing.withdraw()
 
+    def block_states(self) -> dict[int, bytes]:
+        """The shards' optimizer state: STATE bodies by block (see optimizers.assemble_state).
+
+        Raises SessionEnd, also where they do not come in STATE_SECONDS.
+        """
+        self.exchange.finish()
+        with self.cond:
+            self.states.clear()
+        for block in self.blocks:
+            self.links[self.owner[block.index]].send(self.header(Kind.STATE, block=block.index, request=block.index + 1))
+        self.wait(lambda: len(self.states) == len(self.blocks), "the shards' optimizer state", STATE_SECONDS)
+        return {number - 1: raw for number, raw in self.states.items()}
+
     def on_state(self, number: int, raw: bytes) -> None:
         """Optimizer state of a block has come."""
         with self.cond:
@@ -413,3 +427,41 @@ class WorkerSession:
         if self.stage_links is not None:
             self.stage_links.forget()
         self.withdraw()
+
+
+WAIT_SECONDS = 0.5
+
+
+class RecordUploader:
+    """Sends the pieces that the session's machine names."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self._session = session
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """There is something to send."""
+        with self._session.cond:
+            if self._thread is None:
+                self._thread = supervise.start(self._run, "records")
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread, which ends once the session has ended."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _run(self) -> None:
+        session, machine, link = self._session, self._session.machine, self._session.links[0]
+        while True:
+            with session.cond:
+                if machine.records.through or session.ended:
+                    self._thread = None
+                    return
+                piece = machine.next_piece(time.monotonic())
+                if piece is None:
+                    session.cond.wait(WAIT_SECONDS)
+                    continue
+            clock, crc, size = piece.record
+            header = session.header(Kind.RECORD_PIECE, clock=clock, part=piece.offset, version=(crc, size))
+            link.send(header._replace(generation=piece.idle[0], request=piece.idle[1]), bytes(piece.data))

@@ -37,8 +37,8 @@ from psjob.wire.shared_memory import Counter, Region, Ring, copy_in
 from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
+from psjob.worker.idle import StageGauge
 from psjob.worker.link import DIAL_SECONDS
-from psjob.worker.stagegauge import StageGauge
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -222,7 +222,7 @@ class StageLinks:
     """Of one session, which has a stage."""
 
     def __init__(self, session: WorkerSession) -> None:
-        self.session, self.gauge = session, StageGauge(session)
+        self.session, self.gauge = session, StageGauge(session.idle, self._tell_gauge)
         self.exchange: StageExchange[Any] | None = None
         """From when it is known at which step this worker joins."""
         self.ahead = 0
@@ -350,6 +350,11 @@ class StageLinks:
         if self._listener is not None:
             self._listener.close()
         self.sharing.forget()
+
+    def _tell_gauge(self, body: dict[str, Any]) -> None:
+        session = self.session
+        if session.joined:
+            session.links[0].send_json(session.header(Kind.MEASURED, clock=session.clock), body)
 
     # -- streams -----------------------------------------------------------------------------------
 
