@@ -23,8 +23,8 @@ from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import run_digest
 from psjob.wire.pool import STRANGERS
-from psjob_client.local import probe
-from psjob_client.local.sites import Listening
+from psjob_client.local.process import Listening
+from psjob_client.local.status import ask_status
 from psjob_operator.cluster import progress
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
@@ -124,7 +124,7 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(progress, "STATUS_PORT", port)
         assert (asyncio.run(pulled(RUN["questions"])).status or {}).get("run") == "run-1"
         assert asyncio.run(pulled(RUN["workers"])) == progress.Told(problem=progress.UNKNOWN_KEY)
-        assert (asyncio.run(probe.status(Listening("127.0.0.1", 0, port), RUN["questions"], 2.0)) or {}).get("run") == "run-1"
+        assert (asyncio.run(ask_status(Listening("127.0.0.1", 0, port), RUN["questions"], 2.0)) or {}).get("run") == "run-1"
         assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
         assert get(port, contract.STARTED_PATH) == (200, {"started": True})
         nonce = get(port, contract.CHALLENGE_PATH)[1]["nonce"]

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from psjob.process.asking import ask
-from psjob_client.local import probe
-from psjob_client.local.sites import Listening
+from psjob_client.local import status
+from psjob_client.local.process import Listening
 from psjob_operator.contract import STATUS_BYTES
 from tests.fuzzing import Change, byte_changes, changed_bytes, counts, fuzz
 
@@ -36,8 +36,8 @@ def test_the_client_reads_whatever_a_port_sends(cases: int) -> None:
 
     async def asked(port: int) -> None:
         shard = Listening("127.0.0.1", 0, port)
-        assert await probe.status(shard, KEY, 5.0) is None
-        await probe.healthy(shard, 5.0)
+        assert await status.ask_status(shard, KEY, 5.0) is None
+        await status.is_healthy(shard, 5.0)
 
     def read(case: tuple[list[Change], list[Change], bytes]) -> None:
         nonce = b'{"nonce": "%s"}' % case[2]
@@ -67,8 +67,8 @@ def test_a_code_that_is_none_is_no_answer(code: bytes) -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         shard = Listening("127.0.0.1", 0, server.sockets[0].getsockname()[1])
-        assert not await probe.healthy(shard, 5.0)
-        assert await probe.status(shard, KEY, 5.0) is None
+        assert not await status.is_healthy(shard, 5.0)
+        assert await status.ask_status(shard, KEY, 5.0) is None
         server.close()
 
     asyncio.run(scenario())
