@@ -20,9 +20,9 @@ from typing import Any
 
 from hack.cluster.proc import die_with_parent
 from psjob.process.asking import ask
-from psjob_client.local.request import Request
+from psjob_client.local.manifest import Request
+from psjob_client.local.process import Listening
 from psjob_client.local.run import run_job
-from psjob_client.local.sites import Listening
 from tests.e2e.workloads.running import ROOT, Ran, finish
 from tests.netns import Dropped, Network
 from tests.runkeys import of_run
@@ -39,7 +39,7 @@ GIVE_UP = 60.0
 
 @dataclass(frozen=True)
 class Spaces:
-    """The sites of a job in a network (psjob_client.local.sites.Sites)."""
+    """The sites of a job in a network (psjob_client.local.process.Sites)."""
 
     hosts: Sequence[str]
     enter: dict[str, Sequence[str]]

@@ -99,8 +99,8 @@ class Counted(Trace):
 def served(mode: str, profile: str) -> tuple[int, float]:
     """Pushes of a job in `mode`, and how many a second count after WARM. Raises LookupError with the sentence that refuses the mode."""
     from psjob_client.compare.sides import side_of
-    from psjob_client.local.errors import BadInput
     from psjob_client.local.manifest import read_job
+    from psjob_client.problems import BadInput
     from psjob_operator.api.spec import Training
 
     with tempfile.TemporaryDirectory() as folder:

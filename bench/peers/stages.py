@@ -25,8 +25,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
 from psjob.planning.predict import Case, predict
 from psjob.planning.profile import Profile, Work
-from psjob_client.local.measure import measure
-from psjob_client.local.profiling import profile_script
+from psjob_client.local.measure import measure, profile_script
 from psjob_client.stages.profile import read_profile
 
 MICROBATCHES = 8

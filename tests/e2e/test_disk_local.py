@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from psjob_client.local.errors import BadInput
-from psjob_client.local.folder import LEAST_ROOM, new_folder
+from psjob_client.local.run_folder import LEAST_ROOM, new_folder
+from psjob_client.problems import BadInput
 from tests.disks import mounted
 from tests.e2e.little_disk import COMES, LITTLE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Watched

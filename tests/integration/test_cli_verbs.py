@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from psjob import Client
-from psjob_client.jobs.problems import Conflict, DeadlinePassed
+from psjob_client.problems import Conflict, DeadlinePassed
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.command import psjob as command

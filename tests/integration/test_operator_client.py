@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from psjob import AsyncClient, Client
-from psjob_client.jobs.problems import Conflict, JobFailed
+from psjob_client.problems import Conflict, JobFailed
 from tests.docs.finding import python_blocks
 from tests.integration.operator_harness import World, manifest
 

@@ -18,8 +18,8 @@ import pytest
 from psjob_client.compare import report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.sides import outcome
-from psjob_client.local.errors import BadInput
-from psjob_client.local.history import News
+from psjob_client.local.record import News
+from psjob_client.problems import BadInput
 from psjob_operator.api.spec import Training
 from tests.live.cli_inside import psjob
 from tests.simulated import asked

@@ -15,7 +15,7 @@ import yaml
 from psjob_client.convert.draft import Wishes
 from psjob_client.convert.script.port import ported
 from psjob_client.convert.write import from_text
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from tests.docs.pages import BLOCK, DOCS
 from tests.unit.convert_sources import DDP
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.local.ports import ADDRESS, reserve
+from psjob_client.local.process import ADDRESS, reserve
 from tests import warm
 from tests.live.local_standin import manifest, run, start
 from tests.soaking import rotating

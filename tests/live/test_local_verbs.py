@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from psjob import AsyncClient, Client
-from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
-from psjob_client.local import record
+from psjob_client.local import run_folder
+from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
 from psjob_client.sdk import machine
 from tests.live import cli_inside
 from tests.live.local_standin import Run, environment, manifest, run
@@ -140,7 +140,7 @@ def test_a_run_that_was_killed_is_known_as_such_and_goes_on(home: Path) -> None:
         folder = home / ".psjob" / job.id
         os.kill(json.loads((folder / "run.json").read_text())["pid"], signal.SIGKILL)
         until = time.monotonic() + 30
-        while record.alive(folder) and time.monotonic() < until:
+        while run_folder.alive(folder) and time.monotonic() < until:
             time.sleep(0.05)
         view = job.get()
         assert (view.phase, view.reason) == ("Failed", "Killed") and f"psjob resume {job.id}" in view.message

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from psjob_client.local.command import worker_commands
+from psjob_client.local.manifest import worker_commands
 from psjob_client.sdk import building
 from psjob_client.sdk.shipping import script_of
 

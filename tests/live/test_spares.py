@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from psjob.process import forkserver
-from psjob_client.local import spares
-from psjob_client.local.spares import Spare
+from psjob_client.local import process as processes
+from psjob_client.local.process import Spare
 from tests.live.live_shards import eventually
 
 SCRIPT = """
@@ -25,8 +25,8 @@ sys.exit(7)
 
 @pytest.fixture
 def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
-    monkeypatch.setattr(spares, "ROOM", 0)
-    monkeypatch.setattr(spares, "ANSWER_SECONDS", 30.0)  # a busy machine has no second for it
+    monkeypatch.setattr(processes, "ROOM", 0)
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 30.0)  # a busy machine has no second for it
     made = Spare({**os.environ, "PS_FORK_SERVER": "5"}, tmp_path)
     yield made
     made.close()
@@ -62,7 +62,7 @@ def test_one_that_cannot_be_that_command_is_ended(tmp_path: Path, spare: Spare) 
 @pytest.mark.parametrize(("after", "free", "started"), [("1", 8 << 30, True), ("1", 1 << 30, False), ("never", 8 << 30, False)])
 def test_one_is_started_if_there_is_room(monkeypatch: pytest.MonkeyPatch, after: str, free: int, started: bool) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(spares, "_free", lambda: free)
+    monkeypatch.setattr(processes, "free_memory", lambda: free)
     monkeypatch.setattr(Spare, "_start", lambda self: begun.append(1))
     made = Spare({"PS_FORK_SERVER": after}, Path())
     now = time.time()

@@ -24,8 +24,8 @@ from bench.peers.light_clients import status
 from psjob import contract
 from psjob.process.asking import ask
 from psjob.shard.statusport import CONNECTIONS, REQUEST_BYTES
-from psjob_client.local import probe
-from psjob_client.local.sites import Listening
+from psjob_client.local.process import Listening
+from psjob_client.local.status import ask_status, is_healthy
 from psjob_operator.cluster.health import CONNECTIONS as HEALTH_CONNECTIONS
 from psjob_operator.cluster.health import LINE_BYTES, Health
 from psjob_operator.contract import STATUS_BYTES
@@ -178,8 +178,8 @@ def test_the_client_reads_whatever_a_port_sends(cases: int) -> None:
 
     async def asked(port: int) -> None:
         shard = Listening("127.0.0.1", 0, port)
-        assert await probe.status(shard, KEY, 5.0) is None
-        await probe.healthy(shard, 5.0)
+        assert await ask_status(shard, KEY, 5.0) is None
+        await is_healthy(shard, 5.0)
 
     def read(case: tuple[list[Change], list[Change], bytes]) -> None:
         nonce = b'{"nonce": "%s"}' % case[2]
@@ -209,8 +209,8 @@ def test_a_code_that_is_none_is_no_answer(code: bytes) -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         shard = Listening("127.0.0.1", 0, server.sockets[0].getsockname()[1])
-        assert not await probe.healthy(shard, 5.0)
-        assert await probe.status(shard, KEY, 5.0) is None
+        assert not await is_healthy(shard, 5.0)
+        assert await ask_status(shard, KEY, 5.0) is None
         server.close()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ import pytest
 
 from psjob_client.cli.main import cli
 from psjob_client.local import measure
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from tests.typed import CliRunner
 
 

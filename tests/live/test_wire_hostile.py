@@ -40,8 +40,8 @@ from psjob.wire.stream_pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker import link as worker_link
 from psjob.worker.link import ShardLink, _hello
-from psjob_client.local import probe
-from psjob_client.local.sites import Listening
+from psjob_client.local.process import Listening
+from psjob_client.local.status import ask_status
 from psjob_operator.cluster import progress
 from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.live.idle_shard import HELLO, RUN, Idle, hello, idle, read_all, settled, sized
@@ -493,7 +493,7 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(progress, "STATUS_PORT", port)
         assert (asyncio.run(pulled(FLOOD_RUN["questions"])).status or {}).get("run") == "run-1"
         assert asyncio.run(pulled(FLOOD_RUN["workers"])) == progress.Told(problem=progress.UNKNOWN_KEY)
-        assert (asyncio.run(probe.status(Listening("127.0.0.1", 0, port), FLOOD_RUN["questions"], 2.0)) or {}).get("run") == "run-1"
+        assert (asyncio.run(ask_status(Listening("127.0.0.1", 0, port), FLOOD_RUN["questions"], 2.0)) or {}).get("run") == "run-1"
         assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
         assert get(port, contract.STARTED_PATH) == (200, {"started": True})
         nonce = get(port, contract.CHALLENGE_PATH)[1]["nonce"]

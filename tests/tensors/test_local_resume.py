@@ -11,8 +11,8 @@ import pytest
 
 from psjob.checkpoint import manifest
 from psjob_client.local import resume
-from psjob_client.local.errors import BadInput
 from psjob_client.local.resume import resumed
+from psjob_client.problems import BadInput
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
 from tests.tensors.checkpoint_parts import save

@@ -9,7 +9,7 @@ import pytest
 
 from psjob.shard.histogram import Histogram
 from psjob.shard.staleness import GAPS, LAGS
-from psjob_client.local.lateness import lateness, line
+from psjob_client.local.status import lateness, lateness_line
 
 
 def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
@@ -26,7 +26,7 @@ def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: 
 def test_shards_are_summed_and_a_quantile_is_the_edge_of_its_bucket() -> None:
     late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"lag": None, "gap": None}, {}])
     assert late == {"lag": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
-    assert line(late) == "pushes lagged 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
+    assert lateness_line(late) == "pushes lagged 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
     assert lateness([told([7] * 20)]) is not None and lateness([told([7] * 20 + [20])])["lag"]["p95"] == 8  # type: ignore[index]
 
 

@@ -13,7 +13,7 @@ import typer
 
 from psjob_client.cli.main import cli
 from psjob_client.cli.where import Where, plain
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from tests.typed import CliRunner, built
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,8 @@ import yaml
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
 from psjob_client.convert.fromscript import Script
-from psjob_client.local.command import worker_commands
-from psjob_client.local.errors import BadInput
-from psjob_client.local.manifest import read_job
-from psjob_client.local.request import Request
+from psjob_client.local.manifest import Request, read_job, worker_commands
+from psjob_client.problems import BadInput
 from tests.typed import CliRunner
 
 ODD = ["$(HOME)", "$$x", "a: b", "#c", "'", "ü", "1", "-"]

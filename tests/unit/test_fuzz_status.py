@@ -12,11 +12,11 @@ import pytest
 
 from psjob_client.jobs import series
 from psjob_client.jobs.told import coordinator_facts, finite, shard_view, worker_view
-from psjob_client.local import history, lateness, probe, screen, summary
-from psjob_client.local.faults import Recovery, parse_faults
-from psjob_client.local.shapes import shaped
-from psjob_client.local.standing import Standing
-from psjob_client.local.watch import Watch
+from psjob_client.local import console, record, run, status
+from psjob_client.local.faults import Faults, Recovery, parse_faults
+from psjob_client.local.monitor import Watch
+from psjob_client.local.status import lateness, shaped
+from psjob_client.local.verdict import Standstill
 from psjob_operator import keys
 from psjob_operator.cluster import progress, silence
 from psjob_operator.plan.plan import plan
@@ -98,23 +98,23 @@ def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
     child: Any = Child()
 
     def read(case: Case) -> None:
-        told = probe._object(raw(case))
+        told = status._object(raw(case))
         watch = Watch(10.0, KEY)
-        watch.recoveries += [replace(one) for one in hit]
+        watch.hearers.append(Faults(recoveries=[replace(one) for one in hit]).hear)
         watch.hear(child, told)
         watch.ended(child, raw(case).decode("utf-8", "replace"))
         assert watch.step >= -(1 << 1000) and watch.total("applied") is not None and watch.unsaved in (True, False)
         coordinator = watch.coordinator
-        history.News().of(told, time.time())
-        json.dumps([history.waste(watch), summary.metrics(coordinator), lateness.lateness(watch.told.values())])
-        Standing().see(watch.step, coordinator, 1.0)
-        screen.progress(coordinator, "step"), screen.checkpoint(coordinator, 1.0, "step")
+        record.News().of(told, time.time())
+        json.dumps([record.waste(watch), run.metrics(coordinator), lateness(watch.told.values())])
+        Standstill().see(watch.step, coordinator, 1.0)
+        console.progress(coordinator, "step"), console.checkpoint(coordinator, 1.0, "step")
         for one in (told, shaped(dict(progress.parse(raw(case)) or {}))):
-            coordinator_facts(probe.part(one, "coordinator"), 1.0)
+            coordinator_facts(status.part(one, "coordinator"), 1.0)
             shard_view(0, "Serving", 1, one)
-            for worker in probe.part(one, "coordinator").get("workers") or ():
+            for worker in status.part(one, "coordinator").get("workers") or ():
                 worker_view(0, "Running", 1, worker, 5)
-            series.history([entry for entry in [probe.part(one, "coordinator")] if entry])
+            series.history([entry for entry in [status.part(one, "coordinator")] if entry])
 
     fuzz(cases, make, read, MOST)
 
@@ -129,7 +129,7 @@ def test_a_proof_that_is_no_text_is_not_right(said: str) -> None:
 @pytest.mark.parametrize("odd", ["NaN", "Infinity", "-1e999", "1" + "0" * 400, "true", '"5"', "[]", "null"])
 def test_a_number_that_is_none_is_nothing(odd: str) -> None:
     told = json.loads(f'{{"step": {odd}}}')
-    assert probe.numbers(told, "step") == 0 and finite(told["step"]) is None
+    assert status.numbers(told, "step") == 0 and finite(told["step"]) is None
 
 
 def test_entries_of_another_shape_are_left_out() -> None:

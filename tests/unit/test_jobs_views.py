@@ -11,12 +11,12 @@ import pytest
 from psjob_client.cli import rows
 from psjob_client.jobs import clustered, recorded, series
 from psjob_client.jobs.html import job_html
-from psjob_client.jobs.problems import call, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.runs import _some
 from psjob_client.jobs.view import HistoryView, JobView
-from psjob_client.local.sampling import Samples
-from psjob_client.local.words import amount, span
+from psjob_client.local.record import Samples
+from psjob_client.problems import call, no_such_job
+from psjob_client.text import amount, span
 
 TOLD = {
     "step": 40, "rate": 10.0, "eta": 6.0, "loss": "nan", "totalSteps": 100, "metrics": {"acc": 0.5, "bad": "nan"}, "mode": "bounded:3",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from psjob_client.local.children import ChildProcess
-from psjob_client.local.failures import Failures
+from psjob_client.local.process import ChildProcess
+from psjob_client.local.verdict import Failures
 
 
 @dataclass

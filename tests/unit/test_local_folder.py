@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from psjob_client.local.errors import BadInput
-from psjob_client.local.folder import RUNS, new_folder
+from psjob_client.local.run_folder import RUNS_FOLDER, new_folder
+from psjob_client.problems import BadInput
 
 
 def test_a_new_folder_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
@@ -18,13 +18,13 @@ def test_a_new_folder_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
         new_folder("digits", tmp_path)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / RUNS).stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / RUNS_FOLDER).stat().st_mode) == 0o755
     new_folder("digits", tmp_path)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757, 0o702])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
-    runs = tmp_path / RUNS
+    runs = tmp_path / RUNS_FOLDER
     runs.mkdir()
     runs.chmod(mode)
     with pytest.raises(BadInput) as caught:
@@ -36,7 +36,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = tmp_path / RUNS
+    runs = tmp_path / RUNS_FOLDER
     runs.mkdir(mode=0o755)
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
@@ -46,7 +46,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_group_of_several_users_may_not_write(tmp_path: Path) -> None:
-    runs = tmp_path / RUNS
+    runs = tmp_path / RUNS_FOLDER
     runs.mkdir()
     others = next((group for group in os.getgroups() if group != os.geteuid()), os.geteuid() + 1)
     try:

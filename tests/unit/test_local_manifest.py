@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from psjob_client.cli import main
-from psjob_client.local.command import worker_commands
-from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import parse_faults, unfinished
-from psjob_client.local.manifest import as_written, read_job
+from psjob_client.local.manifest import as_written, read_job, worker_commands
+from psjob_client.problems import BadInput
 from psjob_operator.api.job import PSTrainingJob
 from tests.typed import CliRunner
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from psjob_client.local.errors import BadInput
-from psjob_client.local.output import Follow, parse_logs
+from psjob_client.local.run_folder import Follow, parse_logs
+from psjob_client.problems import BadInput
 
 
 def test_a_line_that_is_drawn_again_is_told_once_as_it_was_at_its_end(tmp_path: Path) -> None:

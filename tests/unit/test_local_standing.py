@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from psjob.protocol.coordinator.progress import JobProgress
-from psjob_client.local.standing import FULL_PATIENCE, Standing
+from psjob_client.local.verdict import FULL_PATIENCE, Standstill
 
 FULL = {"checkpointProblem": "checkpoints pause, the volume of /x is full: 10 are free; the next try is in 8 s"}
 
 
 def test_a_full_volume_is_told_once_and_its_end_too() -> None:
-    standing = Standing()
+    standing = Standstill()
     assert standing.see(1, {}, 0) == []
     (line,) = standing.see(2, FULL, 1)
     assert line.startswith("warning: checkpoints pause")
@@ -19,7 +19,7 @@ def test_a_full_volume_is_told_once_and_its_end_too() -> None:
 
 
 def test_a_standstill_is_told_again_and_again_with_its_reason() -> None:
-    standing = Standing()
+    standing = Standstill()
     hung = {"hung": [{"rank": 1, "start": 1, "seconds": 28.0}]}
     said = [(now, line) for now in range(0, 1000, 5) for line in standing.see(7, hung, float(now))]
     assert [now for now, _ in said] == [30, 60, 120, 240, 480, 780]
@@ -33,13 +33,13 @@ def test_a_standstill_is_told_again_and_again_with_its_reason() -> None:
 
 
 def test_a_long_step_is_no_standstill_for_a_while() -> None:
-    standing = Standing("round")
+    standing = Standstill("round")
     said = [(now, line) for now in range(0, 700, 5) for line in standing.see(3, {}, float(now))]
     assert [now for now, _ in said] == [300, 480] and said[0][1].startswith("no round for 300 s, at round 3: nobody waits")
 
 
 def test_a_volume_without_room_ends_a_job_that_stands_and_no_other() -> None:
-    standing = Standing()
+    standing = Standstill()
     standing.see(0, FULL, 0)
     assert standing.verdict(FULL, FULL_PATIENCE - 1) is None
     assert standing.verdict({}, FULL_PATIENCE + 1) is None

@@ -23,12 +23,11 @@ from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.doctor.findings import Finding
 from psjob_client.jobs.html import job_html
-from psjob_client.jobs.problems import JobProblem
-from psjob_client.jobs.text import as_json, as_yaml
 from psjob_client.jobs.view import EventView, JobView, ProcessView, Series, ShardView, WorkerView
-from psjob_client.local.display import Display
-from psjob_client.local.screen import screen
-from psjob_client.local.watch import Watch
+from psjob_client.local.console import Display, screen
+from psjob_client.local.monitor import Watch
+from psjob_client.problems import JobProblem
+from psjob_client.text import as_json, as_yaml
 from psjob_client.ui import shown
 from psjob_operator.cluster import scrub
 from psjob_operator.plan.text import short

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from psjob_client.cli.render import NO_UID, documents, render, render_yaml
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
+from psjob_client.problems import BadInput
 
 MANIFEST = """
 apiVersion: psjob.dev/v1alpha1

@@ -13,8 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from hack.terminal import terminal
-from psjob_client.local import display, screen
-from psjob_client.local.watch import Watch
+from psjob_client.local import console
+from psjob_client.local.console import BAR
+from psjob_client.local.monitor import Watch
 from psjob_operator.api.status import JobStatus
 
 SCREENS = Path(__file__).parent / "screens"
@@ -76,7 +77,7 @@ def drawn(state: str, width: int) -> str:
     status, told = STATES[state]
     watch = Watch(30.0, b"", progress={"coordinator": told})
     with terminal(width) as it, os.fdopen(os.dup(it.theirs), "w") as out, patch.dict(os.environ, it.environment), patch("sys.stdout", out):
-        shown = display.Display("hello", progress=True)
+        shown = console.Display("hello", progress=True)
         with patch("time.time", lambda: NOW):
             shown.output("epoch 0: loss 0.51")
             for _ in range(2):  # the second is drawn over the first
@@ -106,7 +107,7 @@ def test_nothing_that_is_waited_for_is_cut_off() -> None:
 
 def test_the_bar_is_as_full_as_the_job_is_far() -> None:
     far = [line for line in drawn("running", 100).splitlines() if "━" in line]
-    assert len(far) == 1 and len(far[0].strip()) == screen.BAR
+    assert len(far) == 1 and len(far[0].strip()) == BAR
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.jobs.problems import JobProblem
+from psjob_client.problems import JobProblem
 from psjob_client.sdk import building
 from psjob_client.sdk.shipping import LARGEST, CannotShip, script_of
 

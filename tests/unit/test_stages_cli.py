@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from psjob_client.cli.main import cli
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_client.stages.machine import grid_of
 from psjob_client.stages.profile import read_profile
 from psjob_operator.api.spec import JobSpec

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from psjob_client.cli.main import cli
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from tests.typed import CliRunner
 from tests.unit.topology_machines import two_hosts
 

@@ -12,8 +12,8 @@ import yaml
 
 from psjob_client.cli import main
 from psjob_client.judge.files import judged
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
+from psjob_client.problems import BadInput
 from tests.soaking import rotating
 from tests.typed import CliRunner
 from tests.unit.api_cases import PASSED, REFUSED

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
     from psjob.embeddings.statetable import Table
     from psjob.process.errors import Refused
-    from psjob_client.jobs.problems import (
+    from psjob_client.problems import (
         Conflict,
         DeadlinePassed,
         JobFailed,
@@ -100,7 +100,7 @@ _CLIENT = {
     "BadManifest": "sdk.building", "CannotShip": "sdk.shipping",
     **dict.fromkeys(
         ("Conflict", "DeadlinePassed", "JobFailed", "JobProblem", "NoSuchJob", "NoWeights", "NotAllowed", "NotServed", "Unreachable"),
-        "jobs.problems",
+        "problems",
     ),
 }  # fmt: skip
 """What the distribution psjob-client adds, by its module: found when it is asked for, never imported before."""

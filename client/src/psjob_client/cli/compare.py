@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from psjob_client import problems
 from psjob_client.cli.completing import Settings
 from psjob_client.cli.completing import modes as modes_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, say
@@ -28,10 +29,9 @@ from psjob_client.compare import outcome, report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome, judged, repeated
 from psjob_client.compare.report import must_be_installed
 from psjob_client.compare.sides import Side, simulate, train
-from psjob_client.local import library
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
+from psjob_client.problems import BadInput
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import Training
 from psjob_operator.printable import printable
@@ -87,7 +87,7 @@ def compare(
 ) -> None:
     """Run one job in several modes, or several jobs, here or simulated, and write one HTML page with table and plots."""
     must_be_installed()
-    library.must_be_installed("psjob compare")
+    problems.must_be_installed("psjob compare")
     if not 0 < deadline <= LONGEST:
         raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
     if loss is not None and not math.isfinite(loss):

@@ -15,8 +15,8 @@ from psjob_client.convert import write
 from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.convert.launcher import is_launcher, quoted
 from psjob_client.convert.script.port import Ported, ported
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
+from psjob_client.problems import BadInput
 from psjob_operator.api.load import LARGEST_TEXT
 
 EXAMPLES = """Examples:

@@ -16,9 +16,8 @@ from psjob_client.doctor import look
 from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.doctor.findings import Finding, problem, sick
 from psjob_client.doctor.machine import judge_machine
-from psjob_client.local.command import worker_commands
-from psjob_client.local.errors import BadInput
-from psjob_client.local.manifest import read_job
+from psjob_client.local.manifest import read_job, worker_commands
+from psjob_client.problems import BadInput
 from psjob_operator.api.job import PSTrainingJob
 
 EXIT_WELL, EXIT_SICK = 0, 1

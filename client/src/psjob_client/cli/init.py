@@ -14,7 +14,7 @@ import typer
 from psjob_client.cli.output import echo
 from psjob_client.convert.draft import job_name
 from psjob_client.convert.fromscript import command_of, image_of
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_operator.api.load import load_job
 
 TEMPLATES = files("psjob_client") / "templates"

@@ -16,11 +16,10 @@ import typer
 from psjob_client.cli import rows
 from psjob_client.cli.output import Form, Output, data, echo, emit, job_names, log_line, say, table
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Name, Namespace, Where, go, has_cluster, plain
-from psjob_client.jobs.problems import JobProblem
-from psjob_client.jobs.text import as_json, as_yaml
 from psjob_client.jobs.view import JobView
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput, JobProblem
 from psjob_client.sdk.client import AsyncClient
+from psjob_client.text import as_json, as_yaml
 
 EVERYWHERE = ""
 LIST_EXAMPLES = """Examples:

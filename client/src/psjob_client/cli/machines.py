@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
+from psjob_client.problems import BadInput
 from psjob_client.topology.machine import MOST_DEVICES, PRESETS, Figure, Machine, read_machine
 from psjob_operator.api.load import load_document
 

@@ -33,9 +33,8 @@ from psjob_client.cli.ui import EXAMPLES as UI_EXAMPLES
 from psjob_client.cli.ui import ui as ui_command
 from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 from psjob_client.cli.validate import validate
-from psjob_client.jobs.problems import JobProblem
-from psjob_client.local.errors import BadInput
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from psjob_client.problems import BadInput, JobProblem
 
 DEBUG = "PSJOB_DEBUG"
 cli = typer.Typer(

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.jobs.text import as_json, as_yaml
 from psjob_client.jobs.view import JobView, View
+from psjob_client.text import as_json, as_yaml
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series
-from psjob_client.local.words import amount, number, span
+from psjob_client.text import amount, number, span
 
 JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RESTARTS", "AGE")
 WATCHED = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT")

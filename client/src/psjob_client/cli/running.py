@@ -13,9 +13,9 @@ from psjob_client.cli.completing import Settings
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.ui import page_beside
 from psjob_client.convert.fromscript import Script
-from psjob_client.local.errors import BadInput
-from psjob_client.local.request import FIRST, Request
+from psjob_client.local.manifest import FIRST, Request
 from psjob_client.local.run import run_job
+from psjob_client.problems import BadInput
 
 EXAMPLES = """Examples:
 

@@ -10,8 +10,8 @@ import typer
 
 from psjob_client.cli.completing import modes
 from psjob_client.cli.helping import Helped
-from psjob_client.local.command import PYTHONS
-from psjob_client.local.errors import BadInput
+from psjob_client.local.manifest import PYTHONS
+from psjob_client.problems import BadInput
 from psjob_operator.contract import MODES
 
 SUFFIX = ".py"

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from psjob_client import problems
 from psjob_client.cli.helping import HelpedGroup
 from psjob_client.cli.output import TextForm, TextOutput
-from psjob_client.local import library
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
 HEAD = "Compare modes and rules on a virtual clock."
@@ -181,6 +181,6 @@ def request(does: str, given: dict[str, Any]) -> str:
 
 def start(does: str, given: dict[str, Any]) -> None:
     """Become the simulator."""
-    library.must_be_installed("psjob simulate")
+    problems.must_be_installed("psjob simulate")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "psjob.simulate", request(does, given)])

@@ -17,9 +17,9 @@ from psjob.planning.profile import Profile, Work
 from psjob.planning.solve import SOLVERS, least_memory, solve
 from psjob_client.cli.machines import machines_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
-from psjob_client.local.profiling import profile_script
+from psjob_client.local.measure import profile_script
+from psjob_client.problems import BadInput
 from psjob_client.stages.machine import grid_of
 from psjob_client.stages.profile import ProfileFile, read_profile
 from psjob_client.topology.machine import FIGURES, PRESETS, Machine, NoWay, parse_size, show_bytes, show_seconds

@@ -19,15 +19,14 @@ from psjob_client.cli.output import Form, data, echo, job_names, say
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Name, Names, Namespace, Where, go, plain
 from psjob_client.convert.draft import job_name
 from psjob_client.convert.fromscript import image_of
-from psjob_client.jobs.problems import Conflict
 from psjob_client.jobs.view import JobView
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import as_written, read_job
-from psjob_client.local.words import span
+from psjob_client.problems import BadInput, Conflict
 from psjob_client.sdk.building import IMAGE, build
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.machine import Machine
 from psjob_client.sdk.shipping import imported_beside
+from psjob_client.text import span
 from psjob_operator.api import duration
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.plan import naming

@@ -16,8 +16,8 @@ from psjob_client.cli import rows
 from psjob_client.cli.looking import gather
 from psjob_client.cli.output import STYLES, echo, grid, say, table
 from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Namespace, Where, plain
-from psjob_client.jobs.problems import JobProblem
 from psjob_client.jobs.view import HistoryView, JobView
+from psjob_client.problems import JobProblem
 from psjob_client.sdk.client import AsyncClient
 from psjob_operator.printable import printable
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_client.topology import costs
 from psjob_client.topology.choose import Choice, choose
 from psjob_client.topology.estimate import STRATEGIES, Estimate

@@ -13,8 +13,8 @@ import typer
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.judge.files import Finding, Judged, Level, judged
-from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
+from psjob_client.problems import BadInput
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT
 from psjob_operator.api.problem import Problem, shown

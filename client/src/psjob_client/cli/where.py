@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from psjob_client.jobs.runs import RunSource
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_client.sdk.client import AsyncClient
 
 T = TypeVar("T")

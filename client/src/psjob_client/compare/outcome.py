@@ -18,8 +18,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local.errors import BadInput
-from psjob_client.local.folder import RUNS
+from psjob_client.local.run_folder import RUNS_FOLDER
+from psjob_client.problems import BadInput
 
 SMOOTHING = 0.2
 """Of the exponential mean over a curve's points: the weight of the newest."""
@@ -249,7 +249,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 def keep(folder: Path, found: Comparison, now: float) -> Path | None:
     """Write it below `folder`; None where the disk does not take it, which spoils nothing."""
     word = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:60] or "jobs"
-    path = folder / RUNS / FOLDER / f"{word}-{time.strftime('%m%d-%H%M%S', time.localtime(now))}.json"
+    path = folder / RUNS_FOLDER / FOLDER / f"{word}-{time.strftime('%m%d-%H%M%S', time.localtime(now))}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unready = path.with_suffix(".tmp")
@@ -263,7 +263,7 @@ def keep(folder: Path, found: Comparison, now: float) -> Path | None:
 def names(folder: Path) -> list[dict[str, Any]]:
     """Name and time of each, the newest first."""
     found = []
-    for path in (folder / RUNS / FOLDER).glob("*.json"):
+    for path in (folder / RUNS_FOLDER / FOLDER).glob("*.json"):
         try:
             found.append({"name": path.stem, "time": path.stat().st_mtime})
         except OSError:
@@ -273,7 +273,7 @@ def names(folder: Path) -> list[dict[str, Any]]:
 
 def read(folder: Path, name: str) -> Comparison:
     """A comparison by its name. Raises BadInput where there is none, or where its file is damaged."""
-    path = folder / RUNS / FOLDER / f"{name}.json"
+    path = folder / RUNS_FOLDER / FOLDER / f"{name}.json"
     if not NAME.fullmatch(name) or not path.is_file():
         raise BadInput(f"there is no comparison {name} in {path.parent}; `psjob compare` makes one")
     known = {one.name for one in fields(SideOutcome)}

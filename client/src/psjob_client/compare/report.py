@@ -14,7 +14,7 @@ from html import escape as as_html
 from typing import TYPE_CHECKING, Any
 
 from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, STEPS, Comparison, SideOutcome, judged, smooth
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_operator.printable import LINE_ENDS, printable
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from typing import Any
 
 from psjob_client.compare.outcome import LOSS, SideOutcome
 from psjob_client.local.backend import GRACE
-from psjob_client.local.children import die_with
-from psjob_client.local.errors import BadInput
+from psjob_client.local.process import die_with
+from psjob_client.problems import BadInput
 from psjob_operator.api.spec import Training
 from psjob_operator.contract import ASYNC_OUTER_RULE, MODES
 

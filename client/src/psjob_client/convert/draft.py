@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_operator.api.problem import shown
 from psjob_operator.contract import GROUP, KIND, VERSION
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run"})
 OTHERS = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from psjob_client.convert import launcher, pods
 from psjob_client.convert.draft import Converted, Draft, Wishes, note_backend, note_framework
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 
 def convert(words: Sequence[str], wishes: Wishes) -> Converted:

@@ -8,7 +8,7 @@ from typing import Any
 from psjob_client.convert import pods
 from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_framework, whole
 from psjob_client.convert.kubeflow import count_of
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
 

@@ -10,7 +10,7 @@ import yaml
 
 from psjob_client.convert import kubeflow, launcher, torchrun, trainjob
 from psjob_client.convert.draft import Converted, Wishes
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 from psjob_operator.api.load import load_documents
 from psjob_operator.api.problem import shown
 from psjob_operator.api.validate import validate_job

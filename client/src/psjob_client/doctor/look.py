@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from psjob_client.doctor.machine import Disk, MachineFacts
-from psjob_client.local.folder import RUNS
+from psjob_client.local.run_folder import RUNS_FOLDER
 
 SMI_SECONDS, TORCH_SECONDS = 20.0, 60.0
 ASK_TORCH = "import json, torch; print(json.dumps([torch.version.cuda, torch.cuda.is_available()]))"
@@ -36,7 +36,7 @@ def machine(folder: Path) -> MachineFacts:
         files=_files(),
         ports=_ports(),
         loopback=_loopback(),
-        runs=_disk(folder / RUNS),
+        runs=_disk(folder / RUNS_FOLDER),
         cache=_disk(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")),
         gpus=gpus,
         driver=driver,

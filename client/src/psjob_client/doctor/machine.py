@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from psjob_client.doctor.findings import Finding, ok, problem, warning
-from psjob_client.judge.quantity import of_bytes
+from psjob_client.text import amount
 from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.contract import INSTALL
@@ -93,22 +93,22 @@ def _software(facts: MachineFacts) -> Iterator[Finding]:
 def _sizes(facts: MachineFacts) -> Iterator[Finding]:
     yield ok("cores", f"{facts.cores:g}")
     least = 2 * PROCESS_BYTES
-    wanted = f"{of_bytes(least)} for a worker and a shard, beside the model"
+    wanted = f"{amount(least)} for a worker and a shard, beside the model"
     if facts.memory is None:
         yield warning("memory", "unknown", wanted, "look at it yourself")
     elif facts.memory < least:
-        yield problem("memory", f"{of_bytes(facts.memory)} free", wanted, "end other programs, or raise the container's limit")
+        yield problem("memory", f"{amount(facts.memory)} free", wanted, "end other programs, or raise the container's limit")
     else:
-        yield ok("memory", f"{of_bytes(facts.memory)} free", wanted)
+        yield ok("memory", f"{amount(facts.memory)} free", wanted)
     if facts.shm is None:
         yield warning("/dev/shm", "is not there", "", "set spec.training.transport: tcp")
     elif facts.shm < LEAST_SHM:
         yield warning(
-            "/dev/shm", f"{of_bytes(facts.shm)} free", of_bytes(LEAST_SHM),
+            "/dev/shm", f"{amount(facts.shm)} free", amount(LEAST_SHM),
             "give the container more (docker run --shm-size 1g), or set spec.training.transport: tcp",
         )  # fmt: skip
     else:
-        yield ok("/dev/shm", f"{of_bytes(facts.shm)} free", of_bytes(LEAST_SHM))
+        yield ok("/dev/shm", f"{amount(facts.shm)} free", amount(LEAST_SHM))
     if facts.files is not None and facts.files < LEAST_FILES:
         yield warning("open files", f"{facts.files} at most", str(LEAST_FILES), "raise the hard limit: ulimit -Hn, or limits.conf")
     else:
@@ -131,12 +131,12 @@ def _disk(about: str, disk: Disk, remedy: str) -> Finding:
     if not disk.writable:
         return level(about, f"{disk.path} cannot be written to", "", remedy)
     if disk.free is None:
-        return warning(about, f"{disk.path}: room unknown", of_bytes(LITTLE_DISK), remedy)
+        return warning(about, f"{disk.path}: room unknown", amount(LITTLE_DISK), remedy)
     if disk.free < LEAST_DISK:
-        return level(about, f"{of_bytes(disk.free)} free at {disk.path}", of_bytes(LEAST_DISK), remedy)
+        return level(about, f"{amount(disk.free)} free at {disk.path}", amount(LEAST_DISK), remedy)
     if disk.free < LITTLE_DISK:
-        return warning(about, f"{of_bytes(disk.free)} free at {disk.path}", of_bytes(LITTLE_DISK), remedy)
-    return ok(about, f"{of_bytes(disk.free)} free at {disk.path}", of_bytes(LITTLE_DISK))
+        return warning(about, f"{amount(disk.free)} free at {disk.path}", amount(LITTLE_DISK), remedy)
+    return ok(about, f"{amount(disk.free)} free at {disk.path}", amount(LITTLE_DISK))
 
 
 def _gpu(facts: MachineFacts) -> Iterator[Finding]:
@@ -166,9 +166,9 @@ def _fits(facts: MachineFacts, job: PSTrainingJob) -> Iterator[Finding]:
         yield ok("job: cores", figure, f"{facts.cores:g} cores")
     needed = processes * PROCESS_BYTES
     if facts.memory is not None and facts.memory < needed:
-        yield problem("job: memory", f"{of_bytes(needed)} before the model", f"{of_bytes(facts.memory)} free", fewer)
+        yield problem("job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free", fewer)
     elif facts.memory is not None:
-        yield ok("job: memory", f"{of_bytes(needed)} before the model", f"{of_bytes(facts.memory)} free")
+        yield ok("job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free")
     files = workers * job.spec.training.streams + shards + OWN_FILES
     if facts.files is not None and facts.files < files:
         yield problem(

@@ -12,9 +12,9 @@ from typing import Any
 
 from psjob_client.jobs import clustered, kube, series
 from psjob_client.jobs.kube import KubeClient, Reach
-from psjob_client.jobs.problems import JobProblem, NotServed, call, no_such_job
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
-from psjob_client.local.probe import part
+from psjob_client.local.status import part
+from psjob_client.problems import JobProblem, NotServed, call, no_such_job
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
 from psjob_operator.contract import HISTORY_PATH, STATUS_PATH

@@ -7,7 +7,7 @@ from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
 from psjob_client.jobs.view import CheckpointView, EventView, JobView, ProgressView, SpanView, StageView
-from psjob_client.local.probe import numbers, part
+from psjob_client.local.status import numbers, part
 from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster.pods import parse
 from psjob_operator.plan.snapshot import Process

@@ -9,7 +9,7 @@ import time
 from html import escape
 
 from psjob_client.jobs.view import HistoryView, JobView, Series
-from psjob_client.local.words import amount, number, span
+from psjob_client.text import amount, number, span
 
 WIDTH, HEIGHT = 480, 120
 MOST_ROWS = 32

@@ -15,8 +15,8 @@ from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 
-from psjob_client.jobs.problems import Conflict, JobProblem, NotAllowed, NotServed, Step, Unreachable
-from psjob_client.local.shapes import shaped
+from psjob_client.local.status import shaped
+from psjob_client.problems import Conflict, JobProblem, NotAllowed, NotServed, Step, Unreachable
 from psjob_operator import __version__, keys
 from psjob_operator.cluster import connect
 from psjob_operator.cluster.client import ApiError, Client, Limits

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.jobs import recorded, series
-from psjob_client.jobs.problems import Step, no_such_job
 from psjob_client.jobs.recorded import RunFiles
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
-from psjob_client.local import record, regular, runfolders
-from psjob_client.local.folder import RUNS
-from psjob_client.local.output import Follow
+from psjob_client.local import run_folder
 from psjob_client.local.resume import MANIFEST, manifests
+from psjob_client.local.run_folder import RUNS_FOLDER, Follow, read_file
+from psjob_client.problems import Step, no_such_job
 
 LOOK_SECONDS = 0.2
 """Between two looks at logs that grow."""
@@ -32,7 +31,7 @@ class RunSource:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.runs = self.folder / RUNS
+        self.runs = self.folder / RUNS_FOLDER
 
     @property
     def title(self) -> str:
@@ -54,7 +53,7 @@ class RunSource:
 
     async def history(self, name: str, most: int | None = None) -> HistoryView:
         """From the run's beginning on."""
-        path = self.path(name) / record.HISTORY
+        path = self.path(name) / run_folder.HISTORY
         if most is None:
             return series.history(_lines(path))
         try:
@@ -65,7 +64,7 @@ class RunSource:
 
     async def events(self, name: str) -> Sequence[EventView]:
         """What its story says."""
-        return recorded.events(_lines(self.path(name) / record.STORY))
+        return recorded.events(_lines(self.path(name) / run_folder.STORY))
 
     async def timeline(self, name: str) -> Sequence[SpanView]:
         """Its phases and processes."""
@@ -80,11 +79,11 @@ class RunSource:
     async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """From the files of its processes."""
         path = self.path(name)
-        job = str(runfolders.json_object(path / "config.json").get("job") or "")
+        job = str(run_folder.json_object(path / "config.json").get("job") or "")
         follows: dict[Path, Follow] = {}
         last = False
         while True:
-            for file in sorted((path / "logs").glob("*.log"), key=runfolders.modified):
+            for file in sorted((path / "logs").glob("*.log"), key=run_folder.modified):
                 if not wanted(file.stem, job, process):
                     continue
                 fresh = file not in follows
@@ -95,31 +94,31 @@ class RunSource:
             if last or not follow:
                 return
             await asyncio.sleep(LOOK_SECONDS)
-            last = not record.alive(path)
+            last = not run_folder.alive(path)
 
     async def close(self) -> None:
         """Nothing is held."""
 
     def path(self, name: str) -> Path:
         """The folder of a run, or of the newest run of a job. Raises NoSuchJob."""
-        if name == Path(name).name and "\0" not in name and runfolders.is_run(self.runs / name):
+        if name == Path(name).name and "\0" not in name and run_folder.is_run(self.runs / name):
             return self.runs / name
         paths = self._paths()
         by_run = {path.name: path for path in paths}
         if name in by_run:
             return by_run[name]
-        newest = runfolders.newest_of(paths, name)
+        newest = run_folder.newest_of(paths, name)
         if newest is None:
-            known = dict.fromkeys([*(runfolders.job_of(path) for path in paths), *by_run])
+            known = dict.fromkeys([*(run_folder.job_of(path) for path in paths), *by_run])
             raise no_such_job(name, str(self.runs), known, Step("`client.list()`", "`psjob list --local`"))
         return newest
 
     def knows(self, name: str) -> bool:
         """Is there a run, or a job with runs, of that name?"""
-        return any(name in (path.name, runfolders.job_of(path)) for path in self._paths())
+        return any(name in (path.name, run_folder.job_of(path)) for path in self._paths())
 
     def _paths(self) -> Sequence[Path]:
-        return runfolders.runs_in(self.runs)
+        return run_folder.runs_in(self.runs)
 
 
 def wanted(name: str, job: str, process: str | None) -> bool:
@@ -132,14 +131,14 @@ def read_run(path: Path, *, story: bool = True) -> RunFiles:
     return RunFiles(
         id=path.name,
         place=str(path),
-        alive=record.alive(path),
-        made=runfolders.modified(path),
-        run=runfolders.json_object(path / record.RUN),
-        job=runfolders.json_object(path / record.JOB),
-        status=runfolders.json_object(path / "status.json"),
-        live=runfolders.json_object(path / record.LIVE),
-        config=runfolders.json_object(path / "config.json"),
-        story=_lines(path / record.STORY) if story else (),
+        alive=run_folder.alive(path),
+        made=run_folder.modified(path),
+        run=run_folder.json_object(path / run_folder.RUN),
+        job=run_folder.json_object(path / run_folder.JOB),
+        status=run_folder.json_object(path / "status.json"),
+        live=run_folder.json_object(path / run_folder.LIVE),
+        config=run_folder.json_object(path / "config.json"),
+        story=_lines(path / run_folder.STORY) if story else (),
     )
 
 
@@ -156,7 +155,7 @@ def _checkpoint(path: Path) -> CheckpointView | None:
     except OSError:
         return None
     assert named is not None
-    made = runfolders.json_object(path) if stat.st_size <= LARGEST_MANIFEST else {}
+    made = run_folder.json_object(path) if stat.st_size <= LARGEST_MANIFEST else {}
     return recorded.checkpoint_of(path.name, made, int(named[1]), int(named[2]), stat.st_mtime, str(path))
 
 
@@ -173,7 +172,7 @@ def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
     """The whole lines of a file that may still grow; with `most`, at most so many, evenly chosen, the last among them."""
     found: list[Mapping[str, Any]] = []
     try:
-        raw = regular.content(path)
+        raw = read_file(path)
     except OSError:
         return []
     for line in raw.splitlines() if most is None else _some(raw, most):

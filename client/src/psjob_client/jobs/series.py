@@ -1,4 +1,4 @@
-"""Numbers over time: folded from lines {"time", "step", "rate", "metrics", "reported"}, as local/sampling.py writes them. Pure."""
+"""Numbers over time: folded from lines {"time", "step", "rate", "metrics", "reported"}, as local/record.py writes them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from psjob_client.jobs.told import finite
 from psjob_client.jobs.view import HistoryView, Series
-from psjob_client.local.probe import part, reports
+from psjob_client.local.status import part, reports
 
 FIRST = ("loss", "rate")
 Line = TypeVar("Line")

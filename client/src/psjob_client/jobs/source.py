@@ -9,7 +9,7 @@ from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobVi
 
 
 class JobSource(Protocol):
-    """Reads jobs; changes nothing. Every call has a deadline and raises `JobProblem` (jobs/problems.py) with a sentence for people."""
+    """Reads jobs; changes nothing. Every call has a deadline and raises `JobProblem` (problems.py) with a sentence for people."""
 
     @property
     def title(self) -> str:

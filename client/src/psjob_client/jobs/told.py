@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob_client.jobs.view import CheckpointView, Lateness, ProgressView, ShardView, StageView, TransferView, WorkerView
-from psjob_client.local.probe import WARNINGS, numbers, part
-from psjob_client.local.shapes import is_number
+from psjob_client.local.status import WARNINGS, is_number, numbers, part
 
 
 def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, Any]:

@@ -11,16 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local import children
-from psjob_client.local.children import ChildProcess
-from psjob_client.local.command import Command, base_environment
-from psjob_client.local.errors import BadInput
-from psjob_client.local.failures import Failures
-from psjob_client.local.folder import Folder, message_of, tail_of
-from psjob_client.local.runkeys import ONE_HOST, RunKeys, encryption
-from psjob_client.local.sites import Sites
-from psjob_client.local.spares import Spare
-from psjob_client.local.watch import Watch
+from psjob_client.local.manifest import Command, base_environment
+from psjob_client.local.monitor import Watch
+from psjob_client.local.process import ChildProcess, Sites, Spare, start_process
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, message_of, tail_of
+from psjob_client.local.verdict import Failures
+from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
@@ -260,7 +256,7 @@ class Backend:
         else:
             env = self._environment(action) | {contract.ENV_KEYS: str(keys)}
             spare = self._spare.take if action.number > 1 else None
-            child = children.start(*seat, argv, env, command.folder, self.folder.log(action.name), spare)
+            child = start_process(*seat, argv, env, command.folder, self.folder.log(action.name), spare)
         child.waited = action.waited
         self.children.append(child)
         self._granted -= {action.name}

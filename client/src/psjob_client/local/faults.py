@@ -1,18 +1,37 @@
-"""`--fault`: what to do to which process, and when; and how long the job took to come back."""
+"""`--fault`: what to do to which process, and when; and how long the job took to come back.
+
+`parse_faults` reads the options, `strike_at` does each fault when its time has come, and a `Recovery` takes from the status ports when the
+job was back.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from psjob_client.local.errors import BadInput
-from psjob_client.local.probe import numbers, part
+from psjob_client.local.backend import Backend
+from psjob_client.local.manifest import base_environment
+from psjob_client.local.process import ChildProcess
+from psjob_client.local.status import numbers, part
+from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.plan.snapshot import Role
 
+ARMED = 0.03
+"""Seconds between two looks at the coordinator while a fault waits for its step."""
+REPLACED_SECONDS = 3.0
+GLANCE, GLANCES = 0.002, 100
+"""Seconds between two looks at a run's folder while a fault waits for a cut, and how many of them come between two rounds."""
+SETTLE = 0.01
+"""Seconds in which every thread of a process that was stopped stands still."""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")
 """They hit the process that serves in a shard, not its keeper."""
@@ -92,14 +111,6 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     if problems:
         raise BadInput(*problems)
     return tuple(sorted(faults, key=lambda fault: fault.number))
-
-
-def unfinished(names: Iterable[str], shard: int, attempt: int) -> str | None:
-    """Of the files in a run's folder, one that this shard has begun and not finished: the checkpoint is not committed before it is."""
-    own = contract.SHARD_PART.format(shard=shard, attempt=attempt)
-    every = contract.SHARD_PART.partition("{")[0]
-    begun = (name for name in names if name.endswith(contract.TEMP))
-    return next((name for name in begun if own in name or (shard == 0 and every not in name)), None)
 
 
 @dataclass
@@ -183,6 +194,137 @@ class Recovery:
         for worker in part(told, "coordinator").get("workers") or ():
             if worker.get("rank") == self.fault.index and numbers(worker, "start") > self.number and worker.get("state") != "absent":
                 self.first_push = now - self.at
+
+
+@dataclass
+class Faults:
+    """Those of one run: which wait for their time, and what those that were done have cost."""
+
+    waiting: list[Fault] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    def hear(self, index: int, told: Mapping[str, Any], now: float) -> None:
+        """Take what the status port of shard `index` said."""
+        for recovery in self.recoveries:
+            if not recovery.done:
+                recovery.see(index, told, now)
+
+    @property
+    def recovering(self) -> bool:
+        """A fault was done and the job is not back yet."""
+        return any(not recovery.done for recovery in self.recoveries)
+
+    def crashing(self, child: ChildProcess, crashes: int) -> bool:
+        """The process in this shard that the last fault hit has no successor that has gone on; `crashes`: the shard's counter now."""
+        hits = (it for it in self.recoveries if it.fault.inside and (it.process, it.number) == (child.name, child.number))
+        return any(crashes <= hit.crashes for hit in hits)
+
+
+async def strike_at(faults: Faults, backend: Backend, say: Callable[[str, str], None], wake: asyncio.Event) -> None:
+    """Do each fault when its time has come; `say` is called with a line about it and a style."""
+    since = dict[Fault, float]()
+    while faults.waiting:
+        await asyncio.sleep(ARMED)
+        coordinator = backend.current("shard", 0)
+        told = coordinator and await backend.watch.look(coordinator, backend.sites.shards[0])
+        if not told:
+            continue
+        step, checkpoints = int(numbers(told, "coordinator", "step")), backend.watch.checkpoints
+        for fault in [fault for fault in faults.waiting if fault.due(step, checkpoints)]:
+            late_enough = time.monotonic() - since.setdefault(fault, time.monotonic()) >= fault.later
+            if late_enough and await _strike(faults, fault, backend, say):
+                faults.waiting.remove(fault)
+                wake.set()
+
+
+async def _strike(faults: Faults, fault: Fault, backend: Backend, say: Callable[[str, str], None]) -> bool:
+    child = backend.current(fault.role, fault.index)
+    if child is None:
+        return False  # It is being replaced; its next start is hit.
+    told = await backend.watch.look(child, backend.sites.shards[fault.index]) if fault.role == "shard" else None
+    if not child.running or (fault.role == "shard" and not backend.watch.ready(child)):
+        return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
+    crashes = int(numbers(told, "counters", "crashes"))
+    if fault.inside and faults.crashing(child, crashes):
+        return False  # The process that the last fault hit has no successor yet that has gone on.
+    torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
+    if fault.when == "cut" and torn is None:
+        return False
+    if fault.inside:
+        await _hit_inside(child, fault.signal)
+    else:
+        child.send(fault.signal)
+    at = time.time()
+    checkpoint = part(backend.watch.coordinator, "checkpoint")
+    recovery = Recovery(
+        fault,
+        child.name,
+        child.number,
+        at,
+        backend.watch.step,
+        checkpoint_step=int(numbers(checkpoint, "step")) if checkpoint else None,
+        manifests=backend.watch.checkpoints,
+        torn=torn,
+        acknowledged=part(told, "counters", "acknowledged"),
+        crashes=crashes,
+    )
+    faults.recoveries.append(recovery)
+    kept = "no checkpoint yet" if recovery.checkpoint_step is None else f"last checkpoint at step {recovery.checkpoint_step}"
+    where = "" if torn is None else f", while it wrote {torn}"
+    say(f"fault {fault.text}: {fault.signal.name} to {_hit(fault, child)} at step {recovery.step}, {kept}{where}", "yellow")
+    return True
+
+
+async def _hit_inside(child: ChildProcess, number: signal.Signals) -> None:
+    """A shard without a keeper is hit itself. One whose process is being replaced is waited for."""
+    has_keeper = contract.fork_server_after(base_environment()) < math.inf
+    until = time.monotonic() + (REPLACED_SECONDS if has_keeper else 0)
+    while not child.send_inside(number):
+        if time.monotonic() >= until:
+            child.send(number)
+            return
+        await asyncio.sleep(GLANCE)
+
+
+def _hit(fault: Fault, child: ChildProcess) -> str:
+    return f"the process that serves in {child.name}" if fault.inside else child.name
+
+
+async def _stopped_in_cut(backend: Backend, child: ChildProcess) -> str | None:
+    """Stop a shard with a file of a checkpoint begun and not finished, and name that file; None: it began none, or was quicker."""
+    for _ in range(GLANCES):
+        torn = unfinished(_written_since(backend.folder.path, child.created), child.index, child.number)
+        if torn is not None:
+            caught = False
+            child.send(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(SETTLE)
+                caught = (backend.folder.path / torn).exists()
+            finally:
+                if not caught:  # also where the run ends at this moment
+                    child.send(signal.SIGCONT)
+            if caught:
+                return torn
+        await asyncio.sleep(GLANCE)
+    return None
+
+
+def _written_since(folder: Path, created: float) -> list[str]:
+    """Temp files of checkpoints, but for what a killed process has left there."""
+    found = []
+    for path in folder.glob(f"*{contract.TEMP}"):
+        with contextlib.suppress(FileNotFoundError):  # it was given its name meanwhile
+            if path.stat().st_mtime >= created:
+                found.append(path.name)
+    return found
+
+
+def unfinished(names: Iterable[str], shard: int, attempt: int) -> str | None:
+    """Of the files in a run's folder, one that this shard has begun and not finished: the checkpoint is not committed before it is."""
+    own = contract.SHARD_PART.format(shard=shard, attempt=attempt)
+    every = contract.SHARD_PART.partition("{")[0]
+    begun = (name for name in names if name.endswith(contract.TEMP))
+    return next((name for name in begun if own in name or (shard == 0 and every not in name)), None)
 
 
 def _first_after(passed: Any, step: int, at: float, after: float, skip: int = 0) -> float | None:

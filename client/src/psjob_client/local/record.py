@@ -1,36 +1,38 @@
 """What a run leaves in its folder for `psjob list`, `get`, `logs` and the page, while it runs and afterwards.
 
-Nothing here may end a job: a file that cannot be written is left out, and tried again with the next news.
+Nothing here may end a job: a file that cannot be written is left out, and tried again with the next news. `Samples` bounds the file of
+numbers over time: where it grows too long, every second line goes. `keep_history` is `--history`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from psjob_client.local import regular
 from psjob_client.local.backend import Backend
-from psjob_client.local.children import ChildProcess
-from psjob_client.local.folder import Folder
 from psjob_client.local.manifest import as_written
-from psjob_client.local.probe import numbers, part
-from psjob_client.local.sampling import Samples
+from psjob_client.local.monitor import Watch
+from psjob_client.local.process import ChildProcess
+from psjob_client.local.run_folder import HISTORY, JOB, LIVE, LOCK, RUN, STORY, SUMMARY, Folder
+from psjob_client.local.status import histograms, numbers, part, reports
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan.actions import Event
 
-RUN, JOB, LIVE, STORY, HISTORY, SUMMARY, LOCK = (
-    "run.json", "job.json", "live.json", "story.jsonl", "history.jsonl", "summary.json", "lock",
-)  # fmt: skip
-LOCKS = Path("/proc/locks")
-"""Who holds which lock, on Linux."""
 LIVE_SECONDS = 1.0
 """Between two writings of what the shards said last."""
+MOST_LINES = 10_000
+SAMPLE_SECONDS = 0.25
+"""Between two lines, at first."""
+NEWS_SECONDS = 0.1
+"""Seconds between two looks at the coordinator."""
 
 
 class Record:
@@ -135,41 +137,107 @@ class Record:
             self._folder.write(name, value)
 
 
-def alive(folder: Path) -> bool:
-    """Does the process live that runs the job of this folder?"""
-    try:
-        with regular.opened(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+class Samples:
+    """Lines {"time": unix s, "step": int, "rate": steps/s or null, "metrics": {name: number}, "reported": [step of each]}."""
+
+    def __init__(self, path: Path, most: int = MOST_LINES, least: float = SAMPLE_SECONDS) -> None:
+        self._path, self._most, self._least = path, most, least
+        self._at = 0.0
+        self._said: tuple[int, Mapping[str, Any]] | None = None
+        self._lines = 0
+
+    def take(self, coordinator: Mapping[str, Any], now: float, *, last: bool = False) -> None:
+        """Note what the coordinator said last, where it is news; the `last` time however soon after the one before."""
+        if not coordinator or (now - self._at < self._least and not last):
+            return
+        said = int(numbers(coordinator, "step")), dict(part(coordinator, "metrics"))
+        if said == self._said:
+            return
+        rate = coordinator.get("rate")
+        metrics = {name: value for name, value in said[1].items() if isinstance(value, int | float) and math.isfinite(value)}
+        given = reports(coordinator)
+        line: dict[str, Any] = {
+            "time": round(now, 3),
+            "step": said[0],
+            "rate": rate if isinstance(rate, int | float) else None,
+            "metrics": metrics,
+        }
+        line |= {"reported": [given[name] for name in metrics]} if given else {}
+        with contextlib.suppress(OSError):
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self._at, self._said, self._lines = now, said, self._lines + 1
+            if self._lines >= self._most:
+                self._halve()
+
+    def _halve(self) -> None:
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        thinned = self._path.with_name(f".{self._path.name}.part")
+        thinned.write_text("".join(lines[1::2]), encoding="utf-8")
+        os.replace(thinned, self._path)
+        self._lines, self._least = len(lines) // 2, self._least * 2
 
 
-def holder(folder: Path) -> int | None:
-    """The process that runs the job of this folder; None where none does, or where that process does not hold the lock itself.
+async def keep_history(backend: Backend, path: Path) -> None:
+    """Write to `path` what the coordinator says whenever it is news, until cancelled; then its last words, with `waste`.
 
-    What stands in the folder may come from elsewhere: a lock that another program holds, or the number of another process.
+    Raises OSError where it cannot be written.
     """
-    if not alive(folder):
-        return None
-    try:
-        told = json.loads(regular.content(folder / RUN))
-        facts = (folder / LOCK).lstat()
-    except (OSError, ValueError, RecursionError):
-        return None
-    pid = told.get("pid") if isinstance(told, dict) else None
-    if type(pid) is not int or pid <= 1 or facts.st_nlink != 1:
-        return None
-    try:
-        locks = LOCKS.read_text()
-    except OSError:  # this system does not say who holds a lock
-        return pid
-    return pid if _holds(locks, pid, facts.st_ino) else None
+    news = News()
+    with path.open("w", encoding="utf-8") as file:
+
+        def note(line: Mapping[str, Any] | None) -> None:
+            if line:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+
+        try:
+            while True:
+                coordinator = backend.current("shard", 0)
+                told = coordinator and await backend.watch.look(coordinator, backend.sites.shards[0])
+                note(news.of(told, time.time()) if told else None)
+                await asyncio.sleep(NEWS_SECONDS)
+        finally:
+            note(news.line(backend.watch.coordinator, time.time()) | waste(backend.watch))
 
 
-def _holds(locks: str, pid: int, inode: int) -> bool:
-    """Whether a line such as `1: FLOCK  ADVISORY  WRITE 3620 fe:00:6736467 0 EOF` is of these."""
-    words = [line.split() for line in locks.splitlines()]
-    return any(len(line) > 5 and line[1] == "FLOCK" and line[4] == str(pid) and line[5].endswith(f":{inode}") for line in words)
+def waste(watch: Watch) -> dict[str, Any]:
+    """{"lag": histogram, "gap": histogram, "idle": [number or null, …]}: of the pushes, over all shards, as contract.STATUS_KEYS has them;
+
+    and by rank the part of the time in which the script waited.
+    """
+    workers = watch.coordinator.get("workers") or ()
+    return {**histograms(watch.told.values()), "idle": [part({"worker": one}, "worker").get("idle") for one in workers]}
+
+
+class News:
+    """Leaves out what was said before. A line: {"time": unix s, "began": unix s or null, "step": int, "metrics": {name: number},
+
+    "passed": [[step, unix s], …]}: when a worker was first seen in training, the lowest complete clock, the numbers that the script
+    reported last, and the steps passed since the line before.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, Mapping[str, Any]] = (-1, {})
+        self._passed = 0.0
+        self._began: float | None = None
+
+    def of(self, told: Mapping[str, Any], now: float) -> dict[str, Any] | None:
+        """The line for an answer of shard 0's status port; None: nothing new."""
+        coordinator = part(told, "coordinator")
+        if self._began is None and any(
+            part({"worker": one}, "worker").get("state") == "joined" for one in coordinator.get("workers") or ()
+        ):
+            self._began = now
+        said = int(numbers(coordinator, "step")), part(coordinator, "metrics")
+        if not coordinator or said == self._last:
+            return None
+        self._last = said
+        return self.line(coordinator, now)
+
+    def line(self, coordinator: Mapping[str, Any], now: float) -> dict[str, Any]:
+        """Of what the coordinator says, news or not."""
+        passed = [entry for entry in coordinator.get("passed") or () if entry[1] > self._passed]
+        self._passed = passed[-1][1] if passed else self._passed
+        metrics = dict(part(coordinator, "metrics"))
+        return {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local import regular, runfolders
-from psjob_client.local.errors import BadInput
-from psjob_client.local.folder import RUNS
+from psjob_client.local.run_folder import RUNS_FOLDER, job_of, modified, newest_of, read_file, runs_in
+from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.contract import ASYNC_OUTER_RULE, FINAL_WEIGHTS, GOES_ON
 
@@ -70,26 +69,24 @@ def _named(option: Path | None, spec: JobSpec) -> ResumeSource | None:
     if asked is None:
         return None
     if asked.run:
-        return ResumeSource(f"spec.checkpoint.resumeFrom.run: {asked.run}", Path(RUNS) / asked.run, anew)
+        return ResumeSource(f"spec.checkpoint.resumeFrom.run: {asked.run}", Path(RUNS_FOLDER) / asked.run, anew)
     said = f"spec.checkpoint.resumeFrom.job: {asked.job}"
-    there = runfolders.runs_in(Path(RUNS))
-    newest = runfolders.newest_of(there, asked.job or "")
+    there = runs_in(Path(RUNS_FOLDER))
+    newest = newest_of(there, asked.job or "")
     if newest is None:
-        jobs = _list(sorted({runfolders.job_of(path) for path in there})) or "none"
+        jobs = _list(sorted({job_of(path) for path in there})) or "none"
         raise BadInput(
-            f"{said}: no run of that job is in {Path(RUNS).absolute()} (jobs with runs there: {jobs}); "
+            f"{said}: no run of that job is in {Path(RUNS_FOLDER).absolute()} (jobs with runs there: {jobs}); "
             f"run it first, start in the folder that it was run in, or {anew}"
         )
     return ResumeSource(said, newest, anew)
 
 
 def _near(source: ResumeSource) -> str:
-    runs = [path for path in Path(RUNS).glob("*") if (path / "config.json").is_file()]
+    runs = [path for path in Path(RUNS_FOLDER).glob("*") if (path / "config.json").is_file()]
     if not runs:
-        return f"there is no run in {Path(RUNS).absolute()}; start in the folder that the run was started in, or {source.instead}"
-    return (
-        f"name one of the runs here ({_list([path.name for path in sorted(runs, key=runfolders.modified)])} in {RUNS}), or {source.instead}"
-    )
+        return f"there is no run in {Path(RUNS_FOLDER).absolute()}; start in the folder that the run was started in, or {source.instead}"
+    return f"name one of the runs here ({_list([path.name for path in sorted(runs, key=modified)])} in {RUNS_FOLDER}), or {source.instead}"
 
 
 def _list(names: list[str]) -> str:
@@ -105,7 +102,7 @@ def manifests(folder: Path) -> list[Path]:
 def _whole(path: Path) -> Mapping[str, Any] | None:
     """The manifest, if it has its own hash and the files that it lists have their sizes; what lies in them the runtime reads."""
     try:
-        body = json.loads(regular.content(path, LARGEST))
+        body = json.loads(read_file(path, LARGEST))
         said = body.pop("sha256")
         raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
         listed = [*body["files"], *body["tables"].values(), *(body[name] for name in ("records", "buffers") if body[name] is not None)]

@@ -1,36 +1,32 @@
-"""`psjob run`: the main path of the local backend."""
+"""`psjob run`: the main path of the local backend, from the request to the summary."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from psjob_client.local import library, runkeys
+from psjob_client import problems
+from psjob_client.local import run_folder
 from psjob_client.local.backend import Backend
-from psjob_client.local.command import worker_commands
-from psjob_client.local.display import Display
-from psjob_client.local.errors import BadInput
-from psjob_client.local.faults import Fault, parse_faults
-from psjob_client.local.folder import Folder, new_folder
-from psjob_client.local.history import keep_history
-from psjob_client.local.lateness import lateness, line
-from psjob_client.local.manifest import read_job
-from psjob_client.local.output import parse_logs
-from psjob_client.local.polls import poll_shards, strike_at
-from psjob_client.local.ports import reserve
-from psjob_client.local.request import Request
+from psjob_client.local.console import Display, Story
+from psjob_client.local.faults import Faults, Recovery, parse_faults, strike_at
+from psjob_client.local.manifest import Request, read_job, worker_commands
+from psjob_client.local.monitor import Watch, poll_shards
+from psjob_client.local.process import Sites, reserve
+from psjob_client.local.record import keep_history
 from psjob_client.local.resume import resumed
-from psjob_client.local.runkeys import ONE_HOST, RunKeys, encryption
-from psjob_client.local.sites import Sites
-from psjob_client.local.story import Story
-from psjob_client.local.summary import failure, metric_line, metrics, summary
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs
+from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
 from psjob_client.local.verdict import never_attached
-from psjob_client.local.watch import Watch
+from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.plan.objects import listening_workers
@@ -57,16 +53,16 @@ def run_job(request: Request, sites: Sites | None = None) -> int:
     finally:
         backend.close()
         story.display.close()
-    return _conclude(request, backend, story, result, time.time() - began)
+    return _conclude(request, backend, faults.recoveries, story, result, time.time() - began)
 
 
-def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Fault, ...], Story]:
+def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, Story]:
     job = read_job(request.manifest, request.settings, request.text)
-    library.must_be_installed("psjob run")
+    problems.must_be_installed("psjob run")
     if job.spec.suspend:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
-    faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
+    faults = Faults([*parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)])
     shown = parse_logs(request.logs, job.spec.workers.replicas)
     source = resumed(request.resume, job.spec)
     resume = source[0] if source else None
@@ -79,6 +75,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
     keys = _keys(folder, job.spec)
     watch = Watch(float(job.spec.ps.shard_timeout_seconds), keys.questions, began_at=0 if resume is None else None)
+    watch.hearers.append(faults.hear)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder, shown
     )
@@ -93,7 +90,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
 def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
         seats = (spec.ps.shards, spec.workers.replicas, encryption(spec) != ONE_HOST, listening_workers(spec))
-        return runkeys.make(folder.path / "keys", *seats)
+        return run_folder.make_keys(folder.path / "keys", *seats)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
 
@@ -105,11 +102,15 @@ def _writable(history: Path) -> None:
         raise BadInput(f"--history {history}: cannot be written: {error.strerror or error}; name another file") from None
 
 
-async def _train(request: Request, backend: Backend, faults: tuple[Fault, ...], story: Story) -> str:
+async def _train(request: Request, backend: Backend, faults: Faults, story: Story) -> str:
     """Until the job is over or the user has had enough; the phase it ends in."""
     wake = asyncio.Event()
     interrupts = _listen(wake)
-    beside = [asyncio.create_task(poll_shards(backend, wake)), asyncio.create_task(strike_at(backend, faults, story, wake))]
+    shards, current = backend.sites.shards, functools.partial(backend.current, "shard")
+    beside = [
+        asyncio.create_task(poll_shards(backend.watch, shards, current, lambda: faults.recovering, wake)),
+        asyncio.create_task(strike_at(faults, backend, story.display.say, wake)),
+    ]
     if request.history is not None:
         beside.append(asyncio.create_task(keep_history(backend, request.history)))
     try:
@@ -138,7 +139,9 @@ async def _train(request: Request, backend: Backend, faults: tuple[Fault, ...], 
 def _verdict(backend: Backend, story: Story) -> str | None:
     now = time.time()
     failed = backend.failures.verdict(backend.watch.made, backend.watch.progress_at, now)
-    return failed or never_attached(backend) or story.standing.verdict(backend.watch.coordinator, now)
+    restarted = any(shard.attempt > 1 for shard in (backend.status.shards if backend.status else ()))
+    unattached = never_attached(backend.watch, backend.children, restarted)
+    return failed or unattached or story.standing.verdict(backend.watch.coordinator, now)
 
 
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
@@ -190,15 +193,15 @@ def _listen(wake: asyncio.Event) -> list[int]:
     return seen
 
 
-def _conclude(request: Request, backend: Backend, story: Story, result: str, seconds: float) -> int:
-    told, whole = backend.watch.coordinator, summary(backend, result, seconds)
+def _conclude(request: Request, backend: Backend, recoveries: Sequence[Recovery], story: Story, result: str, seconds: float) -> int:
+    told, whole = backend.watch.coordinator, summary(backend, recoveries, result, seconds)
     story.record.close(backend, result, whole)
     if request.summary is not None:
         try:
             request.summary.write_text(json.dumps(whole, indent=1) + "\n")
         except OSError as error:
             story.display.say(f"--summary {request.summary}: cannot be written: {error.strerror or error}")
-    for recovery in backend.watch.recoveries:
+    for recovery in recoveries:
         story.display.say(str(recovery))
     if result == "Suspended":
         story.farewell(request, backend)
@@ -219,8 +222,70 @@ def _conclude(request: Request, backend: Backend, story: Story, result: str, sec
         story.display.say(f"Complete: {made}; weights{which} and checkpoints are in {where}")
     late = lateness(backend.watch.told.values())
     if late:
-        story.display.say(line(late))
+        story.display.say(lateness_line(late))
     for name, value in metrics(told).items():
         if name not in TOLD_ELSEWHERE:
             story.display.output(metric_line(name, value))
     return EXIT_DIVERGED if diverged else EXIT_DIFFER if told.get("drift") else EXIT_COMPLETE
+
+
+def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, seconds: float) -> dict[str, Any]:
+    """The whole of a run. Counters are those last heard of each attempt of each shard; what died unheard is not in them."""
+    watch, status = backend.watch, backend.status
+    told = watch.coordinator
+    return {
+        "result": result,
+        "run": backend.folder.run,
+        "steps": watch.step,
+        "pushes": watch.total("pushes"),
+        "applied": watch.total("applied"),
+        "dropped": watch.total("dropped"),
+        "duplicates_refused": watch.total("duplicatesRefused"),
+        "updates_lost": watch.total("updatesLost"),
+        "crashes": watch.total("crashes"),
+        "passes_again": passes_again(told),
+        "restarts": dict(status.restarts.causes) if status else {},
+        "view": (status and status.view) or 0,
+        "attempts": [shard.attempt for shard in status.shards] if status else [],
+        "seconds": round(seconds, 3),
+        "codecs": told.get("codecs"),
+        "transport": told.get("transport"),
+        **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
+        "warning": told.get("warning"),
+        "non_finite": told.get("nonFinite"),
+        "large_push": told.get("largePush"),
+        "diverged": told.get("diverged"),
+        "drift": told.get("drift"),
+        "data_problem": told.get("dataProblem"),
+        "buffers_differ": told.get("buffersDiffer"),
+        "loss": told.get("loss"),
+        "metrics": metrics(told),
+        "weights_sha256": told.get("weightsSha256"),
+        "checkpoints": max(len(watch.manifests), int(numbers(told, "committed"))),
+        "checkpoint": told.get("checkpoint"),
+        "workers": [worker for worker in told.get("workers") or () if isinstance(worker, dict)],
+        "recoveries": [recovery.as_json() for recovery in recoveries],
+        "failure": failure(backend),
+    }
+
+
+def metrics(coordinator: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers that the script reported, in the order in which it first did."""
+    told = coordinator.get("metrics")
+    return {str(name): numbers(told, name) for name in told} if isinstance(told, Mapping) else {}
+
+
+def metric_line(name: str, value: float) -> str:
+    """`test accuracy 0.978`."""
+    digits = f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.4g}"
+    return f"{name.replace('_', ' ')} {digits}"
+
+
+def failure(backend: Backend) -> str | None:
+    """Why the job failed, in the plan's words or ours; None where it did not."""
+    if backend.verdict:
+        return backend.verdict
+    for condition in backend.status.conditions if backend.status else ():
+        if condition.type == "Failed" and condition.status == "True":
+            return f"{condition.reason}: {condition.message}"
+    return None

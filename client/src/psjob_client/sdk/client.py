@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from psjob_client.jobs.problems import Conflict, JobProblem, Step
 from psjob_client.jobs.view import CheckpointView
+from psjob_client.problems import Conflict, JobProblem, Step
 from psjob_client.sdk import building
 from psjob_client.sdk.building import Train
 from psjob_client.sdk.handle import AsyncJob

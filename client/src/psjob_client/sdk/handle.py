@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob_client.jobs.problems import Conflict
-from psjob_client.jobs.text import as_yaml
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine
+from psjob_client.problems import Conflict
 from psjob_client.sdk.looking import DAY
+from psjob_client.text import as_yaml
 from psjob_operator.api.status import Phase
 
 if TYPE_CHECKING:

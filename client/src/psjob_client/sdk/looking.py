@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from psjob_client.jobs.problems import DeadlinePassed, JobFailed, Step, call
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
+from psjob_client.problems import DeadlinePassed, JobFailed, Step, call
 from psjob_client.sdk.place import Place
 
 if TYPE_CHECKING:

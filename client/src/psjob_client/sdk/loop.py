@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from psjob_client.jobs.problems import JobProblem
+from psjob_client.problems import JobProblem
 
 T = TypeVar("T")
 _END: Any = object()

@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem, call
 from psjob_client.jobs.runs import RunSource
 from psjob_client.jobs.view import CheckpointView
-from psjob_client.local import record, regular, runfolders
-from psjob_client.local.errors import BadInput
-from psjob_client.local.folder import Folder, make_runs, new_run
-from psjob_client.local.request import STANDARD_INPUT
+from psjob_client.local import run_folder
+from psjob_client.local.manifest import STANDARD_INPUT
+from psjob_client.local.run_folder import LARGEST_FILE, Folder, make_runs, new_run
+from psjob_client.problems import BadInput, Conflict, DeadlinePassed, JobProblem, call
 from psjob_client.sdk.building import job_of
 from psjob_client.sdk.requests import answers, next_request
 from psjob_client.sdk.weights import weights_in
@@ -64,10 +63,10 @@ class Machine(RunSource):
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(json.dumps(dict(manifest)).encode())
         path = self.runs / run
-        if not await _until(lambda: (path / record.RUN).exists() or process.poll() is not None, START_SECONDS):
+        if not await _until(lambda: (path / run_folder.RUN).exists() or process.poll() is not None, START_SECONDS):
             process.kill()
             raise DeadlinePassed(f"psjob run did not start in {START_SECONDS:.0f} s; try again when the machine is less busy")
-        if not (path / record.RUN).exists():
+        if not (path / run_folder.RUN).exists():
             words = said.read_text(errors="replace").strip().replace("psjob: ", "").splitlines()
             said.unlink(missing_ok=True)
             raise JobProblem("\n".join(words[-8:]) or f"psjob run ended with exit code {process.returncode} and said nothing")
@@ -83,7 +82,7 @@ class Machine(RunSource):
         """As Ctrl-C does: a last checkpoint, and the run ends."""
         path = self._running(name)
         _signal(path, signal.SIGINT)
-        if seconds is not None and not await _until(lambda: not record.alive(path), seconds):
+        if seconds is not None and not await _until(lambda: not run_folder.alive(path), seconds):
             said = f"{path.name} still writes its last checkpoint after {seconds:g} s; "
             raise DeadlinePassed(said, call("get", path.name), " shows how far it is")
 
@@ -91,13 +90,13 @@ class Machine(RunSource):
         """A new run that begins with the last checkpoint of this one."""
         path = self.path(name)
         job = await self.get(name)
-        if record.alive(path):
+        if run_folder.alive(path):
             raise Conflict(f"{path.name} runs; ", call("get", path.name), " shows it")
         if job.phase == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
             raise Conflict(f"{path.name} kept no manifest; go on in a terminal: `psjob run JOB.yaml --resume {path}`")
-        told = _object(path / record.RUN)
+        told = _object(path / run_folder.RUN)
         folder = Path(str(told.get("workFolder") or self.folder))
         return await self.submit(job.manifest, work_folder=folder, resume=path)
 
@@ -115,7 +114,7 @@ class Machine(RunSource):
         found: list[CheckpointView] = []
 
         async def answered() -> bool:
-            alive, made = record.alive(path), await self._newest(path)
+            alive, made = run_folder.alive(path), await self._newest(path)
             if made is None:
                 return not alive
             now = _object(path / "config.json").get("checkpoint") or {}
@@ -145,14 +144,14 @@ class Machine(RunSource):
     async def delete(self, name: str, seconds: float) -> None:
         """End the run at once, without a last checkpoint, and remove its folder."""
         path = self.path(name)
-        if record.alive(path):
+        if run_folder.alive(path):
             _signal(path, signal.SIGINT)
             await asyncio.sleep(LOOK_SECONDS)
             _signal(path, signal.SIGINT)
-            if not await _until(lambda: not record.alive(path), min(seconds, KILL_SECONDS)):
+            if not await _until(lambda: not run_folder.alive(path), min(seconds, KILL_SECONDS)):
                 _signal(path, signal.SIGKILL)
-                if not await _until(lambda: not record.alive(path), KILL_SECONDS):
-                    raise DeadlinePassed(f"{path.name} does not end; look at process {_object(path / record.RUN).get('pid')}")
+                if not await _until(lambda: not run_folder.alive(path), KILL_SECONDS):
+                    raise DeadlinePassed(f"{path.name} does not end; look at process {_object(path / run_folder.RUN).get('pid')}")
         try:
             shutil.rmtree(path)
         except OSError as error:
@@ -160,7 +159,7 @@ class Machine(RunSource):
 
     def _running(self, name: str) -> Path:
         path = self.path(name)
-        if not record.alive(path):
+        if not run_folder.alive(path):
             further = () if (path / FINAL_WEIGHTS).exists() else (", ", call("resume", path.name), " goes on from there")
             raise Conflict(f"{path.name} does not run; ", call("get", path.name), " says how it ended", *further)
         return path
@@ -180,10 +179,10 @@ class Machine(RunSource):
 
 def _signal(path: Path, number: int) -> None:
     """To the process that runs the job of this folder. Raises Conflict where the lock is not that process' own."""
-    pid = record.holder(path)
+    pid = run_folder.holder(path)
     if pid is None:
-        if record.alive(path):
-            raise Conflict(f"{path}: who runs it is not known: the process of {record.RUN} does not hold its lock; end it by hand")
+        if run_folder.alive(path):
+            raise Conflict(f"{path}: who runs it is not known: the process of {run_folder.RUN} does not hold its lock; end it by hand")
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -206,4 +205,4 @@ async def _until_async(check: Callable[[], Any], seconds: float) -> bool:
 
 
 def _object(path: Path) -> Mapping[str, Any]:
-    return runfolders.json_object(path, regular.MOST)
+    return run_folder.json_object(path, LARGEST_FILE)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from psjob_client.jobs import clustered
 from psjob_client.jobs.cluster import ClusterSource
-from psjob_client.jobs.problems import Conflict, DeadlinePassed, NoWeights, call
 from psjob_client.jobs.view import CheckpointView, JobView
+from psjob_client.problems import Conflict, DeadlinePassed, NoWeights, call
 from psjob_client.sdk.building import job_of
 from psjob_client.sdk.requests import answers, next_request
 from psjob_operator.cluster.client import ApiError

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from psjob_client.jobs.problems import JobProblem
+from psjob_client.problems import JobProblem
 
 LARGEST = 100 * 1024
 """Bytes of a script: Linux takes 128 KiB as one word of a command."""

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from psjob_client.jobs.problems import NoWeights, call
+from psjob_client.problems import NoWeights, call
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.compare import outcome
-from psjob_client.jobs.problems import JobProblem, NoSuchJob
 from psjob_client.jobs.view import JobView
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput, JobProblem, NoSuchJob
 from psjob_client.sdk.client import AsyncClient
 
 try:

@@ -12,8 +12,8 @@ from typing import Any
 
 from psjob_client.compare.outcome import STEPS, Comparison, SideOutcome, judged, smooth
 from psjob_client.compare.report import best, explained, rows
-from psjob_client.jobs.text import as_yaml
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, SpanView
+from psjob_client.text import as_yaml
 
 Point = tuple[float, float, float]
 """(time, step, value)"""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from psjob_client.convert.script.text import BY_HAND
 from psjob_client.convert.script.tidy import names_psjob, outside_functions
 from psjob_client.convert.script.work import ENDS_IN, Work
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 Shape = tuple[object, ...]
 ASSIGNED = (ast.Assign, ast.AnnAssign)

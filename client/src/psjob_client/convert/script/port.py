@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from psjob_client.convert.script import data, groups, guard, loops, tidy, wrapping
 from psjob_client.convert.script.text import Text, applied
 from psjob_client.convert.script.work import Remark, Work
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 FOREIGN = {
     "tensorflow": "TensorFlow: psjob trains PyTorch models only; docs/coming/tfjob.md shows how such a script is written in PyTorch",

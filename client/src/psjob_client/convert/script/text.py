@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from psjob_client.local.errors import BadInput
+from psjob_client.problems import BadInput
 
 HOROVOD, GROUP = "horovod.torch", "torch.distributed"
 

@@ -1,14 +1,18 @@
-"""What a verb ends with when it cannot do what it was asked: one sentence with the next step.
+"""What a command or a verb ends with when it cannot do what it was asked: one sentence with the next step.
 
-The step is a call for who called from Python, and a command for who typed one: a sentence holds both as a `Step`.
+`BadInput` is for what was typed or lies in a file, `JobProblem` for a job, a cluster or a deadline. The next step is a call for who called
+from Python, and a command for who typed one: a sentence holds both as a `Step`.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+
+from psjob_operator.contract import INSTALL
 
 NEAR = 3
 
@@ -109,3 +113,17 @@ def no_such_job(name: str, where: str, known: Iterable[str], listing: Step) -> N
     if near:
         return NoSuchJob(f"{start}did you mean {' or '.join(near)}?")
     return NoSuchJob(start, listing, " shows those that are there")
+
+
+class BadInput(Exception):
+    """A manifest, option or folder that cannot be used. `lines`: one sentence a problem, each with its remedy."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines: Sequence[str] = lines
+
+
+def must_be_installed(command: str) -> None:
+    """Raises BadInput where `command` finds no library in this environment."""
+    if find_spec("psjob") is None:
+        raise BadInput(f"{command} needs psjob's library beside it; install it into the same environment, {INSTALL}")

@@ -1,22 +1,32 @@
-"""Asks the status ports of the shards, each with a deadline; what comes back is read as a stranger's."""
+"""What the shards of a run say on their status ports: asked with a deadline, proven with the run's key, read as a stranger's.
+
+Answers have the shapes of contract.STATUS_KEYS: an entry that has another one is left out, and `numbers` and `part` read what is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeGuard
 
-from psjob_client.local.shapes import is_number, shaped
-from psjob_client.local.sites import Listening
+from psjob_client.local.process import Listening
 from psjob_operator import contract, keys
 
 LARGEST = contract.STATUS_BYTES
 WARNINGS = ("warning", "nonFinite", "largePush", "diverged", "drift", "dataProblem", "buffersDiffer")
 """What the coordinator tells that a user should look at, the most urgent first."""
+LARGEST_NUMBER = 1e300
+PAIRS = ("buckets", "passed")
+"""Lists of [number, number]."""
+OBJECTS = ("workers", "hung", "shards", "entries", "stages")
+"""Lists of objects."""
+DEEPEST = 8
+"""Levels of objects; the contract has fewer."""
 
 
-async def status(shard: Listening, questions: bytes, timeout: float) -> Mapping[str, Any] | None:
+async def ask_status(shard: Listening, questions: bytes, timeout: float) -> Mapping[str, Any] | None:
     """What a shard says about itself (contract.STATUS_KEYS), or None: no good answer within `timeout` seconds, or one of somebody else.
 
     `questions` is the run's key of that name (contract.KEYS).
@@ -34,7 +44,7 @@ async def status(shard: Listening, questions: bytes, timeout: float) -> Mapping[
     return _object(told.body) if told.code == 200 and keys.same(told.header(contract.ANSWER_HEADER), right) else None
 
 
-async def healthy(shard: Listening, timeout: float) -> bool:
+async def is_healthy(shard: Listening, timeout: float) -> bool:
     """Whether a shard says that it makes progress."""
     return (await _get(shard, contract.HEALTH_PATH, timeout)).code == 200
 
@@ -107,3 +117,70 @@ def reports(told: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(steps, list) or len(steps) != len(names) or not all(map(is_number, steps)):
         return {}
     return {name: int(step) for name, step in zip(names, steps, strict=True)}
+
+
+def shaped(told: Mapping[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
+    """The same, whose lists by these names hold what they should; numbers in them are not looked at."""
+    return {name: _shaped(name, value, depth) for name, value in told.items()}
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """A finite number that fits a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def _shaped(name: str, value: Any, depth: int) -> Any:
+    if name in PAIRS:
+        pairs = value if isinstance(value, list) else ()
+        return [pair for pair in pairs if isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))]
+    if name in OBJECTS:
+        return [shaped(entry, depth - 1) for entry in (value if isinstance(value, list) else ()) if isinstance(entry, Mapping) and depth]
+    if isinstance(value, Mapping):
+        return shaped(value, depth - 1) if depth else {}
+    return value
+
+
+def lateness(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]] | None:
+    """Staleness: lag {median, p95, max, mean} in updates and gap {mean, max} of shards (contract.STATUS_KEYS). None: no push was seen.
+
+    A push counts once on each shard. Quantiles are rounded up to the edge of their bucket.
+    """
+    lag, gap = histograms(statuses).values()
+    if not lag["count"]:
+        return None
+
+    most = float(lag["max"])
+
+    def quantile(share: float) -> float:
+        edges = (float(edge) for edge, held in lag["buckets"] if held >= share * lag["count"])
+        return min(next(edges, most), most)
+
+    def mean(one: Mapping[str, Any]) -> float:
+        return float(one["sum"] / max(1, one["count"]))
+
+    return {
+        "lag": {"median": quantile(0.5), "p95": quantile(0.95), "max": most, "mean": mean(lag)},
+        "gap": {"mean": mean(gap), "max": gap["max"]},
+    }
+
+
+def histograms(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Lag and gap of all pushes that the shards saw, each as one of contract.STATUS_KEYS; a push counts once on each shard."""
+    told = list(statuses)
+    return {name: _summed([part(one, name) for one in told]) for name in ("lag", "gap")}
+
+
+def _summed(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    count = total = most = 0.0
+    below: Counter[float] = Counter()
+    for one in told:
+        count, total, most = count + numbers(one, "count"), total + numbers(one, "sum"), max(most, numbers(one, "max"))
+        below.update(dict(one.get("buckets") or ()))
+    return {"count": count, "sum": total, "max": most, "buckets": sorted(below.items())}
+
+
+def lateness_line(late: Mapping[str, Mapping[str, float]]) -> str:
+    """`pushes lagged 3 updates (median), 6 (95 %), 7 (largest); the mean gap was 0.0012`."""
+    lag = late["lag"]
+    words = f"pushes lagged {lag['median']:g} updates (median), {lag['p95']:g} (95 %), {lag['max']:g} (largest)"
+    return f"{words}; the mean gap was {late['gap']['mean']:.2g}"
