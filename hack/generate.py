@@ -57,8 +57,7 @@ def files() -> dict[Path, str]:
     from hack import argocd, believedtable, housemap, metricspage, pythonpage, reasonspage
     from psjob_client.cli.main import cli
     from psjob_client.cli.reference import reference
-    from psjob_operator.api.crd import crd_yaml
-    from psjob_operator.api.docs import api_page
+    from psjob_operator.api.crd import api_page, crd_yaml
     from tests.programs import page as programspage
 
     crd = HEADER + crd_yaml()

@@ -19,7 +19,7 @@ from psjob_client.doctor.machine import judge_machine
 from psjob_client.local.command import worker_commands
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 
 EXIT_WELL, EXIT_SICK = 0, 1
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}

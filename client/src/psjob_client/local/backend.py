@@ -22,8 +22,7 @@ from psjob_client.local.sites import Sites
 from psjob_client.local.spares import Spare
 from psjob_client.local.watch import Watch
 from psjob_operator import contract
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan

@@ -14,8 +14,8 @@ from typing import Any
 from psjob_client.local.errors import BadInput
 from psjob_operator import contract
 from psjob_operator.api.base import Model
-from psjob_operator.api.containers import TRAINED, container_of
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
+from psjob_operator.api.template import TRAINED, container_of
 
 PYTHONS = frozenset({"python", "python3"})
 MEANT = frozenset({"name", "command", "args", "env"})

@@ -13,8 +13,8 @@ import yaml
 
 from psjob_client.local.errors import BadInput
 from psjob_client.local.request import STANDARD_INPUT
-from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT, load_document, load_job
+from psjob_operator.api.spec import PSTrainingJob
 
 STEP = r"(?:\\.|[^.\[\]\\])+|\[\d+\]"
 ROOTS = ("spec", "metadata", "apiVersion", "kind")

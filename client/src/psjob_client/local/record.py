@@ -21,7 +21,7 @@ from psjob_client.local.folder import Folder
 from psjob_client.local.manifest import as_written
 from psjob_client.local.probe import numbers, part
 from psjob_client.local.sampling import Samples
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.plan.actions import Event
 
 RUN, JOB, LIVE, STORY, HISTORY, SUMMARY, LOCK = (

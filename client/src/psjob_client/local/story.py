@@ -17,7 +17,7 @@ from psjob_client.local.probe import WARNINGS
 from psjob_client.local.record import Record
 from psjob_client.local.request import Request
 from psjob_client.local.standing import Standing
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.actions import Event

@@ -13,7 +13,7 @@ from psjob_client.jobs.problems import JobProblem
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.sdk.shipping import script_of
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND, VERSION
 
