@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_operator.api import podschema
 from psjob_operator.api.crd import schema
 from psjob_operator.api.immutability import MUTABLE, PLACEMENT
 from psjob_operator.api.rules import FieldRule, rules
-from psjob_operator.api.template import template_rules
+from psjob_operator.api.template import kubernetes, template_rules
 from psjob_operator.contract import GOES_ON
 
 Schema = dict[str, Any]
@@ -189,14 +188,14 @@ def _operator_checks() -> str:
     rows = [(limit, ", ".join(named), obstacle) for (limit, obstacle), named in places.items()]
     rows.append(
         (
-            f"fields and types of a pod or claim of Kubernetes {podschema.kubernetes()}",
+            f"fields and types of a pod or claim of Kubernetes {kubernetes()}",
             "templates, `spec.checkpoint.volume`, `spec.checkpoint.volumeClaimTemplate`",
             SIZE,
         )
     )
     text = (
         "`psjob validate` and `psjob run` check these too. Templates, `checkpoint.volume` and `checkpoint.volumeClaimTemplate` are read\n"
-        f"as the API server of Kubernetes {podschema.kubernetes()} reads pods and claims.\n"
+        f"as the API server of Kubernetes {kubernetes()} reads pods and claims.\n"
         "A field that they do not have, or a value of a wrong type, is refused.\n"
     )
     table = _table(("what must hold", "where", "why the API server does not check it"), rows)

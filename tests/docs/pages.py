@@ -45,7 +45,11 @@ def said() -> frozenset[str]:
     return frozenset(found)
 
 
-ROWS = [line for line in (ROOT / "docs/contributing/founding.md").read_text().splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+ROWS = [
+    line
+    for line in (ROOT / "docs/contributing/founding.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| ---")
+]
 CELLS = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS]
 COMMANDS = sorted(
     {(words, cells[-1]) for cells in CELLS for words in re.findall(r"`((?:psjob|python -m bench|pytest) [^`]+)`", " ".join(cells[1:]))}

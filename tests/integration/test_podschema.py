@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hack import podschema as made
-from psjob_operator.api import podschema
-from psjob_operator.api.structure import pod_mistakes
+from psjob_operator.api.template import definition
+from psjob_operator.api.validate import pod_mistakes
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 
@@ -83,6 +83,6 @@ def test_both_say_no_to_the_same(job_api: Api, change: dict[str, Any], right: bo
     code, answer = job_api.call("POST", PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec})
     # 400: it cannot be read. What can be, and means nothing (422), or needs an account (403), is of no concern here.
     assert (code != 400) == right, answer
-    problems = pod_mistakes(podschema.definition("PodTemplateSpec"), {"spec": spec}, "t")
+    problems = pod_mistakes(definition("PodTemplateSpec"), {"spec": spec}, "t")
     assert (not problems) == right, [str(problem) for problem in problems]
     assert all(problem.admitted for problem in problems)

@@ -9,7 +9,7 @@ import pytest
 
 from hack.cluster.api import ApiError
 from psjob_client.cli.render import documents
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from tests.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster

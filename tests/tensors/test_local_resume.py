@@ -13,8 +13,7 @@ from psjob.checkpoint import manifest
 from psjob_client.local import resume
 from psjob_client.local.resume import resumed
 from psjob_client.problems import BadInput
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from tests.tensors.checkpoint_parts import save
 from tests.unit.api_manifest import GOOD, changed
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator import contract
-from psjob_operator.api import podschema
 from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, node, schema
-from psjob_operator.api.duration import seconds
+from psjob_operator.api.quantity import seconds
 from psjob_operator.api.status import JobStatus
+from psjob_operator.api.template import definition
 from tests.unit.crd_schema import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_every_list_says_who_owns_it_and_its_keys_are_required() -> None:
 
 
 def test_lists_of_a_template_have_the_keys_of_the_pod_api() -> None:
-    pod, places = podschema.definition("PodTemplateSpec"), ("spec.workers.template", "spec.ps.template", "spec.stages[].template")
+    pod, places = definition("PodTemplateSpec"), ("spec.workers.template", "spec.ps.template", "spec.stages[].template")
     for place in places:
         template = node(schema(), place)
         for at, part in nodes(template):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from psjob_operator.api.claimtemplate import claim_spec, retained
+from psjob_operator.api.claim_template import claim_spec, retained
 from psjob_operator.api.crd import node, schema
 from psjob_operator.api.immutability import MUTABLE, immutability_rules
 from psjob_operator.api.rules import rules

@@ -12,7 +12,7 @@ from psjob_client.doctor.cluster import Claim, ClusterFacts, Limit, Node, Operat
 from psjob_client.doctor.findings import Finding
 from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_client.doctor.machine import GIB, MIB, Disk, MachineFacts, judge_machine
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, MANY_NODES, MY_CLAIM, changed
 

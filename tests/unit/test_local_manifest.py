@@ -12,7 +12,7 @@ from psjob_client.cli import main
 from psjob_client.local.faults import parse_faults, unfinished
 from psjob_client.local.manifest import as_written, read_job, worker_commands
 from psjob_client.problems import BadInput
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from tests.typed import CliRunner
 
 GOOD: dict[str, Any] = {

@@ -8,7 +8,7 @@ from psjob_client.cli.render import documents
 from psjob_client.doctor.cluster import ClusterFacts
 from psjob_client.doctor.findings import Finding
 from psjob_client.doctor.fitting import judge_fit, pods_of
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 

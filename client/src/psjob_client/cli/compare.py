@@ -32,8 +32,7 @@ from psjob_client.compare.sides import Side, simulate, train
 from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_client.problems import BadInput
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.spec import Training
+from psjob_operator.api.spec import PSTrainingJob, Training
 from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:

@@ -18,7 +18,7 @@ from psjob_client.doctor.findings import Finding, problem, sick
 from psjob_client.doctor.machine import judge_machine
 from psjob_client.local.manifest import read_job, worker_commands
 from psjob_client.problems import BadInput
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 
 EXIT_WELL, EXIT_SICK = 0, 1
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}

@@ -13,7 +13,7 @@ from psjob_client.cli.output import emit
 from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.objects import listening_workers, volume

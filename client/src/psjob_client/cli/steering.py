@@ -27,7 +27,7 @@ from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.machine import Machine
 from psjob_client.sdk.shipping import imported_beside
 from psjob_client.text import span
-from psjob_operator.api import duration
+from psjob_operator.api import quantity
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.plan import naming
 
@@ -61,7 +61,7 @@ CLEAN_EXAMPLES = """Examples:
 def seconds(text: str) -> float:
     """`90s`, `10m`, `1h30m`, or a number of seconds. Raises BadInput."""
     try:
-        return float(text) if text.replace(".", "", 1).isdigit() else duration.seconds(text)
+        return float(text) if text.replace(".", "", 1).isdigit() else quantity.seconds(text)
     except ValueError:
         raise BadInput(f"{text!r} is no span of time; give such as 90s, 10m or 1h30m") from None
 

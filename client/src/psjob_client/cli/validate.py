@@ -15,9 +15,9 @@ from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.judge.files import Finding, Judged, Level, judged
 from psjob_client.local.manifest import read_text
 from psjob_client.problems import BadInput
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.field_rule import Problem, shown
 from psjob_operator.api.load import LARGEST_TEXT
-from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.spec import PSTrainingJob
 
 EXIT_VALID, EXIT_INVALID = 0, 1
 EXAMPLES = """Examples:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob_client.problems import BadInput
-from psjob_operator.api.problem import shown
+from psjob_operator.api.field_rule import shown
 from psjob_operator.contract import GROUP, KIND, VERSION
 
 LONGEST_NAME = 40

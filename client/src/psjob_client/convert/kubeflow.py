@@ -9,7 +9,7 @@ from typing import Any
 from psjob_client.convert import pods
 from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_framework, whole
 from psjob_client.problems import BadInput
-from psjob_operator.api.problem import shown
+from psjob_operator.api.field_rule import shown
 
 KEPT_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
 BY_THEMSELVES = "workers find the shards by themselves; leave it out"

@@ -11,8 +11,8 @@ import yaml
 from psjob_client.convert import kubeflow, launcher, torchrun, trainjob
 from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.problems import BadInput
+from psjob_operator.api.field_rule import shown
 from psjob_operator.api.load import load_documents
-from psjob_operator.api.problem import shown
 from psjob_operator.api.validate import validate_job
 from psjob_operator.contract import KIND
 from psjob_operator.printable import printable

@@ -9,9 +9,9 @@ from typing import Any
 
 from psjob_client.doctor.cluster import ClusterFacts, Limit, Node
 from psjob_client.doctor.findings import Finding, ok, problem, warning
-from psjob_operator.api.claimtemplate import MANY, claim_spec
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.claim_template import MANY, claim_spec
 from psjob_operator.api.quantity import quantity
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.plan import naming
 from psjob_operator.plan.objects import named_claim, volume
 from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE

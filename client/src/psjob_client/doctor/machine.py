@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_client.text import amount
-from psjob_operator.api.containers import TRAINED, container_of
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
+from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.contract import INSTALL
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from psjob_client.judge.likely import likely_wrong
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.field_rule import Problem, shown
 from psjob_operator.api.load import Document, load_documents
-from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from psjob_operator.api.containers import TRAINED, asks_devices, container_of
-from psjob_operator.api.duration import seconds
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.problem import Problem
+from psjob_operator.api.field_rule import Problem
+from psjob_operator.api.quantity import seconds
+from psjob_operator.api.spec import PSTrainingJob
+from psjob_operator.api.template import TRAINED, asks_devices, container_of
 from psjob_operator.plan import naming
 
 LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")

@@ -18,8 +18,7 @@ from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption,
 from psjob_client.local.verdict import Failures
 from psjob_client.problems import BadInput
 from psjob_operator import contract
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan

@@ -30,7 +30,7 @@ from psjob_client.local.run_folder import Folder, Follow, tail_of
 from psjob_client.local.status import WARNINGS, numbers, part, passes_again
 from psjob_client.local.verdict import Standstill
 from psjob_client.text import span
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.actions import Event

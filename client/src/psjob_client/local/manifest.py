@@ -21,9 +21,9 @@ import yaml
 from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.base import Model
-from psjob_operator.api.containers import TRAINED, container_of
-from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT, load_document, load_job
+from psjob_operator.api.spec import PSTrainingJob
+from psjob_operator.api.template import TRAINED, container_of
 
 STANDARD_INPUT = "-"
 FIRST = "0"

@@ -23,7 +23,7 @@ from psjob_client.local.monitor import Watch
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.run_folder import HISTORY, JOB, LIVE, LOCK, RUN, STORY, SUMMARY, Folder
 from psjob_client.local.status import histograms, numbers, part, reports
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.plan.actions import Event
 
 LIVE_SECONDS = 1.0

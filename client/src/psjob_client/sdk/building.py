@@ -12,7 +12,7 @@ from typing import Any
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.problems import BadInput, JobProblem
 from psjob_client.sdk.shipping import script_of
-from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import every_problem
 from psjob_operator.contract import GROUP, KIND, VERSION
 

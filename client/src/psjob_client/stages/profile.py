@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from psjob.planning.profile import Profile, profile_of
 from psjob_operator.api.base import Model
-from psjob_operator.api.problem import Problem, field_path, shown
+from psjob_operator.api.field_rule import Problem, field_path, shown
 
 FORMAT = 1
 MOST_NODES = 2000

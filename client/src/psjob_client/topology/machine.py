@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from psjob_operator.api.base import Model
-from psjob_operator.api.problem import Problem, field_path, shown
+from psjob_operator.api.field_rule import Problem, field_path, shown
 
 MOST_BYTES = 1e18
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from psjob_operator import contract
-from psjob_operator.api.rules import FieldRule
+from psjob_operator.api.field_rule import FieldRule
 from psjob_operator.api.status import TERMINAL
 
 Schema = dict[str, Any]

@@ -1,4 +1,7 @@
-"""Reads a manifest from text."""
+"""Reads a manifest from text, and says in which line of it a problem lies.
+
+YAML is read safely: no type but the plain ones, few aliases, no key twice. A path of a problem, such as spec.ps.shards, leads to a line.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from yaml.reader import ReaderError
 from yaml.resolver import Resolver
 from yaml.scanner import ScannerError
 
-from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.lines import line_of
-from psjob_operator.api.problem import Problem
+from psjob_operator.api.field_rule import Problem
+from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import every_problem
 
 LARGEST_TEXT = 1024 * 1024
 MOST_ALIASES = 100
+MERGE = "tag:yaml.org,2002:merge"
 MOST_NODES = 100_000
 """Values in a manifest with every alias written out; LARGEST_SPEC has room for half of them."""
 
@@ -120,7 +123,7 @@ class _Rules(Composer, SafeConstructor, Resolver):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} already set in map", key.start_mark)
@@ -176,3 +179,52 @@ def _one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return where + " ".join(str(getattr(error, "problem", None) or error).split())
+
+
+def line_of(node: yaml.Node, path: str) -> int:
+    """The line, from 1, of the key or item that `path` names below `node`; of the last part of the way that is there."""
+    mark, rest = node.start_mark, path
+    while rest:
+        found = _item(node, rest) if isinstance(node, yaml.SequenceNode) else _entry(node, rest)
+        if found is None:
+            break
+        mark, node, rest = found
+    return int(mark.line) + 1
+
+
+def _item(node: yaml.SequenceNode, path: str) -> tuple[yaml.Mark, yaml.Node, str] | None:
+    number, closed, rest = path.removeprefix("[").partition("]")
+    if not (path.startswith("[") and closed and number.isdigit() and int(number) < len(node.value)):
+        return None
+    item = node.value[int(number)]
+    return item.start_mark, item, rest.removeprefix(".")
+
+
+def _entry(node: yaml.Node, path: str) -> tuple[yaml.Mark, yaml.Node, str] | None:
+    """The entry of a mapping that `path` begins with: names may hold dots, so the longest one counts."""
+    found = None
+    longest = -1
+    for key, value in _entries(node):
+        rest = _below(path, key.value) if isinstance(key, yaml.ScalarNode) else None
+        if rest is not None and len(key.value) > longest:
+            found, longest = (key.start_mark, value, rest), len(key.value)
+    return found
+
+
+def _entries(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Those of a mapping, merged ones (<<) last; nothing of a scalar."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    merged = [value for key, value in node.value if key.tag == MERGE]
+    sources = [source for value in merged for source in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
+    own = [(key, value) for key, value in node.value if key.tag != MERGE]
+    return own + [entry for source in sources for entry in _entries(source)]
+
+
+def _below(path: str, name: str) -> str | None:
+    """What follows `name` in `path`; None where the path does not begin with it."""
+    for written in (name, f"[{name}]"):
+        rest = path[len(written) :]
+        if path.startswith(written) and (not rest or rest[0] in ".["):
+            return rest.removeprefix(".")
+    return None

@@ -1,4 +1,4 @@
-"""The one table of limits: ranges, names, rules across fields.
+"""The one table of limits: ranges, names, rules across fields. Stages, the claim and pod templates have files of their own.
 
 Each row is told by the API server (its CEL goes into the CRD) and by `validate` (its check runs on the manifest), in the same
 words. A row without CEL names the obstacle; there the operator says it.
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 
-from psjob_operator.api import duration
-from psjob_operator.api.claimtemplate import MANY, ONE_MOUNT, claim_rules, one_mount
-from psjob_operator.api.failurerules import failure_rules
-from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching, options_of
-from psjob_operator.api.placementrules import placement_rules
-from psjob_operator.api.processrules import process_rules
-from psjob_operator.api.stagerules import COUNTED, stage_rules
+from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
+from psjob_operator.api.field_rule import FieldRule, Json, between, matching, options_of, sized
+from psjob_operator.api.quantity import DURATION, seconds
+from psjob_operator.api.stage_rules import COUNTED, STAGE_RULES
+from psjob_operator.api.template import AUTO, MOST_PROCESSES, processes_of
 from psjob_operator.contract import ASYNC_OUTER_RULE, MODES, UPDATE_RULES
 
-__all__ = ["FieldRule", "Json", "breaches", "rules"]
 LARGEST = 2_147_483_647
 MOST_SHARDS, MOST_WORKERS = 256, 4000
 NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -30,12 +27,12 @@ REDUCTION = rf"^(mean|sum|median|trimmed_mean|{WORD}([.]{WORD})*:{WORD})$"
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *claim_rules(), *placement_rules(), *stage_rules(), *process_rules(), *failure_rules())
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *CLAIM_RULES, *_PLACEMENT, *STAGE_RULES, *_PROCESSES, *_FAILURES)
 
 
 def _interval(text: str) -> bool:
     try:
-        return 1 <= duration.seconds(text) <= 86_400
+        return 1 <= seconds(text) <= 86_400
     except ValueError:
         return False
 
@@ -112,7 +109,7 @@ _TEXTS = (
         _interval,
         "must be a duration from 1s to 24h",
         "write it with its unit, such as 30s, 5m or 1h30m",
-        cel=f"self.matches('{duration.PATTERN}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
+        cel=f"self.matches('{DURATION}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
     ),
     matching(
         "spec.checkpoint.resumeFrom.run",
@@ -359,5 +356,154 @@ _ACROSS = (
             " && has(self.ps.template.spec) && has(self.ps.template.spec.hostNetwork) && self.ps.template.spec.hostNetwork)"
         ),
         about="ps.template.spec.hostNetwork",
+    ),
+)
+
+
+APART = ("spread", "colocated")
+"""Placements that put the shards on several nodes."""
+
+
+_PLACEMENT = (
+    FieldRule(
+        "spec",
+        lambda spec: (
+            spec["ps"].get("placement") != "colocated"
+            or spec["workers"]["replicas"] < 1
+            or spec["ps"]["shards"] <= spec["workers"]["replicas"]
+        ),
+        "must be at most spec.workers.replicas with spec.ps.placement: colocated",
+        "shard i stands beside worker i; have fewer shards or more workers",
+        cel=f"!has(self.ps.placement) || self.ps.placement != 'colocated' || self.ps.shards <= ({COUNTED})",
+        about="ps.shards",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not one_mount(spec),
+        f"must not be spread or colocated with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
+        " take a volume that all nodes mount, or leave placement out",
+        cel=f"!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || !({ONE_MOUNT})",
+        about="ps.placement",
+    ),
+)
+
+
+GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
+"""CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
+NAMED_SUMS = ("shared", "gloo", "nccl")
+
+
+def _asked(spec: Json) -> bool:
+    return spec["workers"].get("processes") not in (None, 1)
+
+
+_PROCESSES = (
+    FieldRule(
+        "spec.workers.processes",
+        lambda given: given == AUTO if isinstance(given, str) else 1 <= given <= MOST_PROCESSES,
+        f"must be 1..{MOST_PROCESSES} or {AUTO}",
+        "leave it out for 1; auto is the GPU limit of the worker's container",
+        cel=f"type(self) == int ? self >= 1 && self <= {MOST_PROCESSES} : self == '{AUTO}'",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: (
+            spec["workers"].get("processes") != AUTO or processes_of(AUTO, spec["workers"].get("template") or {}) <= MOST_PROCESSES
+        ),
+        f"must not stand for more than {MOST_PROCESSES} processes",
+        "the container is limited to more GPUs; write a number that divides them",
+        obstacle="a limit may be text, and reading text without a greatest length is above the cost that the API server grants a rule",
+        about="workers.processes",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: spec["workers"].get("localSum") not in NAMED_SUMS or spec["workers"].get("processes") is not None,
+        "must not be given without spec.workers.processes",
+        "a worker of one process sums nothing; leave it out, or write the number of processes",
+        cel=f"!(self.workers.localSum in {list(NAMED_SUMS)}) || has(self.workers.processes)",
+        about="workers.localSum",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not (_asked(spec) and spec.get("stages")),
+        "must not be given with spec.stages",
+        "a worker of a stage has one process; leave it out, or raise spec.stages[].replicas",
+        cel=f"!({GIVEN}) || !has(self.stages)",
+        about="workers.processes",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not _asked(spec) or _training(spec, "mode", "sync") != "local",
+        "must not be local with spec.workers.processes",
+        "the processes of a worker meet at each step; take another mode, or leave processes out",
+        cel=f"!({GIVEN}) || self.training.mode != 'local'",
+        about="training.mode",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not _asked(spec) or _training(spec, "reduction", "mean") in ("mean", "sum"),
+        "must be mean or sum with spec.workers.processes",
+        "a worker pushes one gradient for all of its processes; leave it out, or leave processes out",
+        cel=f"!({GIVEN}) || self.training.reduction in ['mean', 'sum']",
+        about="training.reduction",
+    ),
+)
+
+
+def _training(spec: Json, name: str, absent: str) -> Json:
+    return (spec.get("training") or {}).get(name, absent)
+
+
+CAUSE = "^[A-Za-z][A-Za-z0-9]{0,62}$"
+CONDITION = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+EVERY_POD = frozenset({"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"})
+"""Conditions that every pod has, whatever becomes of it."""
+FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS, POD_CONDITIONS = 20, 64, 16, 16, 20
+"""The longest lists of runPolicy.failureRules, and in one of its rules."""
+
+
+_FAILURES = (
+    between("spec.runPolicy.failureRules[].onExitCodes.values[]", 1, 255, "0 is success, and no process ends with more than 255"),
+    between("spec.runPolicy.failureRules[].signals[]", 1, 64, "such as 11 for SIGSEGV"),
+    matching(
+        "spec.runPolicy.failureRules[].reasons[]",
+        CAUSE,
+        "must be one word of 1 to 63 letters and digits",
+        "such as OOMKilled, Evicted or Error; status.restarts.causes has those that were seen",
+    ),
+    matching(
+        "spec.runPolicy.failureRules[].onPodConditions[].type",
+        CONDITION,
+        "must be a pod condition's type: a word, with a domain before it or without",
+        "such as DisruptionTarget or example.com/ConfigIssue",
+    ),
+    FieldRule(
+        "spec.runPolicy.failureRules[].onPodConditions[].type",
+        lambda name: name not in EVERY_POD,
+        "must not be a condition that every pod has: " + ", ".join(sorted(EVERY_POD)),
+        "name one that says why the pod was lost, such as DisruptionTarget",
+        cel="!(self in [" + ", ".join(f"'{name}'" for name in sorted(EVERY_POD)) + "])",
+    ),
+    sized("spec.runPolicy.failureRules", 0, FAILURE_RULES, "join those with one action"),
+    sized("spec.runPolicy.failureRules[].onExitCodes.values", 1, EXIT_CODES, "name the others with NotIn, or in a further rule"),
+    sized("spec.runPolicy.failureRules[].onPodConditions", 0, POD_CONDITIONS, "name the others in a further rule"),
+    sized("spec.runPolicy.failureRules[].signals", 0, SIGNALS, "name the others in a further rule"),
+    sized("spec.runPolicy.failureRules[].reasons", 0, REASONS, "name the others in a further rule"),
+    FieldRule(
+        "spec.runPolicy.failureRules[]",
+        lambda rule: rule.get("per") != "Process" or rule.get("action") == "Count",
+        "must have action: Count where per is Process",
+        "the other actions count nothing; leave per out",
+        cel="!has(self.per) || self.per != 'Process' || self.action == 'Count'",
+        about="per",
+    ),
+    FieldRule(
+        "spec.runPolicy.failureRules[]",
+        lambda rule: any(rule.get(name) for name in ("onExitCodes", "onPodConditions", "signals", "reasons")),
+        "must have onExitCodes, onPodConditions, signals or reasons",
+        "a rule that matches every failure would hide those after it; say which failures it is for",
+        cel="has(self.onExitCodes) || "
+        + " || ".join(f"(has(self.{name}) && self.{name}.size() > 0)" for name in ("onPodConditions", "signals", "reasons")),
     ),
 )

@@ -1,19 +1,45 @@
-"""What a user asks for: `spec` of a PSTrainingJob.
+"""What a user asks for: PSTrainingJob, the whole object, and its `spec`.
 
 Ranges and rules across fields are in rules.py, for the API server and `psjob run` alike; here are names, types and defaults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from psjob_operator.api.base import Model, NumberOrWord
-from psjob_operator.api.duration import seconds
-from psjob_operator.api.processes import processes_of
-from psjob_operator.api.stages import with_replicas
+from psjob_operator.api.quantity import seconds
+from psjob_operator.api.status import JobStatus
+from psjob_operator.api.template import processes_of
 from psjob_operator.contract import MODES, UPDATE_RULES
+
+
+class PSTrainingJob(Model):
+    """Trains a PyTorch model with a parameter server."""
+
+    api_version: Literal["psjob.dev/v1alpha1"] = "psjob.dev/v1alpha1"
+    kind: Literal["PSTrainingJob"] = "PSTrainingJob"
+    metadata: Metadata
+    spec: JobSpec
+    """What to train."""
+    status: JobStatus | None = None
+    """What psjob says about it. Written by the operator alone."""
+
+
+class Metadata(Model):
+    """The part of ObjectMeta that psjob reads; the rest is carried along unseen."""
+
+    model_config = ConfigDict(extra="allow", strict=False)
+
+    name: str
+    namespace: str | None = None
+    uid: str | None = None
+    generation: int | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, Any] = Field(default_factory=dict)
 
 
 class JobSpec(Model):
@@ -380,3 +406,19 @@ class ExitCodes(Model):
     """In: the exit code is one of `values`. NotIn: it is none of them."""
     values: list[int]
     """1..255, from 1 to 64 of them."""
+
+
+def with_replicas(spec: Any) -> Any:
+    """A raw spec; one with stages has the sum of their replicas as workers.replicas where it names no number. Takes anything."""
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("stages"), list):
+        return spec
+    workers = spec.get("workers")
+    if not isinstance(workers, Mapping) or workers.get("replicas") is not None:
+        return spec
+    return {**spec, "workers": {**workers, "replicas": sum(map(_replicas, spec["stages"]))}}
+
+
+def _replicas(stage: Any) -> int:
+    """Of what is no number the type is refused by its own path; here it counts as one."""
+    given = stage.get("replicas") if isinstance(stage, Mapping) else getattr(stage, "replicas", None)
+    return given if isinstance(given, int) and not isinstance(given, bool) else 1

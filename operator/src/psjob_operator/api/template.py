@@ -1,18 +1,20 @@
-"""Pod templates: what of them the CRD knows by type, and the rules that need it.
+"""Pod templates: which container trains or serves, what Kubernetes and the CRD know of them by type, and the rules that need it.
 
-Everything else in a template is kept as it is. The operator judges it by the Pod API's schema, and the API server when a pod is made of it.
+The CRD has types only of what a rule asks for (template_schema). The operator judges all of a template by the schema of pods that an API
+server serves: podschema.json, which `python -m hack.podschema` reads from one (definition). What neither knows is kept as it is.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, Final
 
-from psjob_operator.api.containers import SERVING, TRAINED, chosen
+from psjob_operator.api.field_rule import FieldRule, Json
 from psjob_operator.api.quantity import quantity
-from psjob_operator.api.rules import FieldRule, Json
-from psjob_operator.api.structure import WHOLE_GPUS
 from psjob_operator.contract import DATA_PORT, ENV_PREFIX, STATUS_PORT
 
 Schema = dict[str, Any]
@@ -46,6 +48,18 @@ OPEN = "the CRD keeps this part of a template, or of a volume, without a schema,
 KEY_VOLUMES = ("psjob-keys", "psjob-secret")
 KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
 """Name of the Secret of a run's keys, see plan/naming.py."""
+TRAINED = "worker"
+"""The container that is trained in, where a worker template has several."""
+SERVING = "shard"
+"""The container that serves, where a shard template has several."""
+
+
+AUTO: Final = "auto"
+MOST_PROCESSES: Final = 64
+GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+QUANTITY_FORMAT = "quantity"
+"""Format of a value such as 512Mi, which OpenAPI has no word for."""
+WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or MIG, and gives each part a whole number"
 
 
 def template_rules() -> tuple[FieldRule, ...]:
@@ -65,6 +79,95 @@ def template_schema(role: str) -> Schema:
     if role == "worker":
         template["required"] = ["spec"]
     return template
+
+
+# ---- containers and processes ----------------------------------------------------------------------------------------------------
+
+
+def container_of(template: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The container called `name`, or the only one; None where there is neither. The template's own dict, not a copy."""
+    containers = (template.get("spec") or {}).get("containers") or []
+    return chosen(containers, name)
+
+
+def chosen(containers: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """The same of a list of them."""
+    if len(containers) == 1:
+        return containers[0]
+    return next((container for container in containers if container.get("name") == name), None)
+
+
+def asks_devices(pod: Mapping[str, Any]) -> bool:
+    """A container of this pod's spec asks for a device, such as a GPU: a resource with a domain in its name."""
+    containers = [it for it in pod.get("containers") or () if isinstance(it, Mapping)]
+    amounts = [part for it in containers for part in (it.get("resources") or {}).values() if isinstance(part, Mapping)]
+    return bool(pod.get("resourceClaims")) or any("/" in str(name) for part in amounts for name in part)
+
+
+def processes_of(given: int | str | None, template: Mapping[str, Any]) -> int:
+    """The number that `spec.workers.processes` stands for; auto is the GPU limit of the container that is trained in, 1 without."""
+    if given is None:
+        return 1
+    if isinstance(given, str):
+        return gpu_limit(template) or 1
+    return given
+
+
+def gpu_limit(template: Any) -> int:
+    """GPUs of one kind that the container is limited to; 0 for none, and for what is no number."""
+    container = container_of(template, TRAINED) if isinstance(template, Mapping) else None
+    limits = ((container or {}).get("resources") or {}).get("limits") or {}
+    return max(_whole(limits.get(name)) for name in GPUS)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return max(0, int(value))
+    except (TypeError, ValueError):
+        return 0
+
+
+# ---- the schema of Kubernetes ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def kubernetes() -> str:
+    """The version of Kubernetes whose pods these are, such as 1.37."""
+    return str(_file()["kubernetes"])
+
+
+@cache
+def definition(name: str) -> Schema:
+    """A definition such as PodTemplateSpec, with everything that it refers to in place. Parts are shared: change nothing in it."""
+    made: Schema = _resolved(_file()["definitions"][name])
+    return made
+
+
+@cache
+def volume_source() -> Schema:
+    """A volume of a pod without its name."""
+    whole = definition("Volume")
+    sources = {name: part for name, part in whole["properties"].items() if name != "name"}
+    return {**whole, "required": [], "properties": sources}
+
+
+@cache
+def _file() -> Schema:
+    read: Schema = json.loads(resources.files("psjob_operator.api").joinpath("podschema.json").read_text())
+    return read
+
+
+def _resolved(part: Schema) -> Schema:
+    own = {key: value for key, value in part.items() if key != "$ref"}
+    if "$ref" in part:
+        # Pods are finite: no definition of theirs holds itself.
+        return {**definition(part["$ref"]), **own} | ({"format": QUANTITY_FORMAT} if part["$ref"] == "Quantity" else {})
+    if "properties" in part:
+        own["properties"] = {name: _resolved(child) for name, child in part["properties"].items()}
+    for inner in ("items", "additionalProperties"):
+        if inner in part:
+            own[inner] = _resolved(part[inner])
+    return own
 
 
 # ---- the part that CEL sees --------------------------------------------------------------------------------------------------------

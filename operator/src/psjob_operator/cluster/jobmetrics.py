@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 
-from psjob_operator.api.duration import seconds
+from psjob_operator.api.quantity import seconds
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.cluster import metrics as m
 from psjob_operator.cluster.metrics import Metric

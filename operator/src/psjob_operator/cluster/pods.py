@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from psjob_operator.api.failurerules import EVERY_POD
-from psjob_operator.api.rules import MOST_SHARDS, MOST_WORKERS
+from psjob_operator.api.rules import EVERY_POD, MOST_SHARDS, MOST_WORKERS
 from psjob_operator.cluster import scrub
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.snapshot import Exit, Phase, Process, Role

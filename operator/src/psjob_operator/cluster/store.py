@@ -16,8 +16,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.stages import with_replicas
+from psjob_operator.api.spec import JobSpec, with_replicas
 from psjob_operator.api.validate import LARGEST_SPEC
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
+from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.contract import CONFIG_FORMAT, CONFIG_FORMATS, WIRE, WIRES
 from psjob_operator.plan import naming, resuming
 from psjob_operator.plan.facts import Facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_operator.api.containers import SERVING, TRAINED, container_of
+from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.processes import CONFLICT, refused
 from psjob_operator.plan.restarts import Raising, ends_at

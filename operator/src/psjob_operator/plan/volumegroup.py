@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from psjob_operator.api.claimtemplate import MANY, many_nodes
+from psjob_operator.api.claim_template import MANY, many_nodes
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.fate import Fate
 from psjob_operator.plan.objects import makes_claim, named_claim

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.api.claimtemplate import claim_metadata, claim_spec, retained
+from psjob_operator.api.claim_template import claim_metadata, claim_spec, retained
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GROUP, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest

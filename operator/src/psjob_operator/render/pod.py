@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psjob_operator import contract
-from psjob_operator.api.containers import TRAINED
 from psjob_operator.api.status import Pinned
+from psjob_operator.api.template import TRAINED
 from psjob_operator.contract import GROUP
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess

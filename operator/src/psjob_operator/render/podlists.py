@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from psjob_operator.api import podschema
-from psjob_operator.api.podschema import Schema
+from psjob_operator.api import template
+from psjob_operator.api.template import Schema
 
 
 def _below(part: Schema, at: str = "") -> Iterator[tuple[str, Schema]]:
@@ -18,7 +18,7 @@ def _below(part: Schema, at: str = "") -> Iterator[tuple[str, Schema]]:
         yield from _below(field["items"] if is_list else field, f"{path}[]" if is_list else path)
 
 
-_FIELDS: Final = dict(_below(podschema.definition("PodTemplateSpec")))
+_FIELDS: Final = dict(_below(template.definition("PodTemplateSpec")))
 KEYED: Final = {
     path: tuple(field["x-kubernetes-list-map-keys"]) for path, field in _FIELDS.items() if field.get("x-kubernetes-list-type") == "map"
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from psjob_operator.api.containers import SERVING, asks_devices, container_of
 from psjob_operator.api.quantity import quantity
+from psjob_operator.api.template import SERVING, asks_devices, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import volume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from psjob_operator.api.containers import TRAINED, container_of
+from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.plan.config import ConfigSource
 from psjob_operator.render.interpreter import interpreter
 from psjob_operator.render.names import Document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.fieldrule import FieldRule, Json, between, matching, options_of, sized
+from psjob_operator.api.field_rule import FieldRule, Json, between, matching, options_of, sized
 from psjob_operator.contract import CORRECTIONS, UPDATE_RULES
 
 STAGES, STAGED_WORKERS, CUT = 64, 256, 256
@@ -28,11 +28,6 @@ def _corrects(way: dict[str, Json]) -> bool:
 
 def _own_options() -> str:
     return "; ".join(f"{', '.join(UPDATE_RULES[word])} of {word}" for word in CORRECTIONS[1:])
-
-
-def stage_rules() -> tuple[FieldRule, ...]:
-    """Every row about them."""
-    return (*_OF_STAGES, *_WITH_STAGES)
 
 
 def _cuts(stages: list[Json]) -> list[bool]:
@@ -239,3 +234,5 @@ _WITH_STAGES = (
         about="training.pipeline",
     ),
 )
+STAGE_RULES = (*_OF_STAGES, *_WITH_STAGES)
+"""Every row about them."""

@@ -5,12 +5,11 @@ The words are StatefulSet's. `psjob validate` and the operator check all of it b
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from psjob_operator.api.fieldrule import FieldRule, Json, sized
+from psjob_operator.api.field_rule import FieldRule, Json, sized
+from psjob_operator.api.quantity import QUANTITY
 from psjob_operator.api.spec import Checkpoint
-from psjob_operator.api.structure import QUANTITY
 
 Schema = dict[str, Any]
 AT = "spec.checkpoint.volumeClaimTemplate"
@@ -89,11 +88,6 @@ def claim_schema() -> Schema:
     return {"type": "object", "properties": properties}
 
 
-def claim_rules() -> tuple[FieldRule, ...]:
-    """Every rule about the claim that is made, and about a volume beside it."""
-    return _RULES
-
-
 def _open(description: str, properties: Schema) -> Schema:
     return {"description": description, "type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": properties}
 
@@ -104,9 +98,8 @@ def _said(part: Json) -> dict[str, Any]:
 
 
 def _positive(size: Json) -> bool:
-    text = str(size)
-    mantissa = re.match(r"\+?[0-9.]*", text)
-    return QUANTITY.fullmatch(text) is not None and mantissa is not None and re.search("[1-9]", mantissa[0]) is not None
+    found = QUANTITY.fullmatch(str(size))
+    return found is not None and found["sign"] != "-" and found["number"].strip("0.") != ""
 
 
 def _made(spec: Json) -> dict[str, Any]:
@@ -125,7 +118,7 @@ def _apart(field: str) -> FieldRule:
     )
 
 
-_RULES = (
+CLAIM_RULES = (
     _apart("volumeClaimTemplate"),
     _apart("persistentVolumeClaimRetentionPolicy"),
     *(

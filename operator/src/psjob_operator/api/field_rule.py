@@ -1,13 +1,28 @@
-"""One limit of a field or object, told by the API server and by `validate` in the same words."""
+"""One limit of a field or object (FieldRule), and what a manifest that breaks it is told (Problem).
+
+The API server and `validate` tell a limit in the same words: a FieldRule has both the CEL and the check in Python.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from psjob_operator.printable import printable
+
 Json = Any
+LONGEST_VALUE = 80
+_CLAIM = "spec.checkpoint.volumeClaimTemplate"
+RENAMED = {
+    "spec.checkpoint.size": f"write {_CLAIM}: {{spec: {{resources: {{requests: {{storage: 10Gi}}}}}}}}",
+    "spec.checkpoint.accessMode": f"write {_CLAIM}: {{spec: {{accessModes: [ReadWriteMany]}}}}",
+    "spec.checkpoint.retain": "write spec.checkpoint.persistentVolumeClaimRetentionPolicy: {whenDeleted: Delete} for retain: false",
+    "spec.checkpoint.volume.claim": "write spec.checkpoint.volume: {persistentVolumeClaim: {claimName: my-claim}}",
+}
+"""Path of a field that has gone -> the sentence that names the new one. It is refused with that, never read."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +107,46 @@ def sized(at: str, low: int, high: int, remedy: str) -> FieldRule:
     """Limits of a list's length; the schema has the upper one too, from which CEL's cost is estimated."""
     cel = f"self.size() >= {low} && self.size() <= {high}"
     return FieldRule(at, lambda items: low <= len(items) <= high, f"must have {low}..{high} items", remedy, cel=cel)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, where, and what to do. `str()` is one line, in the form and words of the API server."""
+
+    field: str
+    """Path, such as spec.ps.shards; empty for the document itself."""
+    value: Any
+    """What stands there; None where nothing does."""
+    limit: str
+    remedy: str = ""
+    admitted: bool = False
+    """The API server takes the manifest all the same: `psjob validate` and the operator say it."""
+
+    def __str__(self) -> str:
+        """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
+        where = f"{self.field}: " if self.field else ""
+        value = f"Invalid value: {shown(self.value)}: " if self.value is not None else ""
+        return printable(f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}")
+
+
+def shown(value: Any) -> str:
+    """The value on one line, cut where it is long; of lists and objects the kind alone, as the API server does."""
+    if isinstance(value, dict):
+        return '"object"'
+    if isinstance(value, (list, tuple)):
+        return '"array"'
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def field_path(loc: Iterable[int | str]) -> str:
+    """Where a field lies, as `a.b[0].c`, from pydantic's steps to it."""
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    return path
+
+
+def renamed(path: str) -> str:
+    """What to write in place of the field at `path`; empty if it never was one."""
+    return RENAMED.get(re.sub(r"\[\d+\]", "[]", path), "")
