@@ -82,7 +82,7 @@ BY_HAND = (
     ),
     ByHand(
         "an order is lost after a break",
-        f"{PSJOB}/protocol/coordinator/orders.py",
+        f"{PSJOB}/protocol/coordinator/decisions.py",
         '    return [body for body in self._kept if body["number"] > carried]\n',
         '    return [body for body in self._kept if body["number"] > carried + 1]\n',
         ("tests/tensors/test_orders.py",),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from psjob.process.config import LocalConfig
-from psjob.protocol.coordinator.drift import Drift
+from psjob.protocol.coordinator.consistency import Drift
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving
 from tests.soaking import rotating
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.events import ShardProgress
 from psjob.protocol.coordinator.norms import Norms, clip_factor
-from psjob.protocol.coordinator.stands import ShardStands
 from psjob.shard.decided import PART, ClipNorms, squares_of
 
 
@@ -113,11 +113,11 @@ def test_a_shard_that_has_gone_on_without_a_norm_is_asked_and_has_no_part_in_it(
     world.norms.tick(1.5)
     ((shard, body),) = world.recovery.orders
     assert (shard, body["do"], body["ranks"]) == (2, "where", [])
-    world.norms.where(events.StandsAt(2, body["ask"], ShardStands(7, 8, 2, 7), {}))
+    world.norms.where(events.StandsAt(2, body["ask"], ShardProgress(7, 8, 2, 7), {}))
     assert len(world.recovery.orders) == 1, "a block of it still waits for pushes"
-    world.norms.where(events.StandsAt(2, body["ask"] - 1, ShardStands(8, 8, 2, 8), {}))
+    world.norms.where(events.StandsAt(2, body["ask"] - 1, ShardProgress(8, 8, 2, 8), {}))
     assert len(world.recovery.orders) == 1, "the answer to another question"
-    world.norms.where(events.StandsAt(2, body["ask"], ShardStands(8, 8, 2, 8), {}))
+    world.norms.where(events.StandsAt(2, body["ask"], ShardProgress(8, 8, 2, 8), {}))
     assert world.progress.norm == 3.0
     assert [each["factor"] for shard, each in world.recovery.orders[1:]] == [pytest.approx(1 / (3 + 1e-6))] * 2
     world.norms.tick(99.0)

@@ -16,7 +16,7 @@ from psjob.checkpoint import claim, disk, files, manifest, orphans
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.events import Stream
 from psjob.wire.frame import Header, Kind
 from tests.live.live_shards import eventually, serving
 from tests.tensors.checkpoint_parts import RUN, names, save

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
-from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import decode
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard.believed import known
@@ -48,7 +48,7 @@ def read_said(kind: Kind, reader: Callable[[dict[str, Any]], object]) -> Callabl
 
 def read_answer(raw: bytes) -> None:
     """As shard 0 reads what another shard answers."""
-    border.answer(1, load(raw), 8, read_part)
+    decode.decode_shard_message(1, load(raw), 8, read_part)
 
 
 def read_delta(raw: bytes) -> None:
@@ -68,11 +68,11 @@ READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
         json.dumps({"tables": [{"name": f"t{i}", "dim": 4, "rule": "sgd"} for i in range(2000)]}).encode(),
         json.dumps({"table": [[]] * 9000, "aliases": [{}] * 9000, "deep": [[[[{}]]]] * 2000}).encode(),
     ]),
-    "digest": (read_said(Kind.DIGEST, border.digest), [
+    "digest": (read_said(Kind.DIGEST, decode.digest), [
         json.dumps({"clock": 1, "look": "windows", "kinds": "t" * 4000, "sums": [10**200] * 4000, "names": ["x"] * 4000,
                     "numbers": [{f"n{i}": 1.0 for i in range(4000)}] * 3}).encode(),
     ]),
-    "inputs": (read_said(Kind.INPUTS, lambda body: (border.inputs(body), border.data(body))), [
+    "inputs": (read_said(Kind.INPUTS, lambda body: (decode.inputs(body), decode.data(body))), [
         json.dumps({"inputs": [1e300] * 9000, "data": {"site": 1, "number": 1, "loader": "x" * 9000}}).encode(),
     ]),
     "report": (read_said(Kind.REPORT, numbers_of), [json.dumps({f"{i}": 1.0 for i in range(9000)}).encode()]),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from psjob.api.alike import STEPS, FirstInputs
-from psjob.protocol.coordinator.progress import JobProgress
+from psjob.protocol.coordinator.report import JobProgress
 
 
 def sums_of(model: nn.Module, run: object, x: torch.Tensor) -> list[int]:

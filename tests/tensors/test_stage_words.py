@@ -16,8 +16,8 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.cuts import split
 from psjob.process.config import Config
 from psjob.process.errors import Refused
-from psjob.protocol.coordinator.border import Malformed, step_lost
-from psjob.protocol.coordinator.signs import StepLost
+from psjob.protocol.coordinator.decode import Malformed, step_lost
+from psjob.protocol.coordinator.events import StepLost
 from tests.live.live_shards import NEVER
 from tests.runkeys import RUN
 

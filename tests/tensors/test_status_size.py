@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from psjob.protocol.coordinator.members import State
-from psjob.protocol.coordinator.progress import MAX_METRICS, JobProgress
+from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
 from psjob.shard.statusport import status
 from psjob_operator.api.load import load_job
 from psjob_operator.cluster.progress import parse

@@ -9,11 +9,10 @@ from typing import Any
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode, Sync, written
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts, WorkerFacts
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
-from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 
 TABLE = tuple(TensorSpec(f"w{i}", (1 << 20,), "float32", 0) for i in range(64))
@@ -153,7 +152,7 @@ class World:
     def answer(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard answers."""
         self.sent[str(body["did"])] += 1
-        event = border.answer(shard, body, self.job.workers, lambda written: shard)
+        event = decode.decode_shard_message(shard, body, self.job.workers, lambda written: shard)
         assert event is not None
         self._queue.append(event)
 

@@ -18,7 +18,7 @@ from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind
 
 ROOT = Path(psjob.__file__).parent
-READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/border.py", ROOT / "pipeline/chosen.py")
+READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/decode.py", ROOT / "pipeline/chosen.py")
 BODIES = frozenset({"hello", "body", "told", "raw", "said"})
 """Names that a body of a frame has in these files."""
 NOT_A_WORKERS = {
@@ -34,8 +34,8 @@ NOT_A_WORKERS = {
     "statusport.py": {"status"},
     "server.py": {"last_words"},
     "coordination.py": {"answer", "carry_out", "_late", "status", "take_up"},
-    "border.py": {
-        "shard_hello", "answer", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored", "_unwritten",
+    "decode.py": {
+        "shard_hello", "decode_shard_message", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored", "_unwritten",
         "_awaited", "_stands", "_late",
     },
 }  # fmt: skip

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from psjob.protocol.coordinator.comeback import Comeback
+from psjob.protocol.coordinator.report import RecoveryTimer
 from psjob.shard.counts import JobCounts, word
 from psjob.shard.phase import Counters
 
 
-def first(comeback: Comeback) -> tuple[int, int, int, int, float] | None:
+def first(comeback: RecoveryTimer) -> tuple[int, int, int, int, float] | None:
     told = comeback.told(100.0)["resumed"]
     return None if told is None else (told["view"], told["start"], told["from"], told["step"], told["age"])
 
 
 def test_the_first_step_of_a_job_is_told_and_undoes_nothing() -> None:
-    comeback = Comeback()
+    comeback = RecoveryTimer()
     assert first(comeback) is None
     comeback.interrupted(0)
     comeback.passed(1, view=1, start=1, wall=90.0)
@@ -24,7 +24,7 @@ def test_the_first_step_of_a_job_is_told_and_undoes_nothing() -> None:
 
 
 def test_steps_undone_count_once_all_have_passed_a_step_again() -> None:
-    comeback = Comeback()
+    comeback = RecoveryTimer()
     comeback.passed(1, 1, 1, 10.0)
     comeback.undone(150, 100)
     assert comeback.steps_lost == 0
@@ -36,7 +36,7 @@ def test_steps_undone_count_once_all_have_passed_a_step_again() -> None:
 
 
 def test_a_new_coordinator_learns_from_workers_how_far_they_were() -> None:
-    comeback = Comeback()
+    comeback = RecoveryTimer()
     comeback.undone(0, 100)
     comeback.heard(149)
     comeback.heard(150)
@@ -50,7 +50,7 @@ def test_a_new_coordinator_learns_from_workers_how_far_they_were() -> None:
 
 
 def test_a_second_loss_before_the_first_step_belongs_to_the_same_interruption() -> None:
-    comeback = Comeback()
+    comeback = RecoveryTimer()
     comeback.passed(1, 1, 1, 1.0)
     comeback.undone(150, 100)
     comeback.undone(100, 50)

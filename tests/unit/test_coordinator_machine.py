@@ -11,10 +11,10 @@ import pytest
 from psjob import contract
 from psjob.modes import Async, Sync
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cut
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.events import Stream
+from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
 
@@ -437,7 +437,7 @@ GOOD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", GOOD, ids=lambda body: str(body["did"]))
 def test_each_field_of_an_answer_is_checked_where_it_comes_in(body: dict[str, Any]) -> None:
-    assert border.answer(1, body, 2, lambda content: content) is not None
+    assert decode.decode_shard_message(1, body, 2, lambda content: content) is not None
     for key in body.keys() - {"did", "full", "file", "complete", "rows"}:
         for wrong in (-1, "x", None, 1.5, [], {}, 1 << 70, True):
             if (
@@ -447,20 +447,20 @@ def test_each_field_of_an_answer_is_checked_where_it_comes_in(body: dict[str, An
                 or (key == "why" and wrong == "x")
             ):
                 continue
-            with pytest.raises(border.Malformed):
-                border.answer(1, body | {key: wrong}, 2, lambda content: content)
+            with pytest.raises(decode.Malformed):
+                decode.decode_shard_message(1, body | {key: wrong}, 2, lambda content: content)
 
 
 def test_clocks_of_another_number_of_workers_are_refused() -> None:
     for clocks in ([1], [1, 2, 3], [1, -1], "12", {"0": 1}):
-        with pytest.raises(border.Malformed):
-            border.answer(1, GOOD[0] | {"complete": clocks}, 2, lambda content: content)
-    with pytest.raises(border.Malformed, match="worker 2 is not one of this job's 2"):
-        border.answer(1, GOOD[1] | {"rows": [[2, 0, 0]]}, 2, lambda content: content)
+        with pytest.raises(decode.Malformed):
+            decode.decode_shard_message(1, GOOD[0] | {"complete": clocks}, 2, lambda content: content)
+    with pytest.raises(decode.Malformed, match="worker 2 is not one of this job's 2"):
+        decode.decode_shard_message(1, GOOD[1] | {"rows": [[2, 0, 0]]}, 2, lambda content: content)
 
 
 def test_what_another_version_says_is_left() -> None:
-    assert border.answer(1, {"did": "something newer"}, 2, lambda content: content) is None
+    assert decode.decode_shard_message(1, {"did": "something newer"}, 2, lambda content: content) is None
 
 
 def test_a_bug_in_the_machine_is_not_swallowed() -> None:

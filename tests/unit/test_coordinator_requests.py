@@ -10,7 +10,7 @@ import pytest
 from psjob.modes import Async
 from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.events import CheckpointFacts
 from psjob.protocol.coordinator.switching import LOOK_SECONDS
 from tests.unit.coordinator_world import World, saved
 

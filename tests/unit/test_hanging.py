@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from psjob.protocol.coordinator.cuts import Cut
+from psjob.protocol.coordinator.events import Stream, WorkersAwaited
 from psjob.protocol.coordinator.hanging import REPORT_SECONDS, TOLD_SECONDS, Hanging
 from psjob.protocol.coordinator.members import Members
-from psjob.protocol.coordinator.signs import WorkersAwaited
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.schedule import Cut
 from psjob.wire.frame import Kind
 
 LIMIT = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob.protocol.coordinator.progress import JobProgress
+from psjob.protocol.coordinator.report import JobProgress
 from psjob_client.local.verdict import FULL_PATIENCE, Standstill
 
 FULL = {"checkpointProblem": "checkpoints pause, the volume of /x is full: 10 are free; the next try is in 8 s"}

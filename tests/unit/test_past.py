@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.protocol.coordinator.past import MOST, MOST_NAMES, Past
-from psjob.protocol.coordinator.progress import JobProgress
+from psjob.protocol.coordinator.report import MOST_ENTRIES, MOST_NAMES, JobProgress, MetricHistory
 
 
 @given(st.integers(1, 3000), st.floats(0.01, 10.0))
 def test_it_spans_all_of_the_time_in_a_bounded_list(steps: int, seconds: float) -> None:
-    past = Past(most=16)
+    past = MetricHistory(most=16)
     for step in range(steps):
         past.note(step, {"loss": 1.0}, None, 1000.0 + step * seconds, {"loss": step})
     told = past.told()
@@ -28,11 +27,11 @@ def test_it_spans_all_of_the_time_in_a_bounded_list(steps: int, seconds: float) 
 
 
 def test_its_answer_fits_what_is_read() -> None:
-    past = Past()
+    past = MetricHistory()
     names = {f"{number:064d}": -1.2345678901234567e-300 for number in range(2 * MOST_NAMES)}
-    for step in range(MOST - 1):
+    for step in range(MOST_ENTRIES - 1):
         past.note(10**12 + step, names, -1.2345678901234567e-300, 1.8e9 + 2 * step + 0.123456, dict.fromkeys(names, 10**12 + step))
-    assert len(past.told()) == MOST - 1
+    assert len(past.told()) == MOST_ENTRIES - 1
     assert len(json.dumps({"entries": past.told()})) < contract.STATUS_BYTES
 
 
@@ -50,7 +49,7 @@ def test_progress_keeps_what_was_reported() -> None:
 
 
 def test_a_numbers_first_value_waits_for_no_second() -> None:
-    past = Past()
+    past = MetricHistory()
     past.note(1, {}, None, 1000.0, {})
     past.note(2, {"loss": 0.5}, None, 1000.01, {"loss": 2})
     past.note(3, {"loss": 0.25}, None, 1000.02, {"loss": 3})
@@ -63,7 +62,7 @@ def test_a_numbers_first_value_waits_for_no_second() -> None:
 
 
 def test_names_without_end_make_no_entries_without_end() -> None:
-    past = Past()
+    past = MetricHistory()
     for step in range(10_000):
         past.note(step, {f"loss_{step}": 1.0}, None, 1000.0 + step * 1e-6, {f"loss_{step}": step})
     assert len(past.told()) == MOST_NAMES

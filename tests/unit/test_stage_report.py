@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psjob.modes import Bounded
 from psjob.modes.stages import Stages
-from psjob.protocol.coordinator import border, signs
+from psjob.protocol.coordinator import decode, events
 from psjob.protocol.coordinator import events as e
 from tests.unit.coordinator_world import World
 
@@ -23,7 +23,7 @@ def world(**more: Any) -> World:
 
 
 def measured(it: World, rank: int, **told: Any) -> None:
-    it.post(border.measured(it._stream(rank), it.step, told, 3))
+    it.post(decode.measured(it._stream(rank), it.step, told, 3))
 
 
 def stages(it: World) -> list[dict[str, Any]]:
@@ -106,24 +106,24 @@ def test_what_a_worker_of_undone_steps_measured_is_passed_over() -> None:
     it = world()
     stream = it._stream(2)
     it.hello(2, start=2)
-    it.post(border.measured(stream, 0, {"idle": 0.5}, 3))
+    it.post(decode.measured(stream, 0, {"idle": 0.5}, 3))
     assert stages(it)[1]["idle"] is None
 
 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ({}, signs.Measured(1, 7)),
-        ({"idle": 3, "rss": 5.7, "peak": -1}, signs.Measured(1, 7, 1.0, 5)),
-        ({"idle": True, "rss": "5", "peak": None, "devicePeak": 2**63}, signs.Measured(1, 7)),
-        ({"idle": float("nan"), "seconds": float("inf")}, signs.Measured(1, 7)),
-        ({"waits": "a\nb" + "c" * 400, "for": 3, "seconds": 2}, signs.Measured(1, 7, waits="ab" + "c" * 118, seconds=2)),
-        ({"waits": 4, "for": True}, signs.Measured(1, 7)),
-        ({"waits": "x", "for": 2}, signs.Measured(1, 7, waits="x", awaited=2)),
+        ({}, events.Measured(1, 7)),
+        ({"idle": 3, "rss": 5.7, "peak": -1}, events.Measured(1, 7, 1.0, 5)),
+        ({"idle": True, "rss": "5", "peak": None, "devicePeak": 2**63}, events.Measured(1, 7)),
+        ({"idle": float("nan"), "seconds": float("inf")}, events.Measured(1, 7)),
+        ({"waits": "a\nb" + "c" * 400, "for": 3, "seconds": 2}, events.Measured(1, 7, waits="ab" + "c" * 118, seconds=2)),
+        ({"waits": 4, "for": True}, events.Measured(1, 7)),
+        ({"waits": "x", "for": 2}, events.Measured(1, 7, waits="x", awaited=2)),
     ],
 )
-def test_what_is_not_in_shape_is_not_known(body: dict[str, Any], found: signs.Measured) -> None:
-    assert border.measured(1, 7, body, 3) == found
+def test_what_is_not_in_shape_is_not_known(body: dict[str, Any], found: events.Measured) -> None:
+    assert decode.measured(1, 7, body, 3) == found
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

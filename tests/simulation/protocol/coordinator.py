@@ -11,9 +11,9 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.shard.decided import read_order
 from psjob.wire.frame import Header, Kind, WireError
@@ -185,7 +185,7 @@ class SimCoordinator:
             return
         self.world.count("hello", "shard")
         link = self.world.number()
-        said = border.shard_hello(link, hello, self.job.shards)
+        said = decode.shard_hello(link, hello, self.job.shards)
         self._links[link] = end
         end.heard = lambda frame: self.answer(said.index, frame[1])
         end.ended = lambda: self._lost(said.index, link)
@@ -197,7 +197,7 @@ class SimCoordinator:
 
     def answer(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard answers."""
-        event = border.answer(shard, body, self.job.workers, dict)
+        event = decode.decode_shard_message(shard, body, self.job.workers, dict)
         if event is not None:
             self.post(event)
 

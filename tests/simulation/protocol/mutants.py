@@ -13,7 +13,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from psjob.protocol.coordinator import cutting, entrance, events, finding, joining, machine, members, orders, recovery
+from psjob.protocol.coordinator import cutting, decisions, entrance, events, finding, joining, machine, members, recovery
 from psjob.protocol.coordinator import norms as coordinator_norms
 from psjob.protocol.shard import cutting as shard_cutting
 from psjob.protocol.shard import machine as shard_machine
@@ -209,7 +209,7 @@ OWN: dict[str, Mutant] = {
     "a worker resumes a clock too far (async)": _wrap(joining, "resume_async", _later),
     "a push that is here is taken again": _wrap(admission.Admission, "admit", _twice),
     "orders are not repeated after a break": _wrap(
-        orders.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
+        decisions.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
     "arrivals are not repeated after a break": _wrap(decided.DecidedPushes, "tell_again", lambda was: lambda self: None),
     "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),

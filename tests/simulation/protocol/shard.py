@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from psjob import contract, modes
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
-from psjob.protocol.coordinator.events import TookUp
-from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.events import TookUp, WorkerFacts
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard import orders

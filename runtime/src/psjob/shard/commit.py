@@ -23,7 +23,7 @@ from psjob.process import config
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.job import CheckpointFacts, WorkerFacts
+from psjob.protocol.coordinator.events import CheckpointFacts, WorkerFacts
 from psjob.resume import record
 from psjob.tables import Partition, TableSpec
 

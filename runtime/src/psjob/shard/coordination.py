@@ -24,13 +24,11 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, border, events, signs
+from psjob.protocol.coordinator import actions, decode, events
 from psjob.protocol.coordinator.actions import Action
-from psjob.protocol.coordinator.events import Event
-from psjob.protocol.coordinator.job import JobFacts, WorkerFacts
+from psjob.protocol.coordinator.events import Event, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
-from psjob.protocol.coordinator.progress import MAX_METRICS
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
 from psjob.shard import counts
 from psjob.shard.checks import rule_problem
@@ -211,24 +209,24 @@ class Coordination:
             case Kind.STEP_LOST | Kind.MEASURED if not self.place.config.stages:
                 raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
             case Kind.STEP_LOST:
-                return border.step_lost(stream, body, workers), True
+                return decode.step_lost(stream, body, workers), True
             case Kind.MEASURED:
-                return border.measured(stream, header.clock, body, workers), True
+                return decode.measured(stream, header.clock, body, workers), True
             case Kind.STIRRED:
-                return signs.Stirred(stream, border.passes(body)), True
+                return events.Heartbeat(stream, decode.passes(body)), True
             case Kind.INPUTS:
-                told = border.data(body)
-                return signs.InputsSeen(stream, border.inputs(body)) if told is None else signs.DataSeen(stream, told), True
-            case Kind.DIGEST if (digest := border.digest(body)) is not None:
-                return signs.DigestCame(stream, digest), True
+                told = decode.data(body)
+                return events.InputsSeen(stream, decode.inputs(body)) if told is None else events.DataSeen(stream, told), True
+            case Kind.DIGEST if (digest := decode.digest(body)) is not None:
+                return events.DigestCame(stream, digest), True
         return None
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
         link = next(self._ids)
         try:
-            event = border.shard_hello(link, {**hello, "index": index}, len(self.place.config.shards))
-        except border.Malformed as error:
+            event = decode.shard_hello(link, {**hello, "index": index}, len(self.place.config.shards))
+        except decode.Malformed as error:
             raise WireError(str(error)) from None
         self._orders[link] = order
         self.post(event)
@@ -248,7 +246,7 @@ class Coordination:
             if body.get("did") in ("staleness", "counts"):
                 self._late(index, body)
                 return
-            event = border.answer(index, body, self.place.config.workers, read_part)
+            event = decode.decode_shard_message(index, body, self.place.config.workers, read_part)
         except (ValueError, KeyError, TypeError) as error:
             if index == 0:
                 raise  # no stream to end: it is this process that is wrong
@@ -360,7 +358,7 @@ class Coordination:
     def _read_hello(self, number: int, session: Session) -> Stream:
         hello = session.hello
         for key in ("recovery", "acked", "attempt"):
-            if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= border.MOST):
+            if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= decode.MOST):
                 raise WireError(f"worker {session.rank}: {key} of its hello is {str(hello[key])[:40]!r}, expected a whole number from 0")
         table, tables, problem = self._read_model(session.rank, hello)
         aliases = hello.get("aliases") or {}
@@ -438,7 +436,7 @@ def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
             continue
         if value in ("nan", "inf", "-inf"):
             found[name] = float(value)
-        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= border.MOST):
+        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= decode.MOST):
             found[name] = value
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob.layout.blocks import Layout
-from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.wire.frame import Kind
 
 

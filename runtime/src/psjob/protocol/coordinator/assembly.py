@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psjob.protocol.coordinator.actions import CommitCut
-from psjob.protocol.coordinator.cuts import Cut
-from psjob.protocol.coordinator.events import CutWritten
-from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.events import CutWritten, WorkerFacts
 from psjob.protocol.coordinator.members import Member
+from psjob.protocol.coordinator.schedule import Cut
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.machine import Coordinator

@@ -8,8 +8,7 @@ from psjob.layout.blocks import Layout
 from psjob.modes import written
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.checks import rule_for
-from psjob.protocol.coordinator.job import CheckpointFacts
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.recovery import Recovery

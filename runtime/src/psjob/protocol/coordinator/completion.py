@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from psjob import contract
 from psjob.protocol.coordinator import actions
-from psjob.protocol.coordinator.cuts import Cut
-from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.members import State
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.schedule import Cut
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:

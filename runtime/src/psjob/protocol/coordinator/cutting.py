@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.assembly import Inconsistent, assemble
-from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cut, Cuts
 from psjob.protocol.coordinator.members import Member
+from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut, Cuts
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:

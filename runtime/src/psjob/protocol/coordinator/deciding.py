@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.cuts import Cut
-from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions
-from psjob.protocol.coordinator.job import WorkerFacts
-from psjob.protocol.coordinator.orders import Orders
+from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
+from psjob.protocol.coordinator.events import WorkerFacts
+from psjob.protocol.coordinator.schedule import Cut
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.machine import Coordinator

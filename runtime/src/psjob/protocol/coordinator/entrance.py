@@ -8,7 +8,7 @@ from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
 from psjob.protocol.coordinator import actions
 from psjob.protocol.coordinator.checks import difference, rule_difference, rule_for, table_difference
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.events import Stream
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:

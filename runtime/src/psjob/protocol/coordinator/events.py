@@ -1,4 +1,7 @@
-"""What the coordinator is told. Each event is a value; what is malformed is refused before it becomes one."""
+"""What the coordinator hears, and the facts in it: the job, a checkpoint, a stream of a worker, the progress of a shard.
+
+Each is a value; what is malformed is refused before it becomes one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,142 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from psjob.layout.blocks import Layout
+from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode
-from psjob.protocol.coordinator.job import CheckpointFacts, WorkerFacts
-from psjob.protocol.coordinator.signs import DataSeen, DigestCame, InputsSeen, Measured, StepLost, Stirred, WorkersAwaited
-from psjob.protocol.coordinator.stands import ShardStands
-from psjob.protocol.coordinator.stream import Stream
+from psjob.modes.stages import ALL, Stages
+from psjob.protocol.coordinator.consistency import Digest, Told
+
+# -- facts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """The job, and which start of shard 0 this is."""
+
+    run: str
+    folder: str
+    """The run's folder, as messages name it."""
+    mode: ServedMode
+    workers: int
+    shards: int
+    view: int
+    attempt: int
+    """Of shard 0."""
+    must_find: bool = False
+    """The planner knows of a checkpoint, so that one must be found."""
+    interval: float | None = None
+    """Seconds between checkpoints; None: not by time."""
+    every: int | None = None
+    """Steps between checkpoints; None: not by steps."""
+    keep: int = 3
+    checkpoints: bool = True
+    """False: `checkpoint.disabled`; only the first and the last one are made."""
+    resume_from: str | None = None
+    """Folder of another run that this one goes on from."""
+    policy: str = "AllWorkers"
+    update_at: str | None = None
+    update_rule: str | None = None
+    reduction: str = "mean"
+    step_timeout: float | None = None
+    """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
+    stages: Stages = ALL
+    request: int | None = None
+    """checkpoint.request as this coordinator found it: the first checkpoint of a new run answers it."""
+    flushes: bool = True
+    """False: stages make their updates without waiting for each other, so that they are several steps apart."""
+    stage_names: tuple[str, ...] = ()
+    """As the manifest names the stages."""
+
+    @property
+    def apart(self) -> int:
+        """How many steps a stage may be beyond another, at most."""
+        return 0 if self.flushes else self.stages.workers
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """A worker in a checkpoint: its clock, its incarnation, and the clock from which on it has left (None: it has not)."""
+
+    clock: int
+    start: int = 0
+    rewinds: int = 0
+    left: int | None = None
+    record: int | None = None
+    """The clock of its resume record, where that is older than `clock`; else None."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """A checkpoint as its manifest tells it, without what lies in its files."""
+
+    folder: str
+    name: str
+    run: str
+    view: int
+    step: int
+    mode: str
+    final: bool
+    created: float
+    """Unix seconds."""
+    bytes: int
+    layout: Layout
+    rule: str
+    workers: tuple[WorkerFacts, ...]
+    """By rank."""
+    tables: tuple[Mapping[str, Any], ...] = ()
+    """Tables of rows, each as its spec's JSON."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Further names of tied parameters."""
+    weights_sha256: str | None = None
+    request: int | None = None
+    """The newest checkpoint.request of its run that had been seen when it was begun."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
+
+    id: int
+    rank: int
+    incarnation: tuple[int, int]
+    fresh: bool
+    """This process has no place in the job yet."""
+    mode: str
+    """The one that its process runs, as `modes.written` writes it."""
+    recovery: int = 0
+    """The newest restore that this process has come through."""
+    rule: str = ""
+    table: tuple[TensorSpec, ...] = ()
+    tables: tuple[Mapping[str, Any], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    layout: str = ""
+    """Digest of the blocks that this process would cut its parameters in, or has been told; empty: not known."""
+    problem: str | None = None
+    """Why its hello can be no job's: a sentence for the person who runs the script."""
+    listens: tuple[str, int] | None = None
+    """Host and port at which it waits for workers of neighbouring stages."""
+    acked: int = 0
+    """Of its clocks, how many shard 0 has acknowledged to this process."""
+
+
+@dataclass(frozen=True)
+class ShardProgress:
+    """Where a shard stands: its lowest and highest version, blocks it owns, the lowest version that workers have stored there."""
+
+    lo: int
+    hi: int
+    owned: int
+    stored: int
+    stages: tuple[tuple[int, int, int], ...] = ()
+    """By stage of the model: lowest and highest version of its blocks there, and how many these are."""
+
+    def of(self, stage: int | None) -> ShardProgress:
+        """The same, with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
+        if stage is None:
+            return self
+        lo, hi, owned = self.stages[stage]
+        return ShardProgress(lo, hi, owned, self.stored)
+
 
 # -- time and this process -------------------------------------------------------------------------
 
@@ -115,6 +248,80 @@ class WorkerStops:
     stream: int
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """A worker's script goes on, by a step that pushes nothing.
+
+    `passes`: how many passes over its data it has run through again, told once it stands where it was.
+    """
+
+    stream: int
+    passes: int = 0
+
+
+@dataclass(frozen=True)
+class StepLost:
+    """A worker needs of another stage's worker `rank` what only a lost process of it had made, in that step."""
+
+    stream: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
+class WorkersAwaited:
+    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
+
+    shard: int
+    seconds: Mapping[int, float]
+    clocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InputsSeen:
+    """What a worker's first steps were made of, a number each; its script does not use `ps.shard`."""
+
+    stream: int
+    sums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DigestCame:
+    """What a worker's weights are, in sums."""
+
+    stream: int
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class DataSeen:
+    """What a worker's data are that it gives to `ps.shard` and trains on."""
+
+    stream: int
+    told: Told
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a worker of a stage tells of itself at step `clock`; None where it is not known.
+
+    `idle`: the part of its last steps in which it waited. `resident`, `peak` and `device_peak`: bytes in RAM now and at most, and at most
+    on its device. `waits`: what it has waited for since `seconds`, None: it goes on; `awaited`: the worker that this comes from.
+    `delay`: by how many updates its last ones were late, where stages do not flush.
+    """
+
+    stream: int
+    clock: int
+    idle: float | None = None
+    resident: int | None = None
+    peak: int | None = None
+    device_peak: int | None = None
+    waits: str | None = None
+    awaited: int | None = None
+    seconds: float = 0.0
+    delay: float | None = None
+
+
 # -- shards ------------------------------------------------------------------------------------------
 
 
@@ -179,7 +386,7 @@ class ShardRestored:
 
     shard: int
     recovery: int
-    stands: ShardStands | None = None
+    stands: ShardProgress | None = None
     complete: tuple[int, ...] | None = None
 
 
@@ -206,7 +413,7 @@ class StandsAt:
 
     shard: int
     ask: int
-    stands: ShardStands
+    stands: ShardProgress
     rows: Mapping[int, tuple[int, int]]
 
 
@@ -397,7 +604,7 @@ class ModeWished:
 
 Event = (
     Started | Tick | StepPassed | StopAsked
-    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
+    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Heartbeat
     | InputsSeen | DataSeen | StepLost | Measured | DigestCame
     | WorkersAwaited
     | TookUp | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from psjob import contract
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.events import CheckpointFacts
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.recovery import Recovery

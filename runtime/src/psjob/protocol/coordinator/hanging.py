@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from psjob.protocol.coordinator.signs import WorkersAwaited
+from psjob.protocol.coordinator.events import WorkersAwaited
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator.events import ShardProgress, Stream
 from psjob.protocol.coordinator.members import Member, State
-from psjob.protocol.coordinator.stands import ShardStands
-from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ PACE_SECONDS = 0.25
 class Stand:
     """A shard, and one worker as it has it: complete clocks of it."""
 
-    shard: ShardStands
+    shard: ShardProgress
     complete: int
 
 
@@ -197,7 +196,7 @@ class Joining:
         c.emit(actions.HangUp(event.stream))
 
 
-def resume_sync(stands: Sequence[ShardStands], records: set[int], exact: bool = True) -> int | None:
+def resume_sync(stands: Sequence[ShardProgress], records: set[int], exact: bool = True) -> int | None:
     """The clock a returning sync worker goes on at: the one its blocks wait for, if its record is at hand; else None.
 
     Where bits need not be those of an undisturbed run (not `exact`) an older record will do: the script makes the steps since then again,

@@ -10,21 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events, signs
+from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.actions import Action, Log, Tell
-from psjob.protocol.coordinator.alike import Told
 from psjob.protocol.coordinator.completion import Completion
+from psjob.protocol.coordinator.consistency import Told
 from psjob.protocol.coordinator.cutting import Cutting
 from psjob.protocol.coordinator.deciding import Deciding
-from psjob.protocol.coordinator.events import Event
+from psjob.protocol.coordinator.events import CheckpointFacts, Event, JobFacts, Stream
 from psjob.protocol.coordinator.hanging import Hanging
-from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.members import Member, Members
 from psjob.protocol.coordinator.norms import Norms
-from psjob.protocol.coordinator.progress import JobProgress
 from psjob.protocol.coordinator.recovery import Recovery
-from psjob.protocol.coordinator.stages import StageReport
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.report import JobProgress, StageReport
 from psjob.protocol.coordinator.switching import Switching
 from psjob.wire.frame import Kind
 
@@ -149,7 +146,7 @@ class Coordinator:
             case events.StandsAt():
                 recovery.joining.where(event)
                 self.norms.where(event)
-            case signs.WorkersAwaited():
+            case events.WorkersAwaited():
                 self.hanging.awaited(event)
             case events.PushArrived():
                 if self.deciding is not None:
@@ -197,8 +194,8 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost() | signs.Measured() | signs.DigestCame()
-                | signs.DataSeen()
+                | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured()
+                | events.DigestCame() | events.DataSeen()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -227,7 +224,7 @@ class Coordinator:
         self.recovery.worker(stream)
 
     def _said(self, member: Member, event: Event) -> None:
-        if isinstance(event, events.RecordCame | events.Marked | signs.Stirred):
+        if isinstance(event, events.RecordCame | events.Marked | events.Heartbeat):
             self.hanging.stirred(member.rank)
         match event:
             case events.RecordCame(_, clock, record, idle):
@@ -252,22 +249,22 @@ class Coordinator:
                 self.left(member.rank)
             case events.Reported(_, numbers):
                 self.progress.report(member.rank, numbers)
-            case signs.InputsSeen(_, sums):
+            case events.InputsSeen(_, sums):
                 said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
                 if said is not None:
                     self.log("info", said)
-            case signs.DigestCame(_, digest):
+            case events.DigestCame(_, digest):
                 self._say(self.progress.drift.came(member.rank, digest, self.members.alive))
-            case signs.DataSeen(stream, told):
+            case events.DataSeen(stream, told):
                 self._see_data(member.rank, stream, told)
-            case signs.Measured():
+            case events.Measured():
                 self.stages.measured(member, event, self.now)
-            case signs.StepLost(_, rank, step):
+            case events.StepLost(_, rank, step):
                 if self.recovery.open:
                     self.recovery.rewind_all(
                         f"worker {member.rank} needs what only a lost process of worker {rank} had made in step {step}"
                     )
-            case signs.Stirred(_, passes):
+            case events.Heartbeat(_, passes):
                 member.passes_again += passes
             case events.CheckpointAsked():
                 self.cutting.cuts.ask(self.now)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from psjob.protocol.coordinator.job import WorkerFacts
-from psjob.protocol.coordinator.stream import Stream
+from psjob.protocol.coordinator.events import Stream, WorkerFacts
 
 KEPT_RECORDS = 2
 """A worker's open clock and the one before: all that it can be placed at. A cut in flight keeps one more; a decided mode keeps those from

@@ -16,10 +16,9 @@ from psjob.modes import written
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.beginning import Beginning
 from psjob.protocol.coordinator.entrance import Entrance
+from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.finding import Finding
-from psjob.protocol.coordinator.job import CheckpointFacts
 from psjob.protocol.coordinator.joining import Joining
-from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from psjob import contract, modes
 from psjob.modes import Bounded, ServedMode, written
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.cuts import Cut
-from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.events import CheckpointFacts
+from psjob.protocol.coordinator.schedule import Cut
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.machine import Coordinator

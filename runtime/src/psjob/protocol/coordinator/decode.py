@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
-from psjob.protocol.coordinator import events, signs
-from psjob.protocol.coordinator.alike import Told
-from psjob.protocol.coordinator.drift import KINDS, LOOKS, Digest
-from psjob.protocol.coordinator.events import Event
-from psjob.protocol.coordinator.stands import ShardStands
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.consistency import KINDS, LOOKS, Digest, Told
+from psjob.protocol.coordinator.events import Event, ShardProgress
 
 MOST_INPUTS: Final = 64
 MOST_NAME: Final = 80
@@ -42,7 +40,7 @@ def shard_hello(link: int, body: Mapping[str, Any], shards: int) -> events.Shard
     )  # fmt: skip
 
 
-def answer(shard: int, body: Mapping[str, Any], workers: int, content: Callable[[Mapping[str, Any]], Any]) -> Event | None:
+def decode_shard_message(shard: int, body: Mapping[str, Any], workers: int, content: Callable[[Mapping[str, Any]], Any]) -> Event | None:
     """What a shard answers; None for a word that is not this machine's. `content` reads what a manifest says of a shard's part.
 
     Raises Malformed.
@@ -167,15 +165,15 @@ def passes(body: Mapping[str, Any]) -> int:
     return _size(body.get("passes")) or 0
 
 
-def step_lost(stream: int, body: Mapping[str, Any], workers: int) -> signs.StepLost:
+def step_lost(stream: int, body: Mapping[str, Any], workers: int) -> events.StepLost:
     """A worker's STEP_LOST. Raises Malformed."""
-    return signs.StepLost(stream, _rank(body.get("rank"), workers), _number(body, "step"))
+    return events.StepLost(stream, _rank(body.get("rank"), workers), _number(body, "step"))
 
 
-def measured(stream: int, clock: int, body: Mapping[str, Any], workers: int) -> signs.Measured:
+def measured(stream: int, clock: int, body: Mapping[str, Any], workers: int) -> events.Measured:
     """A worker's MEASURED. What is not in shape is not known: nothing is decided by it."""
     idle, waits, awaited = _amount(body.get("idle")), body.get("waits"), body.get("for")
-    return signs.Measured(
+    return events.Measured(
         stream, clock, None if idle is None else min(1.0, idle), _size(body.get("rss")), _size(body.get("peak")),
         _size(body.get("devicePeak")),
         "".join(filter(str.isprintable, waits))[:MOST_WAITS] if isinstance(waits, str) else None,
@@ -198,7 +196,7 @@ def _size(value: Any) -> int | None:
 
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
     seconds = {_rank(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
-    return signs.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
+    return events.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
 
 
 _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event]]] = {
@@ -222,9 +220,9 @@ _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event
 }
 
 
-def _stands(body: Mapping[str, Any]) -> ShardStands:
+def _stands(body: Mapping[str, Any]) -> ShardProgress:
     stages = tuple((_whole(lo, "lo"), _whole(hi, "hi"), _whole(owned, "owned")) for lo, hi, owned in body.get("stages", ()))
-    return ShardStands(_number(body, "lo"), _number(body, "hi"), _number(body, "owned"), _number(body, "stored"), stages)
+    return ShardProgress(_number(body, "lo"), _number(body, "hi"), _number(body, "owned"), _number(body, "stored"), stages)
 
 
 def _clocks(told: Any, workers: int) -> tuple[int, ...]:
