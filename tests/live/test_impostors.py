@@ -17,7 +17,7 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import keys
 from psjob.wire import auth
-from psjob.wire.auth import Peer, Standing
+from psjob.wire.auth import Peer, ShardIdentity
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from tests.live.live_shards import Shards, Worker, all_well, serving
 from tests.live.test_shard_training import batch, build, loss_of
@@ -201,7 +201,7 @@ ATTEMPTS: dict[str, Attempt] = {f"{kind.name} without a handshake": unproven(kin
     "a greeting of version 0": saying(lambda to: old(0)),
     "a role that is none": saying(lambda to: auth.greeting(RANK0, DIGEST, bytes(32))[:6] + b"\x07" + bytes(57)),
     "the scheme none": saying(lambda to: frame(Kind.HELLO, dump(HELLO | {"scheme": "none"}))),
-    "a challenge instead of a greeting": saying(lambda to: auth.challenge(bytes(32), b"", Standing(0, 1, 1), bytes(32))),
+    "a challenge instead of a greeting": saying(lambda to: auth.challenge(bytes(32), b"", ShardIdentity(0, 1, 1), bytes(32))),
     "many greetings": saying(*[greeting()] * 9),
     "a proof first": saying(lambda to: os.urandom(auth.PROOF_BYTES) * 4),
     "a frame with a lane's token": saying(lambda to: frame(Kind.HELLO, dump({"role": "worker", "lane": 1, "token": "0" * 32}))),
