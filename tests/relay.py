@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from psjob.contract import keys
 from psjob.wire import auth
-from psjob.wire.auth import Seal, Standing
+from psjob.wire.auth import Seal, ShardIdentity
 from psjob.wire.frame import HEADER_BYTES, Header, WireError, parse
 from tests.runkeys import RUN
 
@@ -74,7 +74,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
     return sock.recv(size, socket.MSG_WAITALL) if size else b""
 
 
-def shard_answers(sock: socket.socket, standing: Standing, run: Mapping[str, bytes] = RUN) -> tuple[Seal, Seal]:
+def shard_answers(sock: socket.socket, standing: ShardIdentity, run: Mapping[str, bytes] = RUN) -> tuple[Seal, Seal]:
     """The handshake as shard `standing` makes it with who dials: the dialler's seals, and the shard's."""
     greeting = exactly(sock, auth.GREETING_BYTES)
     peer, _ = auth.read_greeting(greeting)

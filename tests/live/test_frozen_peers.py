@@ -11,7 +11,7 @@ import pytest
 from psjob.rules.base import BlockState
 from psjob.shard.stateframes import MORE_STATES
 from psjob.wire import tcp
-from psjob.wire.auth import Standing
+from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import eventually
 from tests.relay import shard_answers
@@ -36,7 +36,7 @@ def test_answers_to_a_frozen_coordinator_hold_nobody_up(tmp_path: Path) -> None:
     link.start()
     link.dial(0.0)
     frozen = listener.accept()[0]
-    shard_answers(frozen, Standing(0, 1, 1))
+    shard_answers(frozen, ShardIdentity(0, 1, 1))
     assert eventually(lambda: link._stream is not None)
     body = {"did": "arrived", "text": "x" * (1 << 18)}
     assert soon(lambda: [link.say(body) for _ in range(200)])

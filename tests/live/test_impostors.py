@@ -25,7 +25,7 @@ from psjob.layout import structures
 from psjob.modes.stages import Stages
 from psjob.process.config import Config, Place, ShardAddress
 from psjob.wire import auth, tcp
-from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
+from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
@@ -212,7 +212,7 @@ ATTEMPTS: dict[str, Attempt] = {f"{kind.name} without a handshake": unproven(kin
     "a greeting of version 0": saying(lambda to: old(0)),
     "a role that is none": saying(lambda to: auth.greeting(RANK0, DIGEST, bytes(32))[:6] + b"\x07" + bytes(57)),
     "the scheme none": saying(lambda to: frame(Kind.HELLO, dump(HELLO | {"scheme": "none"}))),
-    "a challenge instead of a greeting": saying(lambda to: auth.challenge(bytes(32), b"", Standing(0, 1, 1), bytes(32))),
+    "a challenge instead of a greeting": saying(lambda to: auth.challenge(bytes(32), b"", ShardIdentity(0, 1, 1), bytes(32))),
     "many greetings": saying(*[greeting()] * 9),
     "a proof first": saying(lambda to: os.urandom(auth.PROOF_BYTES) * 4),
     "a frame with a lane's token": saying(lambda to: frame(Kind.HELLO, dump({"role": "worker", "lane": 1, "token": "0" * 32}))),

@@ -15,7 +15,7 @@ from psjob.layout import memory
 from psjob.shard import rows as rowlending
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
-from psjob.wire.shared_memory import PAGE, Counter, Region
+from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.embeddings import adagrad, rows_of, steps
@@ -269,9 +269,9 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         assert eventually(lambda: shards.servers[0].sessions[0].row_frames._lending is None), "it goes with the session"
 
 
-def shared_with() -> tuple[Counter, RowSharing]:
+def shared_with() -> tuple[SharedMemoryBroker, RowSharing]:
     """A worker's side of memory that was handed over at this counter."""
-    counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
+    counter, theirs = SharedMemoryBroker("test"), Region.lend(LENT_ANSWERS)
 
     def give(fd: int) -> Region:
         os.close(fd)

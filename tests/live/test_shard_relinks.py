@@ -14,7 +14,7 @@ from psjob.protocol.shard.orders import SetUp
 from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
-from psjob.wire.auth import Standing
+from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream
 from tests.live import live_shards
@@ -166,7 +166,7 @@ def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_p
         thread = aside(server.run_until_gone)
         for phase in (Phase.HELD, Phase.SERVING):
             stream = Stream(listener.accept()[0])
-            theirs, mine = shard_answers(stream.sock, Standing(0, 1, 1))
+            theirs, mine = shard_answers(stream.sock, ShardIdentity(0, 1, 1))
             stream.seal(mine, theirs)
             said[phase] = stream.recv_json(stream.recv_header(10.0))["serving"]
             server.control.machine.phase = Phase.SERVING

@@ -15,7 +15,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.wire import shared_memory
 from psjob.wire.frame import WireError
-from psjob.wire.shared_memory import PAGE, Counter, Region
+from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
 from psjob.worker.sharing import Arena, Sharing, is_alone
 from tests.live.live_shards import SECONDS, aside
 
@@ -72,7 +72,7 @@ def test_what_is_withdrawn_is_the_lenders_own() -> None:
 
 
 def test_a_token_opens_one_handover() -> None:
-    counter = Counter("test")
+    counter = SharedMemoryBroker("test")
     ours, theirs = Region.lend(PAGE), Region.lend(2 * PAGE)
     got: list[int] = []
 
@@ -100,7 +100,7 @@ def test_a_token_opens_one_handover() -> None:
 def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each link has a thread of its own; a worker that gathers into one region must not have lent another to a shard."""
     span = LentSpan.of(Layout.of((TensorSpec("weight", (8,), "float32", 0),)), PAGE)
-    counter, theirs, got = Counter("test"), Region.lend(span.size), set[int]()
+    counter, theirs, got = SharedMemoryBroker("test"), Region.lend(span.size), set[int]()
 
     def slow(span: LentSpan) -> Arena:
         time.sleep(0.05)

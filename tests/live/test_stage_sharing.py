@@ -14,7 +14,7 @@ import pytest
 
 from psjob.modes.stages import Stages
 from psjob.wire import shared_memory
-from psjob.wire.event_loop import Pooled
+from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.shared_memory import PAGE
 from psjob.worker import stagelinks
@@ -131,7 +131,7 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         return send(sock, raw, fds)
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
-        stream = Pooled(sock)
+        stream = NonBlockingStream(sock)
         sharing.offer(stream, Header(Kind.LENDS), 1)
         address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
         monkeypatch.setattr(socket, "send_fds", late)

@@ -17,14 +17,14 @@ import pytest
 
 from psjob.process import supervise
 from psjob.wire import event_loop, reading, tcp, unauthenticated
-from psjob.wire.event_loop import Loop, Pooled, Sending
+from psjob.wire.event_loop import EventLoop, NonBlockingStream, Sending
 from psjob.wire.frame import Header, Kind
-from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+from psjob.wire.reading import Pause, ReadRequest, StreamClosed, Wants
 from psjob.wire.stream_pool import STRANGERS, StreamPool
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import SECONDS, eventually
 
-Serve = Callable[[Pooled], Wants[Any]]
+Serve = Callable[[NonBlockingStream], Wants[Any]]
 LARGE = 8 << 20
 
 
@@ -54,7 +54,7 @@ def dial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     pool.join(SECONDS)
 
 
-def echo(stream: Pooled) -> Wants[None]:
+def echo(stream: NonBlockingStream) -> Wants[None]:
     """Give back every payload."""
     while True:
         header = yield from stream.next_header(None)
@@ -63,7 +63,7 @@ def echo(stream: Pooled) -> Wants[None]:
         stream.put_frame(header, bytes(body))
 
 
-def known_echo(stream: Pooled) -> Wants[None]:
+def known_echo(stream: NonBlockingStream) -> Wants[None]:
     """The same of a peer that has proven who it is."""
     stream.known()
     yield from echo(stream)
@@ -106,9 +106,9 @@ def test_a_silent_peer_is_given_up(dial: Callable[..., Stream], monkeypatch: pyt
     for module in (reading, event_loop):
         monkeypatch.setattr(module, "SILENCE_SECONDS", 1.0)
     why: list[BaseException] = []
-    streams: list[Pooled] = []
+    streams: list[NonBlockingStream] = []
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         streams.append(stream)
         try:
             yield from echo(stream)
@@ -125,7 +125,7 @@ def test_a_silent_peer_is_given_up(dial: Callable[..., Stream], monkeypatch: pyt
 
 
 def test_what_was_queued_goes_out_before_the_end(dial: Callable[..., Stream]) -> None:
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         yield from stream.next_header(None)
         for number in range(200):
             stream.put_frame(Header(Kind.PARAM, block=number), bytes(50_000))
@@ -140,10 +140,10 @@ def test_what_was_queued_goes_out_before_the_end(dial: Callable[..., Stream]) ->
 
 
 def test_a_paused_stream_is_not_read_until_it_is_woken(dial: Callable[..., Stream]) -> None:
-    paused: list[Pooled] = []
+    paused: list[NonBlockingStream] = []
     goes_on = threading.Event()
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         header = yield from stream.next_header(None)
         paused.append(stream)
         while not goes_on.is_set():
@@ -165,10 +165,10 @@ def test_a_paused_stream_is_not_read_until_it_is_woken(dial: Callable[..., Strea
 
 
 def test_any_thread_may_put_and_a_turn_is_made_as_late_as_it_can_be(dial: Callable[..., Stream]) -> None:
-    streams: list[Pooled] = []
+    streams: list[NonBlockingStream] = []
     value = 0
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         streams.append(stream)
         yield from echo(stream)
 
@@ -186,7 +186,7 @@ def test_no_more_is_read_of_a_peer_that_reads_nothing_until_it_does(dial: Callab
     monkeypatch.setattr(event_loop, "BEHIND", 16)
     waited: list[int] = []
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         while True:
             if stream.full:
                 yield from stream.emptied()
@@ -248,7 +248,7 @@ def test_nothing_is_made_of_a_stream_before_its_first_words_have_come(dial: Call
     monkeypatch.setattr(unauthenticated, "STRANGER_SECONDS", 2.0)
     served: list[float] = []
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         served.append(time.monotonic() - stream.since)
         yield from known_echo(stream)
 
@@ -298,13 +298,13 @@ def test_who_hangs_up_between_a_poll_and_the_look_at_deadlines_ends_its_stream_a
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialler = socket.create_connection(listener.getsockname())
         sock, _ = listener.accept()
-    gone: list[Pooled] = []
-    loop = Loop("test", gone.append)
-    stream = Pooled(sock)
+    gone: list[NonBlockingStream] = []
+    loop = EventLoop("test", gone.append)
+    stream = NonBlockingStream(sock)
     stream.reader = stream.writer = loop
 
     def wants() -> Wants[None]:
-        yield Filling(stream, [memoryview(bytearray(96))], None, 0.0)
+        yield ReadRequest(stream, [memoryview(bytearray(96))], None, 0.0)
 
     loop.read(stream, wants())
     dialler.close()
@@ -321,7 +321,7 @@ def test_what_another_thread_leaves_over_is_not_pumped_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = socket.create_connection(listener.getsockname())
         sock, _ = listener.accept()
-    stream = Pooled(sock)
+    stream = NonBlockingStream(sock)
     done: list[str] = []
     first, second = b"A" * (64 << 20), b"B" * 1000
     stream._queue.append(lambda: Sending([first], lambda: done.append("A")))
@@ -358,9 +358,9 @@ def test_what_another_thread_leaves_over_is_not_pumped_over() -> None:
 
 def test_a_stream_that_has_ended_leaves_nothing_for_the_collector(dial: Callable[..., Stream]) -> None:
     """A shard has it run seldom, and of a stranger who begins TLS there are 45 KiB."""
-    seen: list[weakref.ref[Pooled]] = []
+    seen: list[weakref.ref[NonBlockingStream]] = []
 
-    def serve(stream: Pooled) -> Wants[None]:
+    def serve(stream: NonBlockingStream) -> Wants[None]:
         seen.append(weakref.ref(stream))
         with contextlib.suppress(StreamClosed, TimeoutError):
             yield from stream.next_header(1.0)

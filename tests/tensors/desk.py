@@ -28,7 +28,7 @@ from psjob.shard.coordination import Coordination
 from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session
-from psjob.wire.event_loop import Pooled
+from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import Header, Kind
 from tests.live.live_shards import NEVER
 
@@ -41,7 +41,7 @@ SLOW = ("spare",)
 class Nowhere:
     """The stream of a worker that takes nothing: what is put to it is not even made."""
 
-    apart = sums = closed = False
+    is_remote = sums = closed = False
 
     def put(self, *_given: object) -> None: ...
 
@@ -56,7 +56,7 @@ class Clerk(Session):
     """A worker as shard 0 has it: it keeps what it is told."""
 
     def __init__(self, server: Server, rank: int, start: int, rewinds: int, hello: dict[str, Any]) -> None:
-        super().__init__(server, cast(Pooled, Nowhere()), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
+        super().__init__(server, cast(NonBlockingStream, Nowhere()), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""

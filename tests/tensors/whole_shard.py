@@ -27,9 +27,9 @@ from psjob.shard.store import Store
 from psjob.tables import TableSpec
 from psjob.wire import auth
 from psjob.wire.auth import Peer
-from psjob.wire.event_loop import Pooled
+from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
-from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+from psjob.wire.reading import Pause, ReadRequest, StreamClosed, Wants
 from tests.live.live_shards import NEVER
 from tests.runkeys import RUN as KEYS
 from tests.runkeys import handed
@@ -138,14 +138,14 @@ class WholeShard:
             for sock in (here, there):  # no port is kept for what is still on its way
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = Pooled(there)
+            stream = NonBlockingStream(there)
             try:
                 return self._talk(here, stream, peer, say, greeting)
             finally:
                 stream.close()
                 stream.release()
 
-    def _talk(self, here: socket.socket, stream: Pooled, peer: Peer, say: Say, greeting: Callable[[bytes], bytes]) -> bytes:
+    def _talk(self, here: socket.socket, stream: NonBlockingStream, peer: Peer, say: Say, greeting: Callable[[bytes], bytes]) -> bytes:
         serving = Served(self.acceptor.serve(stream), stream, self.settle)
         first = greeting(auth.greeting(peer, run_digest(RUN), bytes(auth.NONCE_BYTES)))
         here.sendall(first)
@@ -189,9 +189,9 @@ class WholeShard:
 class Served:
     """A stream's generator, as a loop goes on with it, in this thread."""
 
-    def __init__(self, wants: Wants[Any], stream: Pooled, settle: Callable[[], None]) -> None:
+    def __init__(self, wants: Wants[Any], stream: NonBlockingStream, settle: Callable[[], None]) -> None:
         self._wants, self._stream, self._settle = wants, stream, settle
-        self._want: Filling | Pause | None = None
+        self._want: ReadRequest | Pause | None = None
         self._apart: Callable[[], None] | None = None
         """Goes on with the stream by calls that wait: once all has come."""
         self.over = False

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from psjob.wire import auth
-from psjob.wire.auth import Peer, Seal, Standing
+from psjob.wire.auth import Peer, Seal, ShardIdentity
 from psjob.wire.frame import COVERED, MAX_HEADER, MAX_JSON, Header, Kind, WireError, dump, run_digest
-from psjob.wire.reading import AHEAD, PIECE, Filling, Reading, StreamClosed, Wants
+from psjob.wire.reading import AHEAD, PIECE, Reading, ReadRequest, StreamClosed, Wants
 from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 
 KEY = b"k" * 32
@@ -80,7 +80,7 @@ def drive(wants: Wants[Any]) -> Any:
     try:
         want = next(wants)
         while True:
-            assert isinstance(want, Filling)
+            assert isinstance(want, ReadRequest)
             try:
                 while not want.receive(0):
                     pass
@@ -132,7 +132,7 @@ def test_changed_frames_are_read_or_refused(cases: int, sealed: bool) -> None:
 
 
 PEER = Peer("worker", 3, 2)
-STANDING = Standing(1, 4, 9)
+STANDING = ShardIdentity(1, 4, 9)
 GREETING = auth.greeting(PEER, run_digest("run"), bytes(32))
 CHALLENGE = auth.challenge(KEY, GREETING, STANDING, bytes(32))
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from psjob.contract import keys
 from psjob.wire import auth
-from psjob.wire.auth import Peer, Seal, Standing, Unproven
+from psjob.wire.auth import Peer, Seal, ShardIdentity, Unproven
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse, run_digest
 
 RUN = run_digest("run-1")
 WORKERS, SHARDS = b"w" * 32, b"s" * 32
 WORKER = Peer("worker", 3, 2)
 KEY = keys.worker(WORKERS, 3, 2)
-STANDING = Standing(1, 4, 9)
+STANDING = ShardIdentity(1, 4, 9)
 
 
 def said(key: bytes = KEY, peer: Peer = WORKER) -> tuple[bytes, bytes]:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.shard.statusport import Nonces
-from psjob.wire.unauthenticated import Strangers, network
+from psjob.wire.unauthenticated import UnauthenticatedPeers, network
 
 
 def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:
-    places: Strangers[int] = Strangers(3)
+    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(3)
     assert [places.add(one, host) for one, host in enumerate("aab")] == [None, None, None]
     assert places.add(3, "b") == 0, "a has most"
     assert places.add(4, "b") == 2, "now b has"
@@ -21,7 +21,7 @@ def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())), st.integers(1, 5))
 def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: int) -> None:
-    places: Strangers[int] = Strangers(most)
+    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(most)
     there: list[int] = []
     for one, (host, comes) in enumerate(steps):
         if comes:
@@ -36,14 +36,14 @@ def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: i
 
 
 def test_a_flood_of_one_host_leaves_another_its_place() -> None:
-    places: Strangers[int] = Strangers(8)
+    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
     places.add(-1, "peer")
     assert -1 not in [places.add(one, "flood") for one in range(10_000)]
     assert places.drop(-1)
 
 
 def test_who_has_spoken_stays_while_a_thousand_hosts_say_nothing() -> None:
-    places: Strangers[int] = Strangers(8)
+    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
     for one in range(4):
         places.add(one, "10.0.0.1")
         places.rename(one, one - 100)
@@ -53,7 +53,7 @@ def test_who_has_spoken_stays_while_a_thousand_hosts_say_nothing() -> None:
 
 
 def test_where_all_have_spoken_the_place_is_taken_from_the_crowded_network() -> None:
-    places: Strangers[str] = Strangers(4)
+    places: UnauthenticatedPeers[str] = UnauthenticatedPeers(4)
     for name, host in (("a", "10.0.0.1"), ("b", "10.1.0.1"), ("c", "10.1.0.2"), ("d", "10.1.0.3")):
         places.add(name, host)
         places.rename(name, name + "!")
@@ -61,7 +61,7 @@ def test_where_all_have_spoken_the_place_is_taken_from_the_crowded_network() -> 
 
 
 def test_first_words_of_one_network_leave_a_newcomer_its_place() -> None:
-    places: Strangers[int] = Strangers(8)
+    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
     for one in range(100):
         places.add(one, f"10.0.0.{one}")
         places.rename(one, 1000 + one)

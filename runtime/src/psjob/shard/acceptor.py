@@ -23,8 +23,8 @@ from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.shard.believed import known
 from psjob.wire import tcp
-from psjob.wire.auth import Peer, Standing, Unproven
-from psjob.wire.event_loop import Apart, Pooled
+from psjob.wire.auth import Peer, ShardIdentity, Unproven
+from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit, greet
 from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
@@ -72,7 +72,7 @@ class HelloRoom(NamedTuple):
 
 
 ONE_FRAME = HelloRoom(MAX_JSON, MAX_JSON)
-Meet = Callable[[Pooled, Header, dict[str, Any]], Wants[Apart | None]]
+Meet = Callable[[NonBlockingStream, Header, dict[str, Any]], Wants[InOwnThread | None]]
 
 
 class Acceptor:
@@ -81,28 +81,30 @@ class Acceptor:
     def __init__(self, here: Place) -> None:
         self.here = here
         self.run = run_digest(here.run)
-        self.refused: Callable[[Pooled, Exception], None] = self._answer_error
+        self.refused: Callable[[NonBlockingStream, Exception], None] = self._answer_error
         self._together = mode_of(here.config).rewinds_together
         self._room: Callable[[], HelloRoom] = HelloRoom
         self._meet: Meet | None = None
-        self._waiting: dict[Pooled, None] = {}
+        self._waiting: dict[NonBlockingStream, None] = {}
         self._lock = threading.Lock()
-        self._begun: dict[Peer, dict[Pooled, None]] = {}
+        self._begun: dict[Peer, dict[NonBlockingStream, None]] = {}
         """Streams of a process that are not served yet, the oldest first."""
-        self._large: dict[Peer, Pooled] = {}
+        self._large: dict[Peer, NonBlockingStream] = {}
         """Of these the one whose hello has more than one frame."""
 
-    def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None], room: Callable[[], HelloRoom]) -> None:
+    def open(self, meet: Meet, refused: Callable[[NonBlockingStream, Exception], None], room: Callable[[], HelloRoom]) -> None:
         """From now on streams go to `meet`. `room`: what a hello may have by now."""
         self.refused, self._room = refused, room
         self._meet = meet
         for stream in list(self._waiting):
             stream.wake()
 
-    def serve(self, stream: Pooled) -> Wants[Apart | None]:
+    def serve(self, stream: NonBlockingStream) -> Wants[InOwnThread | None]:
         """One stream, from its handshake to its end. A stranger or a broken rule gets one ERROR and is closed."""
         try:
-            peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view), self.here.encryption)
+            peer = yield from admit(
+                stream, self._key, ShardIdentity(self.here.index, self.here.number, self.here.view), self.here.encryption
+            )
             stream.known()
             with self._beginning(peer, stream):
                 header, hello = yield from self._hello(peer, stream)
@@ -119,7 +121,7 @@ class Acceptor:
         return None
 
     @contextlib.contextmanager
-    def _beginning(self, peer: Peer, stream: Pooled) -> Iterator[None]:
+    def _beginning(self, peer: Peer, stream: NonBlockingStream) -> Iterator[None]:
         """A process begins a stream. One that begins many keeps its newest: else its key would shut all others out."""
         with self._lock:
             begun = self._begun.setdefault(peer, {})
@@ -139,7 +141,7 @@ class Acceptor:
                 if self._large.get(peer) is stream:
                     del self._large[peer]
 
-    def _hello(self, peer: Peer, stream: Pooled) -> Wants[tuple[Header, dict[str, Any]]]:
+    def _hello(self, peer: Peer, stream: NonBlockingStream) -> Wants[tuple[Header, dict[str, Any]]]:
         """The hello of a process. Workers tell shard 0 of their model; all other hellos are one frame. Of long ones the newest is kept."""
         header = yield from stream.next_header(HELLO_SECONDS)
         if header.kind is not Kind.HELLO or header.run != self.run:
@@ -168,7 +170,7 @@ class Acceptor:
             return keys.shard(own.shards, peer.index, peer.number)
         raise Unproven(f"{peer.role} {peer.index} is not served by shard {here.index}")
 
-    def _opened(self, stream: Pooled) -> Wants[Meet]:
+    def _opened(self, stream: NonBlockingStream) -> Wants[Meet]:
         self._waiting[stream] = None
         try:
             while self._meet is None:
@@ -177,7 +179,7 @@ class Acceptor:
         finally:
             del self._waiting[stream]
 
-    def _go_on(self, stream: Pooled, apart: Apart) -> None:
+    def _go_on(self, stream: NonBlockingStream, apart: InOwnThread) -> None:
         try:
             apart()
         except (WireError, TimeoutError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -185,7 +187,7 @@ class Acceptor:
         except StreamClosed:
             pass
 
-    def _end(self, stream: Pooled, error: Exception) -> None:
+    def _end(self, stream: NonBlockingStream, error: Exception) -> None:
         shaped = isinstance(error, WireError | TimeoutError)
         self.refused(stream, error if shaped else WireError(f"a frame's body is not in shape: {error!r}"))
 
@@ -193,7 +195,7 @@ class Acceptor:
         older = int(hello.get("view", 0)) < self.here.view
         return hello.get("role") == "worker" and self._together and not hello.get("fresh") and older
 
-    def _answer_error(self, stream: Pooled, error: Exception) -> None:
+    def _answer_error(self, stream: NonBlockingStream, error: Exception) -> None:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.here.view, attempt=self.here.number), raw)
 

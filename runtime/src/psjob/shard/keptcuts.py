@@ -19,7 +19,7 @@ from psjob.checkpoint.problems import CheckpointProblem, explain
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.wire.event_loop import Apart, Pooled
+from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 
 FILE: Final = "stage-cuts.json"
@@ -34,7 +34,7 @@ class KeptCuts:
         self._place, self._folder = place, folder
         self._lock = threading.Lock()
 
-    def meet(self, stream: Pooled, header: Header, hello: Mapping[str, Any]) -> Apart:
+    def meet(self, stream: NonBlockingStream, header: Header, hello: Mapping[str, Any]) -> InOwnThread:
         """A worker asks which cuts were chosen; worker 0 tells some with its question. Raises WireError for a question out of shape.
 
         What is returned reads and writes files, so it is for a thread of its own.
@@ -53,7 +53,7 @@ class KeptCuts:
                 raise WireError(f"worker 0: {error}") from None
         return partial(self._answer, stream, offer)
 
-    def _answer(self, stream: Pooled, offer: ChosenCuts | None) -> None:
+    def _answer(self, stream: NonBlockingStream, offer: ChosenCuts | None) -> None:
         head = Header(Kind.WELCOME, run=run_digest(self._place.run), view=self._place.view, attempt=self._place.number)
         try:
             with self._lock:

@@ -11,7 +11,7 @@ from psjob.layout import memory
 from psjob.shard.cell import Cell
 from psjob.shard.pending import MOST_NAMED, Waiter
 from psjob.shard.rows import RowCell
-from psjob.wire.event_loop import LARGE, Pooled, Sending
+from psjob.wire.event_loop import LARGE, NonBlockingStream, Sending
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Part
 
@@ -26,7 +26,7 @@ _spares = memory.Spares()
 class ShardLane:
     """The sending side of `stream`; `session` reads. Frames go out in the order in which they were queued."""
 
-    def __init__(self, session: Session, stream: Pooled) -> None:
+    def __init__(self, session: Session, stream: NonBlockingStream) -> None:
         self.session, self.store, self.stream = session, session.store, stream
         self.held = session.held
         self._lent = 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from psjob.process.config import Place
 from psjob.protocol.records import MOST_NAME
-from psjob.wire.event_loop import Apart, Pooled
+from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 
 HOLD_SECONDS: Final = 5.0
@@ -36,10 +36,10 @@ class Meetings:
         self._there = threading.Condition()
         self._points: dict[str, dict[int, str]] = {}
         """By name, what each worker has said; the newest last."""
-        self._asking: dict[int, dict[Pooled, None]] = {}
+        self._asking: dict[int, dict[NonBlockingStream, None]] = {}
         """By worker, the streams on which it waits, the oldest first."""
 
-    def meet(self, stream: Pooled, header: Header, hello: Mapping[str, Any]) -> Apart:
+    def meet(self, stream: NonBlockingStream, header: Header, hello: Mapping[str, Any]) -> InOwnThread:
         """A worker has come to a point. Raises WireError for a question out of shape. What is returned waits."""
         name, said = hello.get("point"), hello.get("said")
         if hello.get("role") != "worker" or not 0 <= header.worker < self._place.config.workers:
@@ -51,7 +51,7 @@ class Meetings:
         waits, needs = bool(hello.get("waits")), 1 if hello.get("first") else self._place.config.workers
         return partial(self._answer, stream, header.worker, name, said, waits, needs)
 
-    def _begin(self, rank: int, stream: Pooled) -> None:
+    def _begin(self, rank: int, stream: NonBlockingStream) -> None:
         """Each question takes a thread. Of a worker with more than its processes can ask at a time the newest are answered."""
         with self._there:
             asking = self._asking.setdefault(rank, {})
@@ -71,7 +71,7 @@ class Meetings:
         if len(opened) >= MOST_OPEN or (opened and sum(opened) + size > MOST_BYTES):
             raise WireError(f"worker {rank} waits at {len(opened)} points with {sum(opened)} bytes, and no other worker comes there")
 
-    def _answer(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
+    def _answer(self, stream: NonBlockingStream, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
         """`needs`: the first so many ranks."""
         try:
             self._answered(stream, rank, name, said, waits, needs)
@@ -79,7 +79,7 @@ class Meetings:
             with self._there:
                 self._asking[rank].pop(stream, None)
 
-    def _answered(self, stream: Pooled, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
+    def _answered(self, stream: NonBlockingStream, rank: int, name: str, said: str, waits: bool, needs: int) -> None:
         workers = self._place.config.workers
         with self._there:
             there = self._points.setdefault(name, {})

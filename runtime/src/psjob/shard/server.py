@@ -45,10 +45,10 @@ from psjob.shard.statememory import Outliving
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
 from psjob.wire import shared_memory
-from psjob.wire.event_loop import Apart, Pooled
+from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
 from psjob.wire.reading import StreamClosed, Wants
-from psjob.wire.shared_memory import Counter
+from psjob.wire.shared_memory import SharedMemoryBroker
 from psjob.wire.unauthenticated import one_line
 
 HELLO_VALUES, ROW_VALUES = 100_000, 32
@@ -71,7 +71,7 @@ class Server:
         self.place, self.folder = place, folder
         self.run = run_digest(place.run)
         lends = config.transport != "tcp" and shared_memory.possible()
-        self.counter = Counter(f"shard-{place.index}-lends") if lends else None
+        self.counter = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
         """Where workers of this host come for the memory that this shard lends."""
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
@@ -185,7 +185,7 @@ class Server:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def meet(self, stream: Pooled, header: Header, hello: dict[str, Any]) -> Wants[Apart | None]:
+    def meet(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[InOwnThread | None]:
         """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
         if self.cuts is not None and hello.get("asks") == ASKS:
             return self.cuts.meet(stream, header, hello)
@@ -208,7 +208,7 @@ class Server:
         for session in list(self.admitting):
             session.stream.wake()
 
-    def _worker(self, stream: Pooled, header: Header, hello: dict[str, Any]) -> Wants[None]:
+    def _worker(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[None]:
         if not 0 <= header.worker < self.place.config.workers:
             raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
         if stream.gone():
@@ -271,7 +271,7 @@ class Server:
             self._hello_room = layout, HelloRoom(min(MAX_BODY, MAX_JSON + max(met, 2 * told)), values)
         return self._hello_room[1]
 
-    def refuse(self, stream: Pooled, error: Exception) -> None:
+    def refuse(self, stream: NonBlockingStream, error: Exception) -> None:
         """Count a bad stream, say why (see Notices) and answer; it is closed after."""
         self.bad_connections += 1
         untold = self._notices.told(stream.peer.rsplit(":", 1)[0], time.monotonic())

@@ -48,7 +48,7 @@ from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.stateframes import StateFrames
-from psjob.wire.event_loop import Pooled
+from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.reading import Pause, StreamClosed, Wants
 from psjob.wire.shared_memory import Region
@@ -218,11 +218,11 @@ class Session:
     Raises WireError for a hello that asks for what no worker has.
     """
 
-    def __init__(self, server: Server, stream: Pooled, header: Header, hello: dict[str, Any]) -> None:
+    def __init__(self, server: Server, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> None:
         self.server, self.store = server, server.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
-        self.encoded = Encoded(server.place, header.worker, hello, not stream.apart)
+        self.encoded = Encoded(server.place, header.worker, hello, not stream.is_remote)
         self.done = threading.Event()
         self.after: list[Callable[[], None]] = []
         """Called when this session is over."""
@@ -250,7 +250,7 @@ class Session:
         self._reading = 1
 
     @property
-    def stream(self) -> Pooled:
+    def stream(self) -> NonBlockingStream:
         """The one that hello came by."""
         return self.lanes[0].stream
 
@@ -258,7 +258,7 @@ class Session:
         """Serve until the stream ends, once `old` is over. Raises WireError on a broken rule; the server answers it."""
         return self._read(self.lanes[0], let_in(self, old))
 
-    def run_lane(self, stream: Pooled, hello: dict[str, Any]) -> Wants[None]:
+    def run_lane(self, stream: NonBlockingStream, hello: dict[str, Any]) -> Wants[None]:
         """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
         lane = ShardLane(self, stream)
         with self._lock:
@@ -368,7 +368,7 @@ class Session:
     def near(self) -> bool:
         """May this worker and the shard lend each other memory?"""
         place = self.server.place
-        return not self.stream.apart and (place.config.sharing == "host" or place.index == self.rank)
+        return not self.stream.is_remote and (place.config.sharing == "host" or place.index == self.rank)
 
     @property
     def transport(self) -> str:

@@ -25,7 +25,7 @@ from psjob.contract import keys
 from psjob.process import supervise
 from psjob.shard.phase import Phase
 from psjob.shard.session import said_of
-from psjob.wire.unauthenticated import Strangers
+from psjob.wire.unauthenticated import UnauthenticatedPeers
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -196,7 +196,7 @@ def serve_status(server: Server, bind: str | None, port: int) -> ThreadingHTTPSe
     class Quiet(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 1024
-        open: Strangers[Any] = Strangers(CONNECTIONS)
+        open: UnauthenticatedPeers[Any] = UnauthenticatedPeers(CONNECTIONS)
 
         def process_request(self, request: Any, client_address: Any) -> None:
             victim = self.open.add(request, str(client_address[0]))

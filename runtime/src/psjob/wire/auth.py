@@ -48,7 +48,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ShardIdentity:
     """A shard as it says of itself when it is dialled."""
 
     index: int
@@ -77,13 +77,13 @@ def read_greeting(raw: bytes) -> tuple[Peer, bytes]:
     return Peer(_ROLES[role], index, number), run
 
 
-def challenge(key: bytes, greeting: bytes, standing: Standing, nonce: bytes) -> bytes:
+def challenge(key: bytes, greeting: bytes, standing: ShardIdentity, nonce: bytes) -> bytes:
     """What a shard answers to a greeting."""
     said = _CHALLENGE.pack(MAGIC, WIRE, standing.index, standing.attempt, standing.view, nonce)
     return said + _mac(key, b"shard", greeting + said)
 
 
-def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> Standing:
+def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> ShardIdentity:
     """The shard that answered. Raises Unproven where it does not have the key, or is not shard `index`."""
     said, proof = raw[: _CHALLENGE.size], raw[_CHALLENGE.size :]
     magic, version, its, attempt, view, _nonce = _CHALLENGE.unpack(said)
@@ -93,7 +93,7 @@ def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> Stand
         raise Unproven("the process that answers there does not have this run's key")
     if its != index:
         raise Unproven(f"number {its} answers where number {index} was dialled")
-    return Standing(its, attempt, view)
+    return ShardIdentity(its, attempt, view)
 
 
 def proof(key: bytes, transcript: bytes) -> bytes:

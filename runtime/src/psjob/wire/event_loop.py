@@ -24,15 +24,15 @@ from typing import NamedTuple
 from psjob.process import supervise
 from psjob.wire.auth import Tls, pieces
 from psjob.wire.frame import Header
-from psjob.wire.reading import SILENCE_SECONDS, Filling, Pause, StreamClosed, Wants
+from psjob.wire.reading import SILENCE_SECONDS, Pause, ReadRequest, StreamClosed, Wants
 from psjob.wire.tcp import JOINED, Buffer, Part, Stream
-from psjob.wire.unauthenticated import Lobby
+from psjob.wire.unauthenticated import HandshakeQueue
 
 LOOK_SECONDS = 0.25
 """Between two looks at deadlines, where any stream has one."""
 MOST_STIRRED = 32
 """Streams for which one thread sends at a time; those of more are sent by their own loops."""
-Apart = Callable[[], None]
+InOwnThread = Callable[[], None]
 """Goes on with a stream in a thread of its own, by calls that wait."""
 
 
@@ -41,21 +41,21 @@ class _Reader:
 
     __slots__ = ("armed", "fd", "stream", "want", "wants")
 
-    def __init__(self, stream: Pooled, wants: Wants[Apart | None]) -> None:
+    def __init__(self, stream: NonBlockingStream, wants: Wants[InOwnThread | None]) -> None:
         self.stream, self.wants = stream, wants
         self.fd = stream.sock.fileno()
-        self.want: Filling | Pause = Pause()
+        self.want: ReadRequest | Pause = Pause()
         self.armed = False
         """Does the poller tell of bytes that have come?"""
 
 
-class Loop:
+class EventLoop:
     """One thread. What is public may be called from any thread where it says so; all else belongs to the loop's own."""
 
-    def __init__(self, name: str, done: Callable[[Pooled], None]) -> None:
+    def __init__(self, name: str, done: Callable[[NonBlockingStream], None]) -> None:
         self.name, self._done = name, done
         self._thread = supervise.thread(self._run, name)
-        self.stirred: dict[Pooled, None] = {}
+        self.stirred: dict[NonBlockingStream, None] = {}
         """Streams for which this thread has queued frames since it sent last."""
         self._poller = Poller()
         self._bell = Bell()
@@ -63,18 +63,18 @@ class Loop:
         self._inbox: deque[Callable[[], object]] = deque()
         self._rung = self._over = False
         self._readers: dict[int, _Reader] = {}
-        self._of: dict[Pooled, _Reader] = {}
+        self._of: dict[NonBlockingStream, _Reader] = {}
         self._timed: dict[_Reader, None] = {}
         """Those whose want has a deadline."""
-        self._senders: dict[int, Pooled] = {}
+        self._senders: dict[int, NonBlockingStream] = {}
         """By descriptor: who has frames left over."""
         self._listeners: dict[int, Callable[[], None]] = {}
-        self._deaf: set[int] = set()
-        """Listeners that are not heard, for want of descriptors."""
+        self._paused_listeners: set[int] = set()
+        """Listeners that do not accept until the next look, for want of descriptors."""
         self._behind: dict[_Reader, None] = {}
         """Those of which more can be decrypted; they go on when others have had their turn."""
         self._looked = 0.0
-        self.lobby: Lobby | None = None
+        self.handshakes: HandshakeQueue | None = None
         """Whom this thread listens to besides: it hangs up on who waits too long."""
 
     def __del__(self) -> None:
@@ -109,17 +109,17 @@ class Loop:
     def unlisten(self, fd: int) -> None:
         """Forget a descriptor that was to be listened to; it is closed next."""
         del self._listeners[fd]
-        self._deaf.discard(fd)
+        self._paused_listeners.discard(fd)
         self._poller.unregister(fd)
 
-    def deaf(self, fd: int) -> None:
-        """Hear no one who dials, until the next look. A listener that is closed meanwhile is no error."""
+    def pause_accept(self, fd: int) -> None:
+        """Accept nobody until the next look. A listener that is closed meanwhile is no error."""
         with contextlib.suppress(OSError):
             self._poller.modify(fd, 0)
-        self._deaf.add(fd)
+        self._paused_listeners.add(fd)
         self._looked = time.monotonic()
 
-    def read(self, stream: Pooled, wants: Wants[Apart | None]) -> None:
+    def read(self, stream: NonBlockingStream, wants: Wants[InOwnThread | None]) -> None:
         """Begin to read a stream."""
         reader = _Reader(stream, wants)
         try:
@@ -131,13 +131,13 @@ class Loop:
         self._readers[reader.fd] = self._of[stream] = reader
         self._resume(reader)
 
-    def wake(self, stream: Pooled) -> None:
+    def wake(self, stream: NonBlockingStream) -> None:
         """Go on with a stream that has paused, or was closed."""
         reader = self._of.get(stream)
         if reader is not None and (stream.closed or isinstance(reader.want, Pause)):
             self._resume(reader)
 
-    def watch(self, stream: Pooled) -> None:
+    def watch(self, stream: NonBlockingStream) -> None:
         """A stream has frames left over: send them when there is room."""
         fd = stream.sock.fileno()
         if stream.closed or fd in self._senders or stream.resume():
@@ -149,7 +149,7 @@ class Loop:
             return
         self._senders[fd] = stream
 
-    def forget(self, stream: Pooled) -> None:
+    def forget(self, stream: NonBlockingStream) -> None:
         """Close the descriptor of a stream that is closed and read no more."""
         fd = stream.sock.fileno()
         if fd < 0:
@@ -159,7 +159,7 @@ class Loop:
         stream.release()
         self._done(stream)
 
-    def send_stirred(self, but: Pooled | None = None) -> None:
+    def send_stirred(self, but: NonBlockingStream | None = None) -> None:
         """Send what this thread has queued, except for one stream."""
         stirred, self.stirred = self.stirred, {}
         if but is not None and stirred.pop(but, self) is None:
@@ -193,14 +193,14 @@ class Loop:
         for reader in list(self._readers.values()):
             reader.stream.close()
             self._resume(reader)
-        if self.lobby is not None:
-            self.lobby.look(math.inf)
+        if self.handshakes is not None:
+            self.handshakes.look(math.inf)
         self._work()
         self._poller.close()
 
     @property
     def _has_dates(self) -> bool:
-        return bool(self._timed or self._senders or self._deaf or self.lobby)
+        return bool(self._timed or self._senders or self._paused_listeners or self.handshakes)
 
     def _met(self, fd: int, event: int) -> None:
         reader = self._readers.get(fd)
@@ -228,9 +228,9 @@ class Loop:
             if self.stirred:
                 self.send_stirred()
 
-    def _send(self, streams: dict[Pooled, None]) -> None:
+    def _send(self, streams: dict[NonBlockingStream, None]) -> None:
         if len(streams) > MOST_STIRRED:
-            others: dict[Loop, list[Pooled]] = {}
+            others: dict[EventLoop, list[NonBlockingStream]] = {}
             mine = []
             for stream in streams:
                 writer = stream.writer
@@ -248,7 +248,7 @@ class Loop:
     def _receive(self, reader: _Reader) -> None:
         """Take what has come, until the next frame is waited for."""
         stream, want = reader.stream, reader.want
-        while isinstance(want, Filling):
+        while isinstance(want, ReadRequest):
             if stream.closed:
                 self._resume(reader, StreamClosed(f"{stream.peer}: closed"))
                 return
@@ -263,7 +263,7 @@ class Loop:
             want = reader.want
             if isinstance(want, Pause) or want.idle:  # what has come meanwhile is told again
                 break
-        if stream.encrypted_behind and isinstance(want, Filling):
+        if stream.encrypted_behind and isinstance(want, ReadRequest):
             self._behind[reader] = None
         self._arm(reader)
 
@@ -272,7 +272,7 @@ class Loop:
         if error is None and reader.stream.closed:
             error = StreamClosed(f"{reader.stream.peer}: closed")
         if self._next(reader, error):
-            if isinstance(reader.want, Filling) and reader.stream.behind:
+            if isinstance(reader.want, ReadRequest) and reader.stream.behind:
                 self._receive(reader)
             else:
                 self._arm(reader)
@@ -297,7 +297,7 @@ class Loop:
     def _arm(self, reader: _Reader) -> None:
         """Have the poller tell what is waited for."""
         want = reader.want
-        reads = isinstance(want, Filling)
+        reads = isinstance(want, ReadRequest)
         if reads is not reader.armed:
             reader.armed = reads
             self._poller.modify(reader.fd, BYTES if reads else 0)
@@ -306,7 +306,7 @@ class Loop:
         elif reader in self._timed:
             del self._timed[reader]
 
-    def _end(self, reader: _Reader, apart: Apart | None = None) -> None:
+    def _end(self, reader: _Reader, apart: InOwnThread | None = None) -> None:
         """The generator has ended: send what is queued, close, or go on in a thread of its own."""
         stream = reader.stream
         del self._readers[reader.fd], self._of[stream]
@@ -318,14 +318,14 @@ class Loop:
         else:
             self._let_go(stream)
 
-    def _let_go(self, stream: Pooled) -> None:
+    def _let_go(self, stream: NonBlockingStream) -> None:
         stream.reader = None
         if stream.closed:
             stream.close()
         else:
             stream.finish()
 
-    def _apart(self, stream: Pooled, go_on: Apart) -> None:
+    def _apart(self, stream: NonBlockingStream, go_on: InOwnThread) -> None:
         stream.reader = None
         try:
             go_on()
@@ -349,15 +349,15 @@ class Loop:
         for stream in list(self._senders.values()):
             if stream.overdue(now):
                 stream.close()
-        if self.lobby is not None:
-            self.lobby.look(now)
-        for fd in self._deaf:
+        if self.handshakes is not None:
+            self.handshakes.look(now)
+        for fd in self._paused_listeners:
             with contextlib.suppress(OSError):  # the listener is closed
                 self._poller.modify(fd, BYTES)
-        self._deaf.clear()
+        self._paused_listeners.clear()
 
 
-def _pump(streams: list[Pooled]) -> None:
+def _pump(streams: list[NonBlockingStream]) -> None:
     for stream in streams:
         stream.pump()
 
@@ -391,15 +391,15 @@ Act = Callable[[], Sending | None]
 """Says what is to be sent when its turn has come; None: nothing."""
 
 
-class Pooled(Stream):
+class NonBlockingStream(Stream):
     """`put` may be called from any thread. Belongs to two loops once its pool has taken it: one reads, another sends what is left over."""
 
     def __init__(self, sock: socket.socket, since: float | None = None) -> None:
         super().__init__(sock)
         self.since = time.monotonic() if since is None else since
         """When its peer has dialled."""
-        self.reader: Loop | None = None
-        self.writer: Loop | None = None
+        self.reader: EventLoop | None = None
+        self.writer: EventLoop | None = None
         self.known: Callable[[], object] = nothing
         """To be called once it has been proven whose stream this is."""
         self.written = 0.0
@@ -450,7 +450,7 @@ class Pooled(Stream):
 
     def pass_on(self) -> None:
         """Send what was put to other streams, before the next frame of this one is handled: its own answers go out together."""
-        loop: Loop | None = getattr(here, "loop", None)
+        loop: EventLoop | None = getattr(here, "loop", None)
         if loop is not None and loop.stirred:
             loop.send_stirred(but=self)
 
@@ -544,7 +544,7 @@ class Pooled(Stream):
             self.writer.post(partial(self.writer.watch, self))
 
     def _stir(self, large: bool) -> None:
-        loop: Loop | None = getattr(here, "loop", None)
+        loop: EventLoop | None = getattr(here, "loop", None)
         if loop is not None and not (large and loop is not self.writer):
             loop.stirred[self] = None
         elif self.writer is not None:
@@ -600,7 +600,7 @@ class Pooled(Stream):
         return [memoryview(part) for part in left]
 
 
-Serve = Callable[[Pooled], Wants[Apart | None]]
+Serve = Callable[[NonBlockingStream], Wants[InOwnThread | None]]
 """How a stream that dialled is read."""
 
 

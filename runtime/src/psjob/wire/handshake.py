@@ -9,11 +9,11 @@ from collections.abc import Callable
 from psjob.contract import SHARD_NAME, WORKER_NAME
 from psjob.process.config import Encryption, Place
 from psjob.wire import auth
-from psjob.wire.auth import Peer, Standing, Tls
-from psjob.wire.event_loop import Pooled, Sending
+from psjob.wire.auth import Peer, ShardIdentity, Tls
+from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, WireError, parse, run_digest
 from psjob.wire.frame import MAGIC as FRAME
-from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Filling, Reading, StreamClosed, Wants
+from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Reading, ReadRequest, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 
@@ -23,7 +23,7 @@ KeyOf = Callable[[Peer, bytes], bytes]
 """The key of who dials, of that run. Raises WireError where no such process may."""
 
 
-def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> Standing:
+def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> ShardIdentity:
     """Prove to shard `index` that this process dials, and hear who answers. `link`: to worker `index`, with the key of that link.
 
     Raises StreamClosed, TimeoutError, WireError where it is not it, and Refused where this process was handed no key.
@@ -43,7 +43,7 @@ def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECOND
     return standing
 
 
-def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encryption) -> Wants[Peer]:
+def admit(stream: NonBlockingStream, key_of: KeyOf, standing: ShardIdentity, encryption: Encryption) -> Wants[Peer]:
     """Who dials, once it has proven it. Raises StreamClosed, TimeoutError, WireError."""
     until = stream.since + STRANGER_SECONDS
     greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
@@ -66,7 +66,7 @@ def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encrypt
 
 def _needed(encryption: Encryption, stream: Stream) -> bool:
     """Must this stream be encrypted?"""
-    return encryption.word == "tls" or (encryption.word == "auto" and stream.apart)
+    return encryption.word == "tls" or (encryption.word == "auto" and stream.is_remote)
 
 
 def _dialled(stream: Stream, session: Tls, seconds: float) -> Wants[None]:
@@ -83,7 +83,7 @@ def _dialled(stream: Stream, session: Tls, seconds: float) -> Wants[None]:
     stream.secure(session)
 
 
-def _accepted(stream: Pooled, session: Tls, first: bytes, until: float) -> Wants[None]:
+def _accepted(stream: NonBlockingStream, session: Tls, first: bytes, until: float) -> Wants[None]:
     """The handshake of TLS by a shard. `first`: what has come already."""
     came: bytes | memoryview = first
     while True:
@@ -104,7 +104,7 @@ def _some(stream: Reading, most: int, until: float) -> Wants[memoryview]:
     if most <= 0:
         raise auth.Unproven(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
     place = memoryview(bytearray(most))
-    filling = Filling(stream, [place], None, _left(until), least=1)
+    filling = ReadRequest(stream, [place], None, _left(until), least=1)
     yield filling
     return place[: filling.done]
 
@@ -129,5 +129,5 @@ def _refusal(stream: Stream, header: Header) -> Wants[str]:
 
 def _read(stream: Reading, size: int, seconds: float) -> Wants[bytes]:
     place = bytearray(size)
-    yield Filling(stream, [memoryview(place)], None, seconds)
+    yield ReadRequest(stream, [memoryview(place)], None, seconds)
     return bytes(place)

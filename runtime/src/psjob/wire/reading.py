@@ -61,7 +61,7 @@ class StreamClosed(ConnectionError):
     """The peer closed, reset or stopped reading; connect again."""
 
 
-class Filling:
+class ReadRequest:
     """Places of one stream that are filled with what comes, all of them or, where it is given, at least `least` bytes.
 
     `silence` bounds the time in which no byte comes, `whole` the time that all takes, in seconds.
@@ -141,7 +141,7 @@ class Pause:
 
 
 T = TypeVar("T")
-Wants = Generator[Filling | Pause, None, T]
+Wants = Generator[ReadRequest | Pause, None, T]
 """What reads a stream: it goes on when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
 
 
@@ -235,7 +235,7 @@ class Reading:
         if self._end - self._begin < HEADER_BYTES:
             held = self._hold()
             self._begin = held
-            filling = Filling(self, [self._ahead[held:]], None, seconds, HEADER_BYTES - held)
+            filling = ReadRequest(self, [self._ahead[held:]], None, seconds, HEADER_BYTES - held)
             yield filling
             self._begin, self._end = 0, held + filling.done
         view = self._ahead[self._begin : self._begin + HEADER_BYTES]
@@ -244,7 +244,7 @@ class Reading:
             self.opening.check(view)
         self._begin += HEADER_BYTES
         if extra:
-            yield Filling(self, [memoryview(bytearray(extra))], None, HELLO_SECONDS)
+            yield ReadRequest(self, [memoryview(bytearray(extra))], None, HELLO_SECONDS)
         return header
 
     def payload(self, header: Header, parts: Sequence[memoryview]) -> Wants[None]:
@@ -259,7 +259,7 @@ class Reading:
                 at += len(part)
             return
         if size:
-            yield Filling(self, parts, SILENCE_SECONDS)
+            yield ReadRequest(self, parts, SILENCE_SECONDS)
         if header.crc and functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) != header.crc:
             raise WireError(f"{header.kind.name} of {_place(header)} is damaged: its checksum does not match")
 
@@ -290,7 +290,7 @@ class Reading:
         scratch = memoryview(bytearray(min(left, 1 << 20)))
         while left:
             part = scratch[: min(left, len(scratch))]
-            yield Filling(self, [part], SILENCE_SECONDS)
+            yield ReadRequest(self, [part], SILENCE_SECONDS)
             left -= len(part)
 
     def _json(
@@ -310,7 +310,7 @@ class Reading:
         while len(body) < header.length:
             piece = bytearray(min(PIECE, header.length - len(body)))
             whole = None if rate is None else max(0.0, min(silence + len(piece) / rate, until - time.monotonic()))
-            yield Filling(self, [memoryview(piece)], silence, whole)
+            yield ReadRequest(self, [memoryview(piece)], silence, whole)
             body += piece
         if header.crc and zlib.crc32(body) != header.crc:
             raise WireError(f"{header.kind.name} of {header.length} bytes is damaged: its checksum does not match")
@@ -363,7 +363,7 @@ class Reading:
             self._begin += size
         return self._begin - begin
 
-    def _fill(self, want: Filling) -> None:
+    def _fill(self, want: ReadRequest) -> None:
         """Wait until `want` is filled. Raises StreamClosed, TimeoutError."""
         flags, now = 0 if want.least else socket.MSG_WAITALL, want.moved
         while True:

@@ -229,7 +229,7 @@ Give = Callable[[int], Region]
 """Takes over the other side's descriptor; returns the memory to lend, which stays open until it is sent. Raises WireError or OSError."""
 
 
-class Counter:
+class SharedMemoryBroker:
     """The lending side's socket, and who may come to it."""
 
     def __init__(self, name: str) -> None:

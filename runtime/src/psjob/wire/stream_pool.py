@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from psjob.wire.event_loop import Loop, Pooled, Serve, nothing
-from psjob.wire.unauthenticated import Lobby, Strangers
+from psjob.wire.event_loop import EventLoop, NonBlockingStream, Serve, nothing
+from psjob.wire.unauthenticated import HandshakeQueue, UnauthenticatedPeers
 
 ACCEPTS = 64
 """Streams taken at a time, before others are read."""
@@ -27,13 +27,13 @@ class StreamPool:
 
     def __init__(self, name: str, threads: int | None = None) -> None:
         number = max(LEAST, threads or min(MOST, _cores()))
-        self.loops = [Loop(f"{name}-streams-{at}", self._gone) for at in range(number)]
+        self.loops = [EventLoop(f"{name}-streams-{at}", self._gone) for at in range(number)]
         self._lock = threading.Lock()
-        self._reads: dict[Pooled, int] = {}
+        self._reads: dict[NonBlockingStream, int] = {}
         """By stream, which loop reads it."""
         self._counts = [0] * number
-        self._strangers: Strangers[socket.socket | Pooled] = Strangers(STRANGERS)
-        self._lobby = self.loops[0].lobby = Lobby(self.loops[0].listen, self.loops[0].unlisten, self._strangers.drop)
+        self._strangers: UnauthenticatedPeers[socket.socket | NonBlockingStream] = UnauthenticatedPeers(STRANGERS)
+        self._handshakes = self.loops[0].handshakes = HandshakeQueue(self.loops[0].listen, self.loops[0].unlisten, self._strangers.drop)
         for loop in self.loops:
             loop.start()
 
@@ -53,14 +53,14 @@ class StreamPool:
                     return
                 except OSError as error:
                     if error.errno in FULL:
-                        loop.deaf(fd)
+                        loop.pause_accept(fd)
                     return
                 if self._known() < limit:
                     self._meet(sock, str(address[0]), enter)
                 else:
                     sock.close()
                 if len(self._reads) >= limit + 2 * STRANGERS:  # those that had to go are still being closed
-                    loop.deaf(fd)
+                    loop.pause_accept(fd)
                     return
 
         def hear() -> None:
@@ -85,26 +85,26 @@ class StreamPool:
 
     def _known(self) -> int:
         """Streams whose peers have proven who they are."""
-        return len(self._reads) + len(self._lobby) - len(self._strangers)
+        return len(self._reads) + len(self._handshakes) - len(self._strangers)
 
     def _meet(self, sock: socket.socket, host: str, enter: Callable[[socket.socket, float], None]) -> None:
         """Somebody has dialled, whom nobody knows: it has a place, and who has had one for longest may have to go."""
         try:
-            self._lobby.add(sock, enter)
+            self._handshakes.add(sock, enter)
         except OSError:
             sock.close()
             return
         victim = self._strangers.add(sock, host)
-        if isinstance(victim, Pooled):
+        if isinstance(victim, NonBlockingStream):
             victim.close()
         elif victim is not None:
-            self._lobby.close(victim)
+            self._handshakes.close(victim)
 
     def _take(self, serve: Serve, sock: socket.socket, since: float) -> None:
         """It has spoken: read on, in its place."""
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            stream = Pooled(sock, since)
+            stream = NonBlockingStream(sock, since)
         except OSError:
             self._strangers.drop(sock)
             sock.close()
@@ -118,7 +118,7 @@ class StreamPool:
         stream.reader, stream.writer = self.loops[at], self.loops[(at + 1) % len(self.loops)]
         stream.reader.post(partial(stream.reader.read, stream, serve(stream)))
 
-    def _gone(self, stream: Pooled) -> None:
+    def _gone(self, stream: NonBlockingStream) -> None:
         self._strangers.drop(stream)
         stream.known = nothing  # it holds the stream, which would wait for the collector
         with self._lock:

@@ -48,9 +48,9 @@ class Stream(Reading):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        self.apart = not one_host(sock)
+        self.is_remote = not one_host(sock)
         """Are the two ends on two hosts?"""
-        self.sums = self.apart
+        self.sums = self.is_remote
         """Do payloads carry a checksum?"""
         self.closed = False
         self._sealing: Seal | None = None
@@ -59,7 +59,7 @@ class Stream(Reading):
         self._poll: select.poll | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keepalive(sock)
-        if not self.apart:
+        if not self.is_remote:
             unpaced(sock)
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SLICE_SECONDS))

@@ -23,7 +23,7 @@ IPV4_BITS, IPV6_BITS = 24, 64
 """Of addresses that have so many first bits in common, one is as good as another: they are one sender's."""
 
 
-class Strangers(Generic[T]):
+class UnauthenticatedPeers(Generic[T]):
     """At most `most` of them. May be called from any thread."""
 
     def __init__(self, most: int) -> None:
@@ -94,7 +94,7 @@ def network(host: str) -> str:
     return str(ipaddress.ip_network((mapped, bits), strict=False))
 
 
-class Lobby:
+class HandshakeQueue:
     """Who has dialled and has not said its first words yet: of each there is a descriptor, and nothing else is made.
 
     The kernel tells of who has said them all (SO_RCVLOWAT), or has gone. Belongs to the thread of one event loop, whose `listen` and

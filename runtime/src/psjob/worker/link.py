@@ -613,7 +613,7 @@ class ShardLink:
         self._share(body)
         session.rows.share(self, body.get("sharedRows"))
         with session.cond:
-            session.exchange.compression.agreed(self.index, codecs, not lane.stream.apart)
+            session.exchange.compression.agreed(self.index, codecs, not lane.stream.is_remote)
         session.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:

@@ -28,12 +28,12 @@ from psjob.process.errors import Refused
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.protocol.worker import events as e
 from psjob.wire import shared_memory, tcp
-from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
-from psjob.wire.event_loop import Pooled, Sending
+from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
+from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import admit, greet
 from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
-from psjob.wire.shared_memory import Counter, Region, Ring, copy_in
+from psjob.wire.shared_memory import Region, Ring, SharedMemoryBroker, copy_in
 from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
@@ -83,7 +83,7 @@ class StageSharing:
         self.placed = 0
         """Payloads that went through lent memory."""
         self._lock = threading.Lock()
-        self._counter: Counter | None = None
+        self._counter: SharedMemoryBroker | None = None
         self._offered: dict[Stream, str] = {}
         """By stream that is open, the token that its dialler may come with."""
         self._lent: dict[Stream, Lending] = {}
@@ -93,12 +93,12 @@ class StageSharing:
     def open(self) -> None:
         """Wait for neighbours that come for memory."""
         if self._lends:
-            self._counter = Counter(f"worker-{self._rank}-lends")
+            self._counter = SharedMemoryBroker(f"worker-{self._rank}-lends")
 
     def offer(self, stream: Stream, header: Header, rank: int) -> None:
         """Offer memory to a neighbour of this host that has dialled, in a frame with this header."""
         counter = self._counter
-        if counter is None or stream.apart or not isinstance(stream, Pooled):
+        if counter is None or stream.is_remote or not isinstance(stream, NonBlockingStream):
             return
 
         def give(fd: int) -> Region:
@@ -123,9 +123,9 @@ class StageSharing:
         """
         name, token = offer.get("name"), offer.get("token")
         shaped = isinstance(name, str) and isinstance(token, str) and (name + token).isascii() and "\0" not in name
-        if not shaped or stream in self._lent or isinstance(stream, Pooled):
+        if not shaped or stream in self._lent or isinstance(stream, NonBlockingStream):
             raise WireError(f"worker {rank} offers memory at {str(name)[:40]!r}, expected one offer to the one that dialled")
-        if not self._lends or stream.apart or rank in self._barred:
+        if not self._lends or stream.is_remote or rank in self._barred:
             return
         try:
             lending = Lending()
@@ -145,7 +145,7 @@ class StageSharing:
         with self._lock:
             self.placed += 1
         told = header._replace(request=header.part).lent(offset, size)
-        if isinstance(stream, Pooled):
+        if isinstance(stream, NonBlockingStream):
             sending = Sending([told])
             stream.put(lambda: sending)
         else:
@@ -387,11 +387,11 @@ class StageLinks:
                 log.warning("link to worker %d: %s", rank, one_line(error, 1000))
             time.sleep(AGAIN_SECONDS)
 
-    def _serve(self, stream: Pooled) -> Wants[None]:
+    def _serve(self, stream: NonBlockingStream) -> Wants[None]:
         """Somebody has dialled."""
         place = self.session.place
         try:
-            peer = yield from admit(stream, self._key, Standing(self._rank, place.number, self.session.machine.view), place.encryption)
+            peer = yield from admit(stream, self._key, ShardIdentity(self._rank, place.number, self.session.machine.view), place.encryption)
             stream.known()
             yield from self._speak(stream, peer.index, peer.number)
         except (StreamClosed, TimeoutError, Unproven) as error:  # a neighbour may dial before this worker has heard of it
@@ -521,7 +521,7 @@ class StageLinks:
         with contextlib.suppress(StreamClosed):
             if header.kind in EXCHANGED and self.sharing.send(stream, header, parts or []):
                 return
-            if isinstance(stream, Pooled):
+            if isinstance(stream, NonBlockingStream):
                 sending = Sending(stream.framed_parts(header, parts or []))
                 stream.put(lambda: sending, large=True)
             else:
