@@ -73,7 +73,7 @@ def test_a_job_cuts_where_psjob_chose_and_a_kill_changes_no_bit(
 
 def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: list[ChosenCuts], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it joins. Its next start would choose others, were it asked."""
-    asked, died = rendezvous._asked, threading.Event()
+    asked, died = rendezvous._asked_cuts, threading.Event()
 
     def dying(place: Any, offer: ChosenCuts | None) -> ChosenCuts | None:
         found = asked(place, offer)
@@ -82,7 +82,7 @@ def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: l
             raise Died
         return found
 
-    monkeypatch.setattr(rendezvous, "_asked", dying)
+    monkeypatch.setattr(rendezvous, "_asked_cuts", dying)
     with serving(tmp_path, workers=3, shards=2, stages=THREE) as shards:
         place = shards.place(0)
         with pytest.raises(Died):
@@ -98,7 +98,7 @@ def test_a_new_shard_0_tells_the_same(tmp_path: Path) -> None:
     first, other = ChosenCuts(("2", "5"), 1.5), ChosenCuts(("2", "7"), 1.0)
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         assert rendezvous.agreed(shards.place(0), lambda: first) == first
-        assert rendezvous._asked(shards.place(0, 2), other) == first
+        assert rendezvous._asked_cuts(shards.place(0, 2), other) == first
         place = replace(shards.servers[0].place, number=2)
         assert KeptCuts(place, shards.folder).kept() == first
         assert KeptCuts(replace(place, run="another"), shards.folder).kept() is None
@@ -126,7 +126,7 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
 def test_shard_0_keeps_nothing_else(tmp_path: Path, rank: int, offer: ChosenCuts, says: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         with pytest.raises(rendezvous.WireError, match=says):
-            rendezvous._asked(shards.place(rank), offer)
+            rendezvous._asked_cuts(shards.place(rank), offer)
         assert not (shards.folder / keptcuts.FILE).exists()
 
 
@@ -135,10 +135,10 @@ def test_a_file_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         (shards.folder / keptcuts.FILE).write_text(text)
         if text == '{"run": 5}':  # of another run
-            assert rendezvous._asked(shards.place(0), None) is None
+            assert rendezvous._asked_cuts(shards.place(0), None) is None
             return
         with pytest.raises(rendezvous.WireError, match="does not hold the cuts"):
-            rendezvous._asked(shards.place(0), None)
+            rendezvous._asked_cuts(shards.place(0), None)
 
 
 def test_a_file_that_cannot_be_looked_for_is_not_taken_for_missing(tmp_path: Path) -> None:
