@@ -18,7 +18,7 @@ import yaml
 
 from psjob_operator.api.template import FOLDER
 from psjob_operator.cluster.metrics import METRICS, Metric
-from psjob_operator.render.inject import SOURCE, inject
+from psjob_operator.render.init_container import SOURCE, inject
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"

@@ -30,8 +30,8 @@ from psjob_client.local.display import Display
 from psjob_client.local.screen import screen
 from psjob_client.local.watch import Watch
 from psjob_client.ui import shown
+from psjob_operator.api.status import short
 from psjob_operator.cluster import scrub
-from psjob_operator.plan.text import short
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 HOSTILE = {

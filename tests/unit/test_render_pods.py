@@ -12,10 +12,10 @@ import yaml
 from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.volumegroup import shared
-from psjob_operator.render.inject import SHELL
-from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.plan.placement import shares_volume
+from psjob_operator.render.init_container import SHELL
+from psjob_operator.render.objects import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
 
@@ -59,17 +59,17 @@ spec:
 """)
 
 
-def rich(**overrides: Any) -> Snapshot:
+def rich(**overrides: Any) -> ObservedState:
     return job(workers={"template": copy.deepcopy(RICH)}, **overrides)
 
 
-def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any]:
+def worker(snapshot: ObservedState, index: int = 1, number: int = 3) -> dict[str, Any]:
     name = f"job-worker-{index}-r{number}"
     return render.pod(snapshot, CreateProcess("worker", index, number, 2, name, pinned=PINNED))
 
 
-def shard(snapshot: Snapshot, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
-    place = 0 if shared(snapshot) else None
+def shard(snapshot: ObservedState, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
+    place = 0 if shares_volume(snapshot) else None
     return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, volume_group=place, pinned=PINNED), user)
 
 

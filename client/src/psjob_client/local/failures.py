@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psjob_client.local.children import ChildProcess
-from psjob_operator.plan.fate import UNSEEN
+from psjob_operator.plan.process_outcome import UNSEEN
 
 UNHEARD = 1.0
 """Seconds after a failure in which a job that has trained is heard of for the first time."""

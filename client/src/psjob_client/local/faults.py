@@ -11,7 +11,7 @@ from typing import Any
 from psjob_client.local.errors import BadInput
 from psjob_client.local.probe import numbers, part
 from psjob_operator import contract
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")

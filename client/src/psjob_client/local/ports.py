@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from psjob_client.local.errors import BadInput
 from psjob_client.local.sites import Listening
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 ADDRESS = "127.0.0.1"
 

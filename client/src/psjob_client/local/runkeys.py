@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psjob_operator import keys
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.plan import pins
+from psjob_operator.plan import pods
 
 ONE_HOST = "none"
 """What `training.encryption: auto` means where nothing leaves this machine's memory."""
@@ -37,7 +37,7 @@ class RunKeys:
 
 def encryption(spec: JobSpec) -> str:
     """Which streams of a run on this machine are encrypted, one of contract.ENCRYPTION."""
-    return pins.encryption(spec, ONE_HOST)
+    return pods.encryption(spec, ONE_HOST)
 
 
 def make(folder: Path, shards: int, workers: int, encrypted: bool = False, listening: int = 0) -> RunKeys:

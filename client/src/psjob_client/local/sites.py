@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 
 class Listening(NamedTuple):

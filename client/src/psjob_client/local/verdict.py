@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from psjob_client.local.backend import Backend
-from psjob_operator.plan.endings import never_joined
-from psjob_operator.plan.facts import PATIENCE_SECONDS
+from psjob_operator.plan.job_state import PATIENCE_SECONDS
+from psjob_operator.plan.terminal import never_joined
 
 
 def never_attached(backend: Backend) -> str | None:
