@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psjob_operator import keys
-from psjob_operator.render import names
+from psjob_operator.render import objects
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 
@@ -83,7 +83,7 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
 
     stranger(1)
     stranger(2)
-    labels = {names.LABEL_JOB: "job", names.LABEL_ROLE: "worker", names.LABEL_INDEX: "1", names.LABEL_NUMBER: "7"}
+    labels = {objects.LABEL_JOB: "job", objects.LABEL_ROLE: "worker", objects.LABEL_INDEX: "1", objects.LABEL_NUMBER: "7"}
     spec = {"containers": [{"name": "worker", "image": "none"}]}
     guest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "guest", "labels": labels}, "spec": spec}
     place.cluster.api.create(place.path("pods"), guest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.actions import (
     CreateProcess,
     DeleteJob,
@@ -17,8 +17,8 @@ from psjob_operator.plan.actions import (
     Event,
     Plan,
 )
+from psjob_operator.plan.observed_state import Claim, Objects, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from tests.simulation.world import Conflict, World
 
 
@@ -43,10 +43,10 @@ class Brain:
     """What the watch last said, where it lags."""
     last: Plan | None = None
 
-    def snapshot(self, live: bool) -> Snapshot:
+    def snapshot(self, live: bool) -> ObservedState:
         world = self.world
         pods = tuple(world.pods.values()) if live or self.stale is None else self.stale
-        return Snapshot(
+        return ObservedState(
             name=world.name,
             namespace=world.namespace,
             uid=world.uid,
@@ -102,7 +102,7 @@ class Brain:
             case EnsureConfig():
                 self._write(lambda: setattr(world, "config", world.digest))
             case EnsureClaim():
-                self._write(lambda: setattr(world, "claim", Claim(naming.claim(world.name), ours=True, bound=True)))
+                self._write(lambda: setattr(world, "claim", Claim(objects.claim_name(world.name), ours=True, bound=True)))
             case EnsureKey(number=number):
                 self._write(lambda: world.keys.add(number))
                 self.key_made = number
@@ -125,7 +125,7 @@ class Brain:
             raise Died
 
 
-def check_plan(decided: Plan, seen: Snapshot) -> None:
+def check_plan(decided: Plan, seen: ObservedState) -> None:
     """What must hold of every plan."""
     creates = [action for action in decided.actions if isinstance(action, CreateProcess)]
     names = [action.name for action in creates]
@@ -135,7 +135,7 @@ def check_plan(decided: Plan, seen: Snapshot) -> None:
     for action in creates:
         assert action.name in may, f"{action.name} was never granted"
         assert action.name not in there
-        assert naming.parse(seen.name, action.name) == (action.role, action.index, action.number)
+        assert objects.parse_process_name(seen.name, action.name) == (action.role, action.index, action.number)
     assert not decided.grants or decided.intent
     ours = {(process.name, process.uid) for process in seen.processes if process.run == seen.uid}
     assert all((action.name, action.uid) in ours for action in decided.actions if isinstance(action, DeleteProcess))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.contract import EXIT_FENCED, EXIT_RETRY
-from psjob_operator.plan.snapshot import Process
+from psjob_operator.plan.observed_state import Process
 from tests.simulation.brain import Brain, Died, settle, stored
 from tests.simulation.world import World, make_spec
 

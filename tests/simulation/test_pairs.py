@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
+from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Exit, Process, Snapshot
 from tests.soaking import rotating, soak
 from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import NOW, job
@@ -63,7 +63,7 @@ class Cluster:
                 return
         raise AssertionError("the plan does not come to rest")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ObservedState:
         return replace(self.job, processes=tuple(self.pods.values()), granted=self.granted, live=True)
 
     def hit(self) -> None:

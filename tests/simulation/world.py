@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.api.status import TERMINAL, JobStatus, stamp, starts_text
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.config import ConfigSource, cluster_config, digest
-from psjob_operator.plan.snapshot import Claim, Exit, Process
-from psjob_operator.plan.text import stamp, starts_text
+from psjob_operator.plan.objects import ConfigSource, cluster_config, config_digest
+from psjob_operator.plan.observed_state import Claim, Exit, Process
 
 
 def make_spec(**overrides: Any) -> JobSpec:
@@ -184,7 +183,7 @@ class World:
     @property
     def digest(self) -> str:
         job: ConfigSource = self
-        return digest(cluster_config(job))
+        return config_digest(cluster_config(job))
 
     def pods_of(self, role: str, index: int) -> list[Process]:
         return [pod for pod in self.pods.values() if (pod.role, pod.index) == (role, index)]
@@ -192,7 +191,7 @@ class World:
     def shard(self, index: int) -> Process:
         """The shard's present pod."""
         assert self.status is not None
-        return self.pods[naming.process(self.name, "shard", index, self.status.shards[index].attempt)]
+        return self.pods[objects.process_name(self.name, "shard", index, self.status.shards[index].attempt)]
 
 
 def check_transition(old: JobStatus | None, new: JobStatus) -> None:

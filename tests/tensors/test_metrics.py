@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from psjob.shard.histogram import Histogram
 from psjob.shard.staleness import GAPS, LAGS
+from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import Client, Limits, _verb
 from psjob_operator.cluster.health import Health
@@ -23,7 +24,6 @@ from psjob_operator.cluster.jobmetrics import Seen
 from psjob_operator.cluster.meter import CONTENT_TYPE, Meter, Sources, resource_of, written
 from psjob_operator.cluster.progress import parse
 from psjob_operator.cluster.queue import Key, Queue
-from psjob_operator.plan.text import stamp
 
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {

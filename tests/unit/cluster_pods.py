@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.objects import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 
 AT = "2026-11-21T12:00:00Z"
 

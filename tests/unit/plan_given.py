@@ -6,24 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from psjob_operator.api.status import Condition, JobStatus
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects as naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
-from psjob_operator.plan.config import cluster_config, digest
+from psjob_operator.plan.objects import cluster_config, config_digest
+from psjob_operator.plan.observed_state import Claim, Exit, Objects, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
 from tests.simulation.world import make_spec
 
 NOW = 1_000_000.0
 UID = "run-1"
 
 
-def job(**overrides: Any) -> Snapshot:
+def job(**overrides: Any) -> ObservedState:
     """A job that nobody has seen; keys that a spec has are laid over the spec, the others over the snapshot."""
     fields = {"ps", "workers", "stages", "training", "checkpoint", "runPolicy", "suspend", "managedBy", "injection"}
     spec = make_spec(**{key: value for key, value in overrides.items() if key in fields})
     rest = {key: value for key, value in overrides.items() if key not in fields}
-    base = Snapshot("job", "ns", UID, 1, "1", NOW - 100, spec, None, live=True)
-    objects = Objects(service=True, config_digest=digest(cluster_config(base)), claim=Claim("job-checkpoints", ours=True, bound=True))
+    base = ObservedState("job", "ns", UID, 1, "1", NOW - 100, spec, None, live=True)
+    objects = Objects(
+        service=True, config_digest=config_digest(cluster_config(base)), claim=Claim("job-checkpoints", ours=True, bound=True)
+    )
     return replace(base, **{"objects": objects, **rest})
 
 
@@ -31,7 +33,7 @@ def pod(role: str, index: int, number: int = 1, **overrides: Any) -> Process:
     """A running pod; a shard serves."""
     assert role in ("shard", "worker")
     kind = "shard" if role == "shard" else "worker"
-    name = naming.process("job", "shard" if role == "shard" else "worker", index, number)
+    name = naming.process_name("job", "shard" if role == "shard" else "worker", index, number)
     made = Process(
         name,
         f"uid-{name}",
@@ -54,7 +56,7 @@ def ended(code: int, reason: str = "Error", **words: Any) -> dict[str, Any]:
     return {"phase": "Succeeded" if code == 0 else "Failed", "ready": False, "exit": exit}
 
 
-def running(snapshot: Snapshot | None = None, **changes: Process | None) -> Snapshot:
+def running(snapshot: ObservedState | None = None, **changes: Process | None) -> ObservedState:
     """The job in full swing: everything up and stored so. `shard_1=…`, `worker_0=None` put another pod, or none, into a seat."""
     snapshot = snapshot or job()
     first = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": None}))
@@ -87,6 +89,6 @@ def stands(status: JobStatus) -> dict[str, str]:
     return {it.type: it.status for it in status.conditions if it.type != "CheckpointReady"}
 
 
-def after(snapshot: Snapshot, decided: Plan, now: float | None = None) -> Plan:
+def after(snapshot: ObservedState, decided: Plan, now: float | None = None) -> Plan:
     """What is decided once the status is stored and nothing else has happened."""
     return plan(replace(snapshot, status=decided.status, granted=snapshot.granted | decided.grants), NOW if now is None else now)

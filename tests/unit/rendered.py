@@ -10,8 +10,8 @@ import yaml
 from psjob_operator import render
 from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.volumegroup import shared
+from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.plan.placement import shares_volume
 from tests.unit.plan_given import job
 
 IMAGE = "registry/psjob-runtime:1"
@@ -54,10 +54,10 @@ spec:
 """)
 
 
-def rich(**overrides: Any) -> Snapshot:
+def rich(**overrides: Any) -> ObservedState:
     return job(workers={"template": copy.deepcopy(RICH)}, **overrides)
 
 
-def shard(snapshot: Snapshot, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
-    place = 0 if shared(snapshot) else None
+def shard(snapshot: ObservedState, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
+    place = 0 if shares_volume(snapshot) else None
     return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, volume_group=place, pinned=PINNED), user)

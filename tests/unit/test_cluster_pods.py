@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psjob_operator.api.status import unix
 from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES
 from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.contract import MOST_NUMBER
-from psjob_operator.plan.snapshot import SLOW_START_SECONDS
-from psjob_operator.plan.text import unix
-from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.plan.observed_state import SLOW_START_SECONDS
+from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 from tests.unit.cluster_pods import AT, entry, pod
 
 

@@ -17,7 +17,7 @@ from psjob.process import config as reading
 from psjob.process.errors import Refused
 from psjob.wire import frame
 from psjob_operator import contract as operators
-from psjob_operator.plan import config
+from psjob_operator.plan import objects
 from tests.runkeys import key_file, write_certificates
 from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import job
@@ -67,7 +67,7 @@ def holds(made: Any, known: Any) -> None:
 
 
 def test_what_format_1_says_is_what_it_always_said() -> None:
-    holds(config.cluster_config(job(), 1), FORMAT_1)
+    holds(objects.cluster_config(job(), 1), FORMAT_1)
 
 
 STAGED = {"workers": {"replicas": None}, "stages": [{"name": "a", "replicas": 2}, {"name": "b", "cut": "head"}]}
@@ -75,11 +75,11 @@ STAGED = {"workers": {"replicas": None}, "stages": [{"name": "a", "replicas": 2}
 
 def test_keys_of_stages_are_there_in_a_job_that_has_some_alone() -> None:
     """A config that changed by a word would be written anew for every run that an upgrade meets."""
-    assert not {"stages", "pipeline"} & config.cluster_config(job()).keys()
-    made = config.cluster_config(job(**STAGED))
+    assert not {"stages", "pipeline"} & objects.cluster_config(job()).keys()
+    made = objects.cluster_config(job(**STAGED))
     assert made["stages"] == [{"name": "a", "replicas": 2, "cut": None}, {"name": "b", "replicas": 1, "cut": "head"}]
     assert (made["workers"], made["pipeline"]) == (3, None)
-    assert config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}))["pipeline"] == {
+    assert objects.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}))["pipeline"] == {
         "microbatches": 4, "schedule": "flush", "weights": "stash", "predict": "none",
     }  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_keys_of_stages_are_there_in_a_job_that_has_some_alone() -> None:
 def test_stages_decide_which_updates_are_made() -> None:
     other = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 2, "cut": "head"}]
     pipeline = {"training": {"pipeline": {"microbatches": 4}}}
-    hashes = [config.spec_hash(job(**laid).spec) for laid in ({}, STAGED, {**STAGED, "stages": other}, {**STAGED, **pipeline})]
+    hashes = [objects.spec_hash(job(**laid).spec) for laid in ({}, STAGED, {**STAGED, "stages": other}, {**STAGED, **pipeline})]
     assert len(set(hashes)) == 4
     known = {"training": {**job().spec.training.to_manifest()}, "workers": 3}
     del known["training"]["encryption"]
@@ -95,22 +95,22 @@ def test_stages_decide_which_updates_are_made() -> None:
 
 
 def test_a_process_reads_its_stages() -> None:
-    plain = reading._config(config.cluster_config(job()))
+    plain = reading._config(objects.cluster_config(job()))
     assert (plain.stages, plain.stage_names, plain.cuts, plain.microbatches) == (Stages(), (), (), None)
-    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}})))
+    read = reading._config(objects.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}})))
     assert (read.stages, read.stage_names, read.cuts, read.microbatches) == (Stages((2, 1)), ("a", "b"), ("head",), 4)
     assert [read.stages.of(rank) for rank in range(read.workers)] == [0, 0, 1]
     assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("flush", "stash", "none", True)
     assert read.anneal_steps is None
     words = {"microbatches": 4, "schedule": "pipedream", "weights": "recompute", "predict": "nesterov"}
-    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": words})))
+    read = reading._config(objects.cluster_config(job(**STAGED, training={"pipeline": words})))
     assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("pipedream", "recompute", "nesterov", False)
     late = {"microbatches": 4, "schedule": "pipedream", "weights": "latest", "annealSteps": 300}
-    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": late})))
+    read = reading._config(objects.cluster_config(job(**STAGED, training={"pipeline": late})))
     assert (read.stage_weights, read.anneal_steps) == ("latest", 300)
     assert (read.correct, read.correct_options, read.highest_momentum) == ("none", {}, None)
     late = {"microbatches": 4, "schedule": "pipedream", "correct": "dc-asgd", "correctOptions": {"lam": 3}, "highestMomentum": 0.99}
-    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": late})))
+    read = reading._config(objects.cluster_config(job(**STAGED, training={"pipeline": late})))
     assert (read.correct, read.correct_options, read.highest_momentum) == ("dc-asgd", {"lam": 3.0}, 0.99)
 
 
@@ -123,10 +123,10 @@ def limited(**limits: object) -> dict[str, Any]:
 @pytest.mark.parametrize(("processes", "way", "said"), [(2, "gloo", "gloo"), (2, "auto", None), (1, "gloo", None)])
 def test_the_way_of_a_local_sum_is_in_the_config_where_it_matters(processes: int, way: str, said: str | None) -> None:
     given, plain = job(workers={"processes": processes, "localSum": way}), job(workers={"processes": processes})
-    made = config.cluster_config(given)
+    made = objects.cluster_config(given)
     assert made.get("localSum") == said
     assert reading._config(made).local_sum == (said or "auto")
-    assert config.spec_hash(given.spec) == config.spec_hash(plain.spec)
+    assert objects.spec_hash(given.spec) == objects.spec_hash(plain.spec)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_the_way_of_a_local_sum_is_in_the_config_where_it_matters(processes: int
 )
 def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers: dict[str, Any], processes: int) -> None:
     given, plain = job(workers=workers), job()
-    made = config.cluster_config(given)
+    made = objects.cluster_config(given)
     assert made.get("processes") == (processes if processes > 1 else None)
     assert reading._config(made).processes == processes
-    assert (config.spec_hash(given.spec) == config.spec_hash(plain.spec)) == (processes == 1)
+    assert (objects.spec_hash(given.spec) == objects.spec_hash(plain.spec)) == (processes == 1)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers
 )
 def test_a_process_knows_which_one_of_its_worker_it_is(tmp_path: Path, environ: dict[str, str], says: str | None) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**config.cluster_config(job(workers={"processes": 2})), "encryption": "none"}))
+    path.write_text(json.dumps({**objects.cluster_config(job(workers={"processes": 2})), "encryption": "none"}))
     known = {
         contract.ENV_ROLE: "worker",
         contract.ENV_INDEX: "2",
@@ -184,7 +184,7 @@ def test_a_process_knows_which_one_of_its_worker_it_is(tmp_path: Path, environ: 
 
 def test_stages_of_another_number_of_workers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**config.cluster_config(job(**STAGED)), "workers": 4, "encryption": "none"}))
+    path.write_text(json.dumps({**objects.cluster_config(job(**STAGED)), "workers": 4, "encryption": "none"}))
     environ = {
         contract.ENV_ROLE: "worker",
         contract.ENV_INDEX: "0",
@@ -198,17 +198,17 @@ def test_stages_of_another_number_of_workers_are_refused(tmp_path: Path) -> None
 
 
 def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> None:
-    assert set(operators.CONFIG_FORMATS) == set(config.WRITERS) and max(operators.CONFIG_FORMATS) == operators.CONFIG_FORMAT
+    assert set(operators.CONFIG_FORMATS) == set(objects.WRITERS) and max(operators.CONFIG_FORMATS) == operators.CONFIG_FORMAT
     assert len(operators.CONFIG_FORMATS) <= 2 and len(operators.WIRES) <= 2 and max(operators.WIRES) == operators.WIRE
     assert frame.VERSION == operators.WIRE == contract.WIRE
-    assert reading._config(config.cluster_config(job())).workers == 3
+    assert reading._config(objects.cluster_config(job())).workers == 3
 
 
 def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
     """On a cluster machines are machines: two pairs of one node may share memory where they can."""
     pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint=MANY_NODES)
-    made = config.cluster_config(pairs)
-    assert "sharing" not in made and made == config.cluster_config(job(checkpoint=MANY_NODES))
+    made = objects.cluster_config(pairs)
+    assert "sharing" not in made and made == objects.cluster_config(job(checkpoint=MANY_NODES))
     assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"
     with pytest.raises(ValueError, match="sharing 'node'; it is one of host, index"):
         reading._config({**made, "sharing": "node"})
@@ -221,8 +221,8 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-STAGED_CONFIG = config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}), 1)
-LOCAL = config.cluster_config(job(training={"mode": "local"}), 1)
+STAGED_CONFIG = objects.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}), 1)
+LOCAL = objects.cluster_config(job(training={"mode": "local"}), 1)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from psjob_operator.api.load import load_documents, load_job
+from psjob_operator.api.status import short
 from psjob_operator.api.validate import validate_job
-from psjob_operator.plan.config import cluster_config, digest
+from psjob_operator.plan.objects import cluster_config, config_digest
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.text import short
 from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.unit.api_manifest import GOOD, changed
 
@@ -44,8 +44,8 @@ def judged(raw: Any) -> None:
     for problem in problems:
         assert str(problem).strip() and len(short(str(problem))) <= 300
     if job is not None:
-        snapshot = Snapshot(job.metadata.name, "ns", "uid-1", 1, "1", 0.0, job.spec, None, live=True)
-        assert digest(cluster_config(snapshot))
+        snapshot = ObservedState(job.metadata.name, "ns", "uid-1", 1, "1", 0.0, job.spec, None, live=True)
+        assert config_digest(cluster_config(snapshot))
         plan(snapshot, 1.0)
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import JobStatus, stamp, unix
 from psjob_operator.plan.actions import DeleteJob, DeleteProcess
+from psjob_operator.plan.observed_state import Objects, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Objects, Process, Snapshot
-from psjob_operator.plan.text import stamp, unix
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
 OVER = {
@@ -129,7 +128,7 @@ def test_without_checkpoints_nothing_could_tell_a_late_worker(worker: Process, w
     assert "spec.checkpoint.disabled" in failed.message
 
 
-def started_again(snapshot: Snapshot, start: int) -> Snapshot:
+def started_again(snapshot: ObservedState, start: int) -> ObservedState:
     """The status has given this start."""
     assert snapshot.status is not None
     workers = snapshot.status.workers.model_copy(update={"start": start})
@@ -182,7 +181,7 @@ def test_a_worker_that_never_joined_fails_the_job() -> None:
         assert plan(other, NOW + 60).status.phase == "Running"
 
 
-def exited(**changed: object) -> Snapshot:
+def exited(**changed: object) -> ObservedState:
     """Worker 1 has ended with exit code 0 and the status says so; shard 0 was asked a minute later, and has not heard of its end."""
     workers = [{"rank": rank, "clock": 4, "state": "joined", "start": 1, "here": rank != 1} for rank in range(3)]
     left = running(worker_1=OVER["worker_1"])
@@ -300,7 +299,7 @@ def test_a_job_that_lacks_pods_for_too_long_fails_with_the_words_of_who_keeps_th
 # ---- suspension --------------------------------------------------------------------------------------------------------------------
 
 
-def suspend(snapshot: Snapshot, wanted: bool | None = True) -> Snapshot:
+def suspend(snapshot: ObservedState, wanted: bool | None = True) -> ObservedState:
     spec = snapshot.spec.model_copy(update={"suspend": wanted})
     return replace(snapshot, spec=spec, generation=snapshot.generation + 1)
 

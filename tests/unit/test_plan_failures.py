@@ -10,8 +10,8 @@ import pytest
 
 from psjob_operator.api.status import JobStatus
 from psjob_operator.contract import EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Snapshot
 from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said
 
 Rule = dict[str, Any]
@@ -19,7 +19,7 @@ SAID = '{"ending": ""}'
 GONE: dict[str, Any] = {"phase": "Failed", "started": None, "ready": False}
 
 
-def ruled(rules: Sequence[Rule], role: str = "worker", policy: Rule | None = None, **end: Any) -> Snapshot:
+def ruled(rules: Sequence[Rule], role: str = "worker", policy: Rule | None = None, **end: Any) -> ObservedState:
     """The job in full swing with these rules, when its process 1 of `role` has ended so."""
     seat: dict[str, Process | None] = {f"{role}_1": pod(role, 1, **end)}
     return running(job(runPolicy={"failureRules": list(rules), **(policy or {})}), **seat)
@@ -141,7 +141,7 @@ def test_a_suspended_job_is_not_failed_by_a_rule() -> None:
 # ---- budgets of a role -------------------------------------------------------------------------------------------------------------
 
 
-def failing(snapshot: Snapshot, *ends: tuple[str, int]) -> JobStatus:
+def failing(snapshot: ObservedState, *ends: tuple[str, int]) -> JobStatus:
     """The status after these (role, index) have failed one after the other, each a minute after its start."""
     decided = plan(snapshot, NOW)
     now, numbers = NOW, {(it.role, it.index): it.number for it in snapshot.processes}

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Snapshot
 from tests.unit.plan_given import NOW, ended, job, names, pod, running, said
 
 KEPT = ("example.com/keep",)
 
 
-def suspended(*left: Process, wanted: bool | None = True) -> Snapshot:
+def suspended(*left: Process, wanted: bool | None = True) -> ObservedState:
     """A job that is to be suspended, of which these pods are left."""
     up = running()
     asked = plan(replace(up, spec=job(suspend=True).spec), NOW - 60)

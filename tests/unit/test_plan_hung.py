@@ -9,13 +9,13 @@ import pytest
 
 from psjob_operator.contract import EXIT_HUNG
 from psjob_operator.plan.actions import DeleteProcess
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.processes import HUNG_GRACE
-from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.pods import HUNG_GRACE
 from tests.unit.plan_given import NOW, UID, ended, job, names, pod, running
 
 
-def limited(told: Any, limit: int | None = 5, **changes: Any) -> Snapshot:
+def limited(told: Any, limit: int | None = 5, **changes: Any) -> ObservedState:
     """The job in full swing, with a limit for steps; shard 0 tells `told` of who hangs."""
     snapshot = running(job(workers={} if limit is None else {"stepTimeoutSeconds": limit}), **changes)
     return replace(snapshot, progress={"run": UID, "coordinator": {"step": 3, "hung": told}}, progress_at=NOW)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.status import Incident
-from psjob_operator.plan.incidents import Failing, tally
+from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Snapshot
+from psjob_operator.plan.restarts import Failing, tally_failures
 from tests.unit.plan_given import NOW, ended, job, names, pod, running, said
 
 
@@ -42,7 +42,7 @@ GROUPS: list[tuple[str, list[Failing], tuple[int, int, int]]] = [
 
 @pytest.mark.parametrize(("failures", "counts"), [row[1:] for row in GROUPS], ids=[row[0] for row in GROUPS])
 def test_what_ends_together_is_one_failure(failures: list[Failing], counts: tuple[int, int, int]) -> None:
-    found = tally(failures, None, start=1)
+    found = tally_failures(failures, None, start=1)
     assert (len(found.new), found.of_shards, found.of_workers) == counts
 
 
@@ -58,31 +58,31 @@ KNOWN: list[tuple[str, Failing, tuple[int, int, int]]] = [
 
 @pytest.mark.parametrize(("failure", "counts"), [row[1:] for row in KNOWN], ids=[row[0] for row in KNOWN])
 def test_who_is_seen_later_belongs_to_what_was_counted(failure: Failing, counts: tuple[int, int, int]) -> None:
-    first = tally([failing(W, 0, node="n1")], None, start=1).last
-    found = tally([failure], first, start=2)
+    first = tally_failures([failing(W, 0, node="n1")], None, start=1).last
+    found = tally_failures([failure], first, start=2)
     assert (len(found.new), found.of_shards, found.of_workers) == counts
 
 
 def test_a_shard_is_in_an_incident_once() -> None:
-    first = tally([failing(S, 3, node="n1")], None, start=1).last
+    first = tally_failures([failing(S, 3, node="n1")], None, start=1).last
     assert first is not None and first.shards == "3"
-    assert len(tally([failing(S, 3, 1, node="n1", number=2)], first, start=1).new) == 1
-    joined = tally([failing(S, 0, 1, node="n1")], first, start=1)
+    assert len(tally_failures([failing(S, 3, 1, node="n1", number=2)], first, start=1).new) == 1
+    joined = tally_failures([failing(S, 0, 1, node="n1")], first, start=1)
     assert not joined.new and joined.last is not None and joined.last.shards == "0,3"
 
 
 def test_a_status_written_by_hand_names_no_incident() -> None:
-    assert len(tally([failing(W, 0)], Incident(time="yesterday", role="worker", cause="Error", exit_code=1, start=9), 1).new) == 1
+    assert len(tally_failures([failing(W, 0)], Incident(time="yesterday", role="worker", cause="Error", exit_code=1, start=9), 1).new) == 1
 
 
 # ---- through the planner ---------------------------------------------------------------------------------------------------------------
 
 
-def fleet(limit: int = 3, **policy: Any) -> Snapshot:
+def fleet(limit: int = 3, **policy: Any) -> ObservedState:
     return running(job(workers={"replicas": 8}, runPolicy={"backoffLimit": limit, **policy}))
 
 
-def struck(snapshot: Snapshot, numbers: dict[int, int], at: float, **end: Any) -> Snapshot:
+def struck(snapshot: ObservedState, numbers: dict[int, int], at: float, **end: Any) -> ObservedState:
     """The job when all its workers on node n1, started a minute ago with these numbers, have ended so."""
     dead = [pod("worker", i, number, created=at - 60, node="n1", **end) for i, number in numbers.items()]
     shards = tuple(it for it in snapshot.processes if it.role == "shard")

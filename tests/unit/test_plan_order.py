@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.endings import Ending
-from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.holds import Hold
+from psjob_operator.plan.job_state import JobState
+from psjob_operator.plan.observed_state import Objects, ObservedState
 from psjob_operator.plan.plan import POLICIES, plan
-from psjob_operator.plan.restarts import Raising
-from psjob_operator.plan.snapshot import Objects, Snapshot
+from psjob_operator.plan.restarts import RestartDecision
+from psjob_operator.plan.terminal import Ending
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, running
 
 SPEC: dict[str, Any] = {"runPolicy": {"activeDeadlineSeconds": 80, "backoffLimit": 0}}
@@ -25,7 +25,9 @@ UNREADABLE = ("spec.training.lrScaling: linear is for mode sync",)
 TAKEN = Objects(strangers=("Service/job-ps",))
 
 
-def world(suspend: bool = False, readable: bool = True, taken: bool = False, spec: dict[str, Any] | None = None, **pods: Any) -> Snapshot:
+def world(
+    suspend: bool = False, readable: bool = True, taken: bool = False, spec: dict[str, Any] | None = None, **pods: Any
+) -> ObservedState:
     found = running(job(**(SPEC if spec is None else spec), suspend=suspend), **pods)
     found = found if readable else replace(found, spec_problems=UNREADABLE)
     return replace(found, objects=TAKEN) if taken else found
@@ -48,8 +50,8 @@ def world(suspend: bool = False, readable: bool = True, taken: bool = False, spe
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_first_policy_that_answers_decides(snapshot: Snapshot, first: str) -> None:
-    answers = [(policy.__name__, answer) for policy in POLICIES if (answer := policy(Facts.of(snapshot, NOW))) is not None]
+def test_the_first_policy_that_answers_decides(snapshot: ObservedState, first: str) -> None:
+    answers = [(policy.__name__, answer) for policy in POLICIES if (answer := policy(JobState.of(snapshot, NOW))) is not None]
     assert answers[0][0] == first, answers
     decided = plan(snapshot, NOW)
     match answers[0][1]:
@@ -57,7 +59,7 @@ def test_the_first_policy_that_answers_decides(snapshot: Snapshot, first: str) -
             assert (decided.status.phase, decided.events[0].reason) == (ending.phase, ending.reason) and not names(decided)
         case Hold() as hold:
             assert decided == hold.plan and not names(decided)
-        case Raising() as raising:
+        case RestartDecision() as raising:
             assert names(decided) == [raising.name("job", seat) for seat in raising.raised]
 
 

@@ -10,8 +10,8 @@ import pytest
 from psjob_operator import render
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess, Plan
+from psjob_operator.plan.observed_state import ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Refusal, Snapshot
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, said
 from tests.unit.plan_given import running as up
@@ -29,7 +29,7 @@ def on(role: str, index: int, number: int = 1, node: str = "", **seen: Any) -> P
     return pod(role, index, number, **{"node": node or f"n{index}", **seen})
 
 
-def running(**changes: Process | None) -> Snapshot:
+def running(**changes: Process | None) -> ObservedState:
     """Worker i and shard i on node i."""
     there = {f"{role}_{index}": on(role, index) for role, count in (("shard", 2), ("worker", 3)) for index in range(count)}
     return up(PAIRS, **{**there, **changes})

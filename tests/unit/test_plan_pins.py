@@ -10,27 +10,29 @@ import pytest
 
 from psjob_operator import contract, render
 from psjob_operator.api.status import JobStatus, Pinned
-from psjob_operator.plan import config, naming, pins
+from psjob_operator.plan import objects
+from psjob_operator.plan import objects as config
+from psjob_operator.plan import pods as pins
 from psjob_operator.plan.actions import CreateProcess, EnsureConfig, EnsureKey, Plan
-from psjob_operator.plan.config import cluster_config, digest
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.job_state import JobState
+from psjob_operator.plan.objects import cluster_config, config_digest
+from psjob_operator.plan.observed_state import ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Refusal, Snapshot
-from psjob_operator.plan.templates import essence
+from psjob_operator.plan.pods import templates_digest
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
 OLD, NEW = "registry/psjob-runtime:1", "registry/psjob-runtime@sha256:2222"
 
 
-DIGESTED = functools.partial(Pinned, templates=essence(job().spec))
+DIGESTED = functools.partial(Pinned, templates=templates_digest(job().spec))
 
 
-def begun(**changes: Process | None) -> Snapshot:
+def begun(**changes: Process | None) -> ObservedState:
     """A job in full swing that an operator with the old image began, seen by one with the new image."""
     return replace(running(job(runtime_image=OLD), **changes), runtime_image=NEW)
 
 
-def images(decided: Plan, snapshot: Snapshot) -> set[str]:
+def images(decided: Plan, snapshot: ObservedState) -> set[str]:
     made = [render.pod(snapshot, action) for action in decided.actions if isinstance(action, CreateProcess)]
     return {container["image"] for body in made for container in body["spec"]["initContainers"] if container["name"] == "psjob-inject"}
 
@@ -51,7 +53,7 @@ def test_a_newer_operator_makes_the_pods_of_a_run_as_it_was_begun() -> None:
     assert images(decided, snapshot) == {OLD} and decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
 
 
-def unpinned(*there: Process, **overrides: Any) -> Snapshot:
+def unpinned(*there: Process, **overrides: Any) -> ObservedState:
     """As an operator that stores no pins left it."""
     snapshot = begun()
     assert snapshot.status is not None
@@ -75,11 +77,13 @@ def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list
         replace(pod(role, index, **({} if code is None else ended(code))), runtime_image=of, created=at)
         for role, index, of, at, code in there
     ]
-    assert pins.pinned(Facts.of(unpinned(*pods), NOW), afresh=True).runtime_image == image
+    assert pins.pinned(JobState.of(unpinned(*pods), NOW), afresh=True).runtime_image == image
 
 
 def test_the_pins_of_an_older_operators_run_are_those_of_its_pods() -> None:
-    assert pins.pinned(Facts.of(unpinned(), NOW), afresh=True) == DIGESTED(runtime_image=OLD, config_format=1, wire=1, container="worker")
+    assert pins.pinned(JobState.of(unpinned(), NOW), afresh=True) == DIGESTED(
+        runtime_image=OLD, config_format=1, wire=1, container="worker"
+    )
 
 
 @pytest.mark.parametrize("wire", [None, 1])
@@ -144,7 +148,7 @@ def test_the_keys_are_made_before_the_first_pod_and_only_for_pods_to_be_made() -
 
 
 def test_the_name_of_the_secret_is_a_label_for_the_longest_job() -> None:
-    made = naming.key("a" * 40, "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", 123_456_789)
+    made = objects.key_secret_name("a" * 40, "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", 123_456_789)
     assert made == "a" * 40 + "-key-0a1b2c3d-123456789" and len(made) <= 63
 
 
@@ -196,7 +200,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
         (action,) = [action for action in plan(lost, NOW).actions if isinstance(action, EnsureConfig)]
         made = render.config(lost, action.format)
         assert (
-            made["metadata"]["labels"]["psjob.dev/digest"] == digest(cluster_config(snapshot, 1))
+            made["metadata"]["labels"]["psjob.dev/digest"] == config_digest(cluster_config(snapshot, 1))
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
@@ -204,7 +208,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
     assert EnsureConfig(2) in fresh.actions
 
 
-def of_tomorrow(snapshot: Snapshot | None = None, **fields: int | None) -> Snapshot:
+def of_tomorrow(snapshot: ObservedState | None = None, **fields: int | None) -> ObservedState:
     snapshot = snapshot or begun()
     assert snapshot.status is not None and snapshot.status.pinned is not None
     pinned = snapshot.status.pinned.model_copy(update=fields or {"config_format": 9})
@@ -228,7 +232,7 @@ def test_a_run_of_another_version_is_held_and_not_broken(fields: dict[str, int])
 
 
 def test_what_ends_or_stops_a_held_run_goes_on() -> None:
-    def of(spec: Snapshot) -> str | None:
+    def of(spec: ObservedState) -> str | None:
         return plan(of_tomorrow(replace(spec, runtime_image=NEW)), NOW).status.phase
 
     done = {f"shard_{index}": pod("shard", index, **ended(0)) for index in range(2)}
@@ -255,8 +259,8 @@ def test_a_phase_of_a_newer_operator_stands_until_more_is_known() -> None:
 
 def test_keys_are_the_operators_if_a_pod_of_the_run_mounts_them() -> None:
     snapshot = begun()
-    secret = naming.key(snapshot.name, snapshot.uid, 2)
-    before, ours = (replace(pod("worker", 0), keys=naming.key(snapshot.name, snapshot.uid, number)) for number in (1, 2))
+    secret = objects.key_secret_name(snapshot.name, snapshot.uid, 2)
+    before, ours = (replace(pod("worker", 0), keys=objects.key_secret_name(snapshot.name, snapshot.uid, number)) for number in (1, 2))
     assert not replace(snapshot, processes=()).mounts(secret)
     assert not replace(snapshot, processes=(before, pod("worker", 1))).mounts(secret), (
         "labels, and the keys of the run before it was resumed"

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.api.status import CheckpointStatus
+from psjob_operator.api.status import CheckpointStatus, stamp, unix
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import CreateProcess, DeleteJob, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.observed_state import Claim, Exit, Objects, ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Refusal, Snapshot
-from psjob_operator.plan.text import stamp, unix
 from tests.unit.api_manifest import MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
 
-def counted(snapshot: Snapshot, failures: int, at: float) -> Snapshot:
+def counted(snapshot: ObservedState, failures: int, at: float) -> ObservedState:
     assert snapshot.status is not None
     restarts = snapshot.status.restarts.model_copy(update={"total": failures, "counted": failures, "last_counted": stamp(at)})
     return replace(snapshot, status=snapshot.status.model_copy(update={"restarts": restarts}))
@@ -188,7 +187,7 @@ def test_ten_minutes_of_commits_forget_failures() -> None:
 # ---- refusals and objects ----------------------------------------------------------------------------------------------------------
 
 
-def refused(code: int, message: str, tries: int = 1) -> Snapshot:
+def refused(code: int, message: str, tries: int = 1) -> ObservedState:
     snapshot = running(worker_1=None)
     decided = plan(snapshot, NOW)
     name = "job-worker-1-r2"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.api.status import LARGEST, JobStatus
+from psjob_operator.api.status import LARGEST, JobStatus, stamp_exact
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.text import stamp_exact
 from tests.unit.plan_given import NOW, ended, pod, running
 
 
@@ -23,12 +22,12 @@ def first(view: int = 2, start: int = 1, age: float = 2.0, **other: Any) -> dict
     return {"view": view, "start": start, "from": 100, "step": 101, "age": age, **other}
 
 
-def instead(snapshot: Snapshot, name: str, role: str, index: int, **end: Any) -> Snapshot:
+def instead(snapshot: ObservedState, name: str, role: str, index: int, **end: Any) -> ObservedState:
     """That process has ended."""
     return replace(snapshot, processes=tuple(pod(role, index, **end) if it.name == name else it for it in snapshot.processes))
 
 
-def lost(mode: str = "sync") -> tuple[Snapshot, JobStatus]:
+def lost(mode: str = "sync") -> tuple[ObservedState, JobStatus]:
     """Shard 1 is killed while training is at step 125; the snapshot with its next process, and the status that raised its number."""
     up = replace(running(), progress=told(125, mode=mode), progress_at=NOW - 1)
     killed = instead(up, "job-ps-1-a1", "shard", 1, **ended(137, "OOMKilled"))

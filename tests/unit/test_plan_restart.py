@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY, MOST_RISE
-from psjob_operator.plan.fate import NOT_ADMITTED, fate
+from psjob_operator.plan.observed_state import Exit
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Exit
+from psjob_operator.plan.process_outcome import NOT_ADMITTED, outcome_of
 from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
@@ -190,16 +190,16 @@ def test_what_cannot_be_helped_fails_the_job_with_its_sentence(code: int, reason
 
 
 def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
-    assert fate(pod("worker", 0, **ended(EXIT_CHECKPOINT_LOST))).kind == "lost"
-    assert fate(pod("worker", 0, **ended(EXIT_REFUSED, message='{"error": "no"}'))).kind == "fatal"
-    caught = fate(pod("worker", 0, **ended(0, message='{"error": "no"}')))
+    assert outcome_of(pod("worker", 0, **ended(EXIT_CHECKPOINT_LOST))).kind == "lost"
+    assert outcome_of(pod("worker", 0, **ended(EXIT_REFUSED, message='{"error": "no"}'))).kind == "fatal"
+    caught = outcome_of(pod("worker", 0, **ended(0, message='{"error": "no"}')))
     assert (caught.kind, caught.cause, caught.message) == ("fatal", "Refused", "no"), "a script that catches it ends with 0"
-    child = fate(pod("worker", 0, **ended(1, message='{"error": "no", "refused": true}')))
+    child = outcome_of(pod("worker", 0, **ended(1, message='{"error": "no", "refused": true}')))
     assert (child.kind, child.cause, child.message) == ("fatal", "Refused", "no"), "its parent has an exit code of its own"
     for message in ('{"error": "no", "refused": 1}', '{"error": "no", "refused": true}\n', '{"error": "no", "refused": true, "x": 1}'):
-        assert fate(pod("worker", 0, **ended(1, message=message))).kind == "lost"
+        assert outcome_of(pod("worker", 0, **ended(1, message=message))).kind == "lost"
     for message in ('{"ending": ""}', "a line of its own", '{"error": "no"}\n', ""):
-        assert fate(pod("worker", 0, **ended(0, message=message))).kind == "done"
+        assert outcome_of(pod("worker", 0, **ended(0, message=message))).kind == "done"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from psjob_operator import render
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan.actions import CreateProcess, EnsureConfig, Plan
+from psjob_operator.plan.observed_state import ObservedState, ResumeSource
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.resuming import LOOK_SECONDS
-from psjob_operator.plan.snapshot import ResumeSource, Snapshot
+from psjob_operator.plan.pods import LOOK_SECONDS
 from tests.unit.plan_given import NOW, job
 
 THERE: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}
@@ -21,11 +21,11 @@ FOUND = ResumeSource("run-1", True, THERE)
 ASKS: dict[str, Any] = {"resumeFrom": {"job": "first"}, "volume": THERE}
 
 
-def asking(source: ResumeSource | None, **checkpoint: Any) -> Snapshot:
+def asking(source: ResumeSource | None, **checkpoint: Any) -> ObservedState:
     return replace(job(checkpoint={**ASKS, **checkpoint}), resume_source=source)
 
 
-def later(snapshot: Snapshot, decided: Plan, source: ResumeSource | None) -> Snapshot:
+def later(snapshot: ObservedState, decided: Plan, source: ResumeSource | None) -> ObservedState:
     """The snapshot after the plan's status was stored."""
     return replace(snapshot, status=decided.status, resume_source=source, written_at=NOW)
 

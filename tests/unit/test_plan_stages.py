@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.status import StageStatus
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
 from tests.unit.plan_given import NOW, ended, job, pod, running
 
 STAGES = [{"name": "front", "replicas": 2}, {"name": "back", "cut": "layers.6"}]
@@ -18,11 +18,11 @@ BACK: dict[str, Any] = {"name": "back", "step": 8, "delay": None, "idle": 0.5, "
 WAITS = "activations of micro-batch 1 of step 8 from worker 1 (stage 0), for 12 s"
 
 
-def staged(**changes: Any) -> Snapshot:
+def staged(**changes: Any) -> ObservedState:
     return running(job(stages=STAGES), **changes)
 
 
-def told(up: Snapshot, *stages: Any, at: float = NOW) -> Snapshot:
+def told(up: ObservedState, *stages: Any, at: float = NOW) -> ObservedState:
     return replace(up, progress={"run": "run-1", "coordinator": {"step": 8, "stages": list(stages)}}, progress_at=at)
 
 

@@ -10,14 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.api.status import Condition, JobStatus
-from psjob_operator.plan import naming
-from psjob_operator.plan.facts import Facts
+from psjob_operator.api.status import (
+    Condition,
+    JobStatus,
+    condition_reason,
+    index_set,
+    index_text,
+    named_indexes,
+    short,
+    stamp,
+    starts_map,
+    starts_text,
+    unix,
+)
+from psjob_operator.plan import objects
+from psjob_operator.plan.job_state import JobState, unanswered
+from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.progress import unanswered
-from psjob_operator.plan.settle import wake_at
-from psjob_operator.plan.snapshot import Exit, Process, Snapshot
-from psjob_operator.plan.text import index_set, index_text, named, reason, short, stamp, starts_map, starts_text, unix
+from psjob_operator.plan.status import wake_at
 from tests.simulation.world import check_transition
 from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
 
@@ -227,7 +237,7 @@ OF_TRAINING = {
 }
 
 
-def roles(snapshot: Snapshot, now: float = NOW) -> dict[str, tuple[int, ...]]:
+def roles(snapshot: ObservedState, now: float = NOW) -> dict[str, tuple[int, ...]]:
     told_of = plan(snapshot, now).status.roles
     return {it.name: (it.desired, it.active, it.ready, it.succeeded, it.failed) for it in told_of or ()}
 
@@ -370,7 +380,7 @@ BEGUN = [None, JobStatus(), plan(job(), NOW - 100).status, running().status]
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> ObservedState:
     base = job(checkpoint={"disabled": draw(st.booleans())}, runPolicy={"backoffLimit": draw(st.sampled_from([0, 3, 100]))})
     status = draw(st.sampled_from(BEGUN))
     if status is not None and draw(st.booleans()):
@@ -388,7 +398,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def test_a_time_that_has_come_wakes_nobody() -> None:
-    facts = Facts.of(running(), NOW)
+    facts = JobState.of(running(), NOW)
     later = wake_at(facts, running().status or JobStatus())
     assert wake_at(facts, running().status or JobStatus(), NOW, NOW - 1, None) == later
     assert wake_at(facts, running().status or JobStatus(), NOW, NOW + 0.5) == NOW + 0.5
@@ -396,7 +406,7 @@ def test_a_time_that_has_come_wakes_nobody() -> None:
 
 @settings(max_examples=60)
 @given(snapshots())
-def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: Snapshot) -> None:
+def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: ObservedState) -> None:
     decided = plan(snapshot, NOW)
     if decided.needs_live:
         assert not snapshot.live and not decided.actions and decided.status == (snapshot.status or JobStatus())
@@ -433,15 +443,15 @@ def test_pending_starts_are_read_leniently() -> None:
 
 def test_names_go_round() -> None:
     for role in ("shard", "worker"):
-        assert naming.parse("a-ps-0", naming.process("a-ps-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
+        assert objects.parse_process_name("a-ps-0", objects.process_name("a-ps-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
     for other in ("a-ps-0-a1x", "ab-ps-0-a1", "a-worker-1", "", "a-ps-1-r1", "a-b-ps-0-a1"):
-        assert naming.parse("a", other) is None
+        assert objects.parse_process_name("a", other) is None
 
 
 def test_words() -> None:
     assert short("a\n  b") == "a b" and len(short("x" * 900)) == 256 and short("y" * 500 + "end").endswith("end")
-    assert named("shard", [1]) == "shard 1" and named("worker", [0, 1, 4]) == "workers 0-1,4"
-    assert reason("ErrImagePull") == "ErrImagePull" and reason("two words") == "Waiting"
+    assert named_indexes("shard", [1]) == "shard 1" and named_indexes("worker", [0, 1, 4]) == "workers 0-1,4"
+    assert condition_reason("ErrImagePull") == "ErrImagePull" and condition_reason("two words") == "Waiting"
     assert unix(stamp(NOW + 0.9)) == NOW and unix(None) is None and unix("yesterday") is None
 
 

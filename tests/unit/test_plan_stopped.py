@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
 from tests.unit.plan_given import NOW, UID, ended, job, names, pod, running
 
 TOLD: list[tuple[str, dict[str, Any], str]] = [
@@ -67,7 +67,7 @@ def test_shards_that_are_through_say_so_of_their_workers() -> None:
     assert plan(running(job(checkpoint={"disabled": True}), **over, **done), NOW).status.phase == "Complete"
 
 
-def suspended(snapshot: Snapshot, wanted: bool | None) -> Snapshot:
+def suspended(snapshot: ObservedState, wanted: bool | None) -> ObservedState:
     return replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": wanted}), generation=snapshot.generation + 1)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from psjob_operator import render
 from psjob_operator.plan.actions import CreateProcess
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.templates import essence
+from psjob_operator.plan.pods import templates_digest
 from tests.unit.plan_given import NOW, job, names, running, said
 
 Template = dict[str, Any]
@@ -41,7 +41,7 @@ OTHER: list[tuple[str, Template]] = [
 ]
 
 
-def asleep() -> Snapshot:
+def asleep() -> ObservedState:
     """A job that ran and was suspended."""
     snapshot = running()
     stops = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}))
@@ -51,7 +51,7 @@ def asleep() -> Snapshot:
     return replace(stops, status=over, processes=())
 
 
-def changed(snapshot: Snapshot, over: Template, role: str = "workers", suspend: bool | None = None) -> Snapshot:
+def changed(snapshot: ObservedState, over: Template, role: str = "workers", suspend: bool | None = None) -> ObservedState:
     spec = snapshot.spec
     part = spec.workers if role == "workers" else spec.ps
     made = part.model_copy(update={"template": laid(part.template or {}, over)})
@@ -63,7 +63,7 @@ def changed(snapshot: Snapshot, over: Template, role: str = "workers", suspend: 
 def test_what_places_pods_takes_effect_at_the_resumption(over: Template, role: str) -> None:
     slept = asleep()
     resumed = changed(slept, over, role)
-    assert essence(resumed.spec) == essence(slept.spec)
+    assert templates_digest(resumed.spec) == templates_digest(slept.spec)
     decided = plan(resumed, NOW + 100)
     assert len(names(decided)) == 5
     wanted = "worker" if role == "workers" else "shard"
@@ -105,4 +105,4 @@ def test_a_status_of_an_older_operator_has_no_digest_and_gets_one() -> None:
     assert snapshot.status is not None and snapshot.status.pinned is not None
     old = snapshot.status.model_copy(update={"pinned": snapshot.status.pinned.model_copy(update={"templates": None})})
     decided = plan(replace(snapshot, status=old), NOW)
-    assert decided.status.pinned is not None and decided.status.pinned.templates == essence(snapshot.spec)
+    assert decided.status.pinned is not None and decided.status.pinned.templates == templates_digest(snapshot.spec)

@@ -9,11 +9,11 @@ import pytest
 
 from psjob_operator import render
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan import volumegroup
+from psjob_operator.plan import placement as volumegroup
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.job_state import JobState
+from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Snapshot
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
@@ -43,7 +43,7 @@ def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
 
 
 def test_the_affinity_names_the_placement() -> None:
-    def selector(snapshot: Snapshot, placement: int | None) -> dict[str, str]:
+    def selector(snapshot: ObservedState, placement: int | None) -> dict[str, str]:
         made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", volume_group=placement))
         (term,) = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels: dict[str, str] = term["labelSelector"]["matchLabels"]
@@ -185,4 +185,4 @@ def test_shards_of_other_volumes_are_not_bound_together(checkpoint: dict[str, An
 @pytest.mark.parametrize(("before", "then"), [(0, 10), (10, 20), (40, 80), (80, 120), (120, 120)])
 def test_each_move_gives_a_place_twice_as_long_up_to_two_minutes(before: int, then: int) -> None:
     lost = running(shard_0=pod("shard", 0, waited=before), shard_1=pod("shard", 1, waited=before))
-    assert volumegroup.patience(Facts.of(lost, NOW).shards) == then
+    assert volumegroup.patience(JobState.of(lost, NOW).shards) == then

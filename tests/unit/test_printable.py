@@ -29,8 +29,8 @@ from psjob_client.local.monitor import Watch
 from psjob_client.problems import JobProblem
 from psjob_client.text import as_json, as_yaml
 from psjob_client.ui import shown
+from psjob_operator.api.status import short
 from psjob_operator.cluster import scrub
-from psjob_operator.plan.text import short
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 HOSTILE = {

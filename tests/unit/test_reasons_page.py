@@ -10,8 +10,8 @@ from pathlib import Path
 from hack import reasonspage
 from psjob_operator.api.crd import STATUS_DEFAULT
 from psjob_operator.contract import GROUP
-from psjob_operator.plan.fate import UNCOUNTED
-from psjob_operator.plan.warnings import OF_TRAINING
+from psjob_operator.plan.conditions import OF_TRAINING
+from psjob_operator.plan.process_outcome import UNCOUNTED
 
 OPERATOR = Path(__file__).resolve().parents[2] / "operator/src/psjob_operator"
 TREES = {
@@ -56,19 +56,23 @@ def parts(kind: type[ast.AST], function: str) -> Iterator[ast.AST]:
 
 def fatal_causes() -> set[str]:
     calls = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    fates = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Fate" and len(call.args) > 1]
-    return set().union(*(words(call.args[1]) for call in fates if "fatal" in ast.unparse(call.args[0])))
+    outcomes = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "ProcessOutcome" and len(call.args) > 1]
+    return set().union(*(words(call.args[1]) for call in outcomes if "fatal" in ast.unparse(call.args[0])))
 
 
 def causes() -> set[str]:
-    return set().union(*(words(node) for node in arguments("Fate", 1)), words(*parts(ast.Return, "cause"))) | set(UNCOUNTED.values())
+    return set().union(*(words(node) for node in arguments("ProcessOutcome", 1)), words(*parts(ast.Return, "cause"))) | set(
+        UNCOUNTED.values()
+    )
 
 
 def test_every_reason_of_a_condition_is_in_the_table_and_no_other() -> None:
     emitted = set().union(*(words(*arguments(name, place)) for name, place in PLACES.items()))
     yields = [node.value for function in ("_around", "_unread") for node in parts(ast.Yield, function) if isinstance(node, ast.Yield)]
     emitted |= words(*(pair.elts[0] for pair in yields if isinstance(pair, ast.Tuple)))
-    returned = [node.value for function in ("leaving", "waits") for node in parts(ast.Return, function) if isinstance(node, ast.Return)]
+    returned = [
+        node.value for function in ("leaving", "waits_for_source") for node in parts(ast.Return, function) if isinstance(node, ast.Return)
+    ]
     emitted |= words(*(pair.elts[0] for pair in returned if isinstance(pair, ast.Tuple)))
     emitted |= words(*parts(ast.Return, "spec_reason")) | set(OF_TRAINING) | fatal_causes()
     emitted |= {condition["reason"] for condition in STATUS_DEFAULT["conditions"]} | {"Waiting"}

@@ -11,8 +11,8 @@ from psjob_operator import render
 from psjob_operator.api.status import CheckpointStatus, Pinned
 from psjob_operator.cluster.refusals import Cause, causes, limit_words, limited, of_the_pod, ranges
 from psjob_operator.plan.actions import CreateProcess
+from psjob_operator.plan.observed_state import Refusal
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Refusal
 from tests.unit.plan_given import NOW, job, running
 
 SHARD = {"name": "shard", "image": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}, "env": [{"name": "A", "value": "1"}]}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from psjob_operator import render
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.config import cluster_config, config_text, digest, job_config
+from psjob_operator.plan.objects import cluster_config, config_digest, config_text, job_config
 from psjob_operator.render.merge import merge
-from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
+from psjob_operator.render.objects import LABEL_DIGEST, LABEL_JOB
 from tests.unit.plan_given import job
 
 
@@ -79,7 +79,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
     }
     assert (content["mode"], content["seed"], content["updateAt"], content["workers"]) == ("async", 7, None, 3)
     assert len(content["specHash"]) == 64
-    assert made["metadata"]["labels"][LABEL_DIGEST] == digest(content) and len(made["metadata"]["labels"][LABEL_DIGEST]) <= 63
+    assert made["metadata"]["labels"][LABEL_DIGEST] == config_digest(content) and len(made["metadata"]["labels"][LABEL_DIGEST]) <= 63
     assert config_text(content) == made["data"]["config.json"]
 
 

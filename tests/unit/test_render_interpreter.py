@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.render.interpreter import HOME_OF_ROOT, interpreter
+from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.render.shard import HOME_OF_ROOT, interpreter
 from tests.unit.plan_given import job
 from tests.unit.rendered import rich, shard
 
 HOME = f"{HOME_OF_ROOT}/.venv/bin"
 
 
-def of(command: list[str], pod: dict[str, Any] | None = None, **container: Any) -> Snapshot:
+def of(command: list[str], pod: dict[str, Any] | None = None, **container: Any) -> ObservedState:
     """A job whose workers run `command`."""
     trained = {"name": "only", "image": "i", "command": command, **container}
     return job(workers={"template": {"spec": {**(pod or {}), "containers": [trained]}}})

@@ -11,8 +11,8 @@ import pytest
 from psjob_operator import render
 from psjob_operator.__main__ import app
 from psjob_operator.plan.actions import CreateProcess, EnsurePolicy
+from psjob_operator.plan.observed_state import Objects, Refusal, Role
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Objects, Refusal, Role
 from tests.typed import CliRunner
 from tests.unit.plan_given import NOW, job, names, running
 

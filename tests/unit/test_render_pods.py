@@ -11,15 +11,16 @@ import yaml
 
 from psjob_operator import contract, render
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.render.inject import SHELL
-from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.plan.placement import shares_volume
+from psjob_operator.render.init_container import SHELL
+from psjob_operator.render.objects import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
 from tests.unit.rendered import IMAGE, PINNED, RICH, rich, shard
 
 
-def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any]:
+def worker(snapshot: ObservedState, index: int = 1, number: int = 3) -> dict[str, Any]:
     name = f"job-worker-{index}-r{number}"
     return render.pod(snapshot, CreateProcess("worker", index, number, 2, name, pinned=PINNED))
 

@@ -13,8 +13,8 @@ from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.api.validate import validate_job
 from psjob_operator.plan.actions import CreateProcess, EnsureKey
+from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.render.pod import Pods
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 from tests.unit.plan_given import NOW, job
@@ -34,7 +34,7 @@ STAGES: list[dict[str, Any]] = [
 PINNED = Pinned(runtime_image="psjob-runtime:1", container="main", key=1)
 
 
-def staged(**overrides: Any) -> Snapshot:
+def staged(**overrides: Any) -> ObservedState:
     first = {"spec": {"containers": [{"name": "main", "image": "me/digits:1", "command": ["python", "train.py"]}]}}
     return job(workers={"replicas": None, "template": first}, stages=STAGES, **overrides)
 

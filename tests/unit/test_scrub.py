@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from psjob_operator.cluster.pods import parse
 from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, scrub, tail, told
 from psjob_operator.cluster.store import JobStore
-from psjob_operator.plan.fate import fate, of_the_runtime
+from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
 from tests.soaking import rotating
 from tests.unit.cluster_pods import entry, pod
 
@@ -276,7 +276,7 @@ def exit_of(message: str, tails: bool = True, code: int = 1) -> tuple[str, str]:
     ended = entry("worker", terminated={"exitCode": code, "reason": "Error", "message": message})
     found = parse(pod(phase="Failed", containerStatuses=[ended]), tails)
     assert found is not None and found.process.exit is not None
-    return fate(found.process).message, found.process.exit.message
+    return outcome_of(found.process).message, found.process.exit.message
 
 
 def test_a_failure_is_told_without_its_credentials_or_by_its_code_alone() -> None:
@@ -308,4 +308,4 @@ def test_without_tails_the_runtimes_exit_codes_mean_what_they_did() -> None:
     raw = pod(phase="Failed", containerStatuses=[ended])
     found = parse(raw, store.tails)
     assert found is not None and found.process.exit is not None and of_the_runtime(found.process.exit)
-    assert (fate(found.process).kind, fate(found.process).cause, fate(found.process).message) == ("fatal", "Refused", "")
+    assert (outcome_of(found.process).kind, outcome_of(found.process).cause, outcome_of(found.process).message) == ("fatal", "Refused", "")

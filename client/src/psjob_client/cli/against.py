@@ -9,7 +9,7 @@ from psjob_client.doctor.cluster import ClusterFacts
 from psjob_client.doctor.findings import Finding
 from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_operator.api.spec import PSTrainingJob
-from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
+from psjob_operator.render.objects import LABEL_ROLE, LABEL_STAGE
 
 
 def against(

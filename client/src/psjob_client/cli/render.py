@@ -17,8 +17,8 @@ from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.objects import listening_workers, volume
+from psjob_operator.plan.observed_state import ObservedState, ResumeSource
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import ResumeSource, Snapshot
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """Stands for the uid that the API server gives, and for the run of a job to go on from."""
@@ -46,7 +46,7 @@ def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:
 def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE, *, asks_nothing: bool = False) -> list[dict[str, Any]]:
     """Service, ConfigMap, claim, keys and pods of a job's first turn, in the order of their creation. A suspended job shows what it
     will have, a job of another controller what it would have. `asks_nothing`: as where a LimitRange takes the place of psjob's requests."""
-    snapshot = Snapshot(
+    snapshot = ObservedState(
         name=job.metadata.name,
         namespace=job.metadata.namespace or "default",
         uid=NO_UID,
@@ -62,7 +62,7 @@ def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE, *, asks_no
     return [_document(snapshot, action, pods) for action in plan(snapshot, 0.0).actions]
 
 
-def _document(snapshot: Snapshot, action: Action, pods: objects.Pods) -> dict[str, Any]:
+def _document(snapshot: ObservedState, action: Action, pods: objects.Pods) -> dict[str, Any]:
     match action:
         case EnsureService():
             return objects.service(snapshot)
@@ -78,7 +78,7 @@ def _document(snapshot: Snapshot, action: Action, pods: objects.Pods) -> dict[st
             raise AssertionError(f"a new job's first turn never has {type(action).__name__}")
 
 
-def _no_certificates(snapshot: Snapshot, action: EnsureKey) -> dict[str, bytes]:
+def _no_certificates(snapshot: ObservedState, action: EnsureKey) -> dict[str, bytes]:
     """Empty files, of the names that they will have."""
     if not action.certificates:
         return {}

@@ -29,7 +29,7 @@ from psjob_client.sdk.shipping import imported_beside
 from psjob_client.text import span
 from psjob_operator.api import quantity
 from psjob_operator.contract import GROUP, KIND
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 
 WHAT = f"{KIND.lower()}.{GROUP}"
 PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
@@ -275,7 +275,7 @@ def _claim_left(job: JobView) -> str:
     kept = (job.manifest or {}).get("spec", {}).get("checkpoint", {})
     policy = kept.get("persistentVolumeClaimRetentionPolicy") or {}
     own = job.where != "local" and not kept.get("volume") and not kept.get("disabled")
-    return naming.claim(job.name) if own and policy.get("whenDeleted", "Retain") == "Retain" else ""
+    return objects.claim_name(job.name) if own and policy.get("whenDeleted", "Retain") == "Retain" else ""
 
 
 def clean(

@@ -14,7 +14,7 @@ from psjob_operator.cluster.connect import ConnectError, configure
 from psjob_operator.cluster.kinds import JOBS, PODS
 from psjob_operator.cluster.refusals import limit_words, limited, ranges
 from psjob_operator.contract import GROUP, KIND, VERSION
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.objects import LABEL_JOB
 
 SECONDS = 10.0
 OURS = "app.kubernetes.io/part-of=psjob,app.kubernetes.io/component=operator"

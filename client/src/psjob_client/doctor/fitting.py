@@ -12,9 +12,9 @@ from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_operator.api.claim_template import MANY, claim_spec
 from psjob_operator.api.quantity import quantity
 from psjob_operator.api.spec import PSTrainingJob
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.objects import named_claim, volume
-from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
+from psjob_operator.render.objects import LABEL_ROLE, LABEL_STAGE
 
 ONE_NODE = frozenset({
     "rancher.io/local-path", "kubernetes.io/no-provisioner", "kubernetes.io/host-path", "k8s.io/minikube-hostpath", "docker.io/hostpath",
@@ -239,7 +239,7 @@ def _breach(limit: Limit, role: str, given: Decimal) -> Finding:
 
 def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> Iterator[Finding]:
     """Claims of the pods that are not there, or go; those of checkpoints have a line of their own unless they go."""
-    own = {naming.claim(job.metadata.name), named_claim(job.spec)}
+    own = {objects.claim_name(job.metadata.name), named_claim(job.spec)}
     for name in dict.fromkeys(name for one in pods for name in one.claims):
         there = (facts.claims or {}).get(name)
         if there is not None and there.going:

@@ -18,9 +18,9 @@ from psjob_client.problems import JobProblem, NotServed, call, no_such_job
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
 from psjob_operator.contract import HISTORY_PATH, STATUS_PATH
-from psjob_operator.plan import naming
-from psjob_operator.plan.snapshot import Process
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.plan import objects
+from psjob_operator.plan.observed_state import Process
+from psjob_operator.render.objects import LABEL_JOB
 
 ASK_SECONDS = 3.0
 """For what one shard says."""
@@ -175,7 +175,7 @@ class ClusterSource:
             return None, ""
         if self._keys.get(run, (0, b""))[0] == number:
             return self._keys[run][1], ""
-        name = naming.key(str(metadata["name"]), run, number)
+        name = objects.key_secret_name(str(metadata["name"]), run, number)
         told = f"the numbers are those of status, a minute old at most: the running job is asked with the Secret {name}, and"
         try:
             data = part(await self.client.get(SECRETS, self.where.namespace, name), "data")

@@ -8,10 +8,9 @@ from typing import Any
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
 from psjob_client.jobs.view import CheckpointView, EventView, JobView, ProgressView, SpanView, StageView
 from psjob_client.local.status import numbers, part
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import JobStatus, unix
 from psjob_operator.cluster.pods import parse
-from psjob_operator.plan.snapshot import Process
-from psjob_operator.plan.text import unix
+from psjob_operator.plan.observed_state import Process
 
 KEPT = ("name", "namespace", "labels", "annotations")
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -9,8 +9,7 @@ from typing import Any
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
 from psjob_client.jobs.view import DIFFER, DIVERGED, CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
 from psjob_client.local.status import numbers, part
-from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan.text import unix
+from psjob_operator.api.status import TERMINAL, JobStatus, unix
 
 KILLED = "psjob run was ended from outside; `psjob resume {run}` goes on from its last checkpoint"
 

@@ -10,7 +10,7 @@ from psjob_operator.api.field_rule import Problem
 from psjob_operator.api.quantity import seconds
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.template import TRAINED, asks_devices, container_of
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 
 LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")
 LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
@@ -89,7 +89,7 @@ def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
             "spec.checkpoint.volume",
             None,
             f"is absent: on a cluster the claim of this job is another than that of job {kept.resume_from.job}",
-            f"name its claim: {{persistentVolumeClaim: {{claimName: {naming.claim(kept.resume_from.job)}}}}}",
+            f"name its claim: {{persistentVolumeClaim: {{claimName: {objects.claim_name(kept.resume_from.job)}}}}}",
         )
     if kept.volume is not None and kept.volume.source().get("hostPath") is not None:
         yield Problem(

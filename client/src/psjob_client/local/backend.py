@@ -20,13 +20,13 @@ from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
-from psjob_operator.plan.config import cluster_config, digest, job_config
-from psjob_operator.plan.facts import Facts
-from psjob_operator.plan.fate import fate, matching, of_the_runtime
+from psjob_operator.plan.job_state import JobState
+from psjob_operator.plan.objects import cluster_config, config_digest, job_config
+from psjob_operator.plan.observed_state import Claim, Exit, Objects, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
+from psjob_operator.plan.process_outcome import matching_rule, of_the_runtime, outcome_of
 
 GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL, as a pod has by default."""
@@ -95,7 +95,7 @@ class Backend:
         for _ in range(MOST_ROUNDS):
             self.reap()
             snapshot, now = self.observe(), time.time()
-            for index in Facts.of(snapshot, now).unfinished:
+            for index in JobState.of(snapshot, now).unfinished:
                 newest = max((it for it in self.children if (it.role, it.index) == ("worker", index)), key=lambda it: it.number)
                 self.failures.note_unfinished(newest, self.watch.made)
             if self.failures.holds(self.watch.made, self.watch.progress_at, now):
@@ -132,7 +132,7 @@ class Backend:
     def _answered(self, child: ChildProcess) -> bool:
         """Its end has an answer already: it is the runtime's own, or the job's failureRules name it."""
         process = self._process(child)
-        named = matching(self._spec.run_policy.failure_rules or (), process.role, process, fate(process))
+        named = matching_rule(self._spec.run_policy.failure_rules or (), process.role, process, outcome_of(process))
         return named is not None or of_the_runtime(self._exit(child))
 
     @property
@@ -185,11 +185,11 @@ class Backend:
 
     @cached_property
     def _digest(self) -> str:
-        return digest(cluster_config(self._named, encryption=encryption(self._spec)))
+        return config_digest(cluster_config(self._named, encryption=encryption(self._spec)))
 
-    def observe(self) -> Snapshot:
+    def observe(self) -> ObservedState:
         """Everything the plan may know."""
-        return Snapshot(
+        return ObservedState(
             name=self.job.metadata.name,
             namespace="",
             uid=self.folder.run,
@@ -199,7 +199,7 @@ class Backend:
             spec=self._spec,
             status=self.status,
             processes=tuple(self._process(child) for child in self.children),
-            objects=Objects(True, self._digest, Claim(naming.claim(self.job.metadata.name), ours=True, bound=True)),
+            objects=Objects(True, self._digest, Claim(objects.claim_name(self.job.metadata.name), ours=True, bound=True)),
             progress=self.watch.progress,
             progress_at=self.watch.progress_at,
             granted=self._granted,

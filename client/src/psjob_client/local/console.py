@@ -34,7 +34,7 @@ from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.actions import Event
-from psjob_operator.plan.fate import FROM_OUTSIDE
+from psjob_operator.plan.process_outcome import FROM_OUTSIDE
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 MANY = 16

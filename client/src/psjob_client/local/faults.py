@@ -23,7 +23,7 @@ from psjob_client.local.process import ChildProcess
 from psjob_client.local.status import numbers, part
 from psjob_client.problems import BadInput
 from psjob_operator import contract
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 ARMED = 0.03
 """Seconds between two looks at the coordinator while a fault waits for its step."""

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 from psjob_client.problems import BadInput
 from psjob_operator import contract
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from psjob_client.problems import BadInput
 from psjob_operator import keys
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.plan import pins
+from psjob_operator.plan import pods
 
 RUNS_FOLDER = ".psjob"
 RUN, JOB, LIVE, STORY, HISTORY, SUMMARY, LOCK = (
@@ -261,7 +261,7 @@ class RunKeys:
 
 def encryption(spec: JobSpec) -> str:
     """Which streams of a run on this machine are encrypted, one of contract.ENCRYPTION."""
-    return pins.encryption(spec, ONE_HOST)
+    return pods.encryption(spec, ONE_HOST)
 
 
 def make_keys(folder: Path, shards: int, workers: int, encrypted: bool = False, listening: int = 0) -> RunKeys:

@@ -13,9 +13,9 @@ from typing import Any
 
 from psjob_client.local.monitor import Watch
 from psjob_client.local.process import ChildProcess
-from psjob_operator.plan.endings import never_joined
-from psjob_operator.plan.facts import PATIENCE_SECONDS
-from psjob_operator.plan.fate import UNSEEN
+from psjob_operator.plan.job_state import PATIENCE_SECONDS
+from psjob_operator.plan.process_outcome import UNSEEN
+from psjob_operator.plan.terminal import never_joined
 
 UNHEARD = 1.0
 """Seconds after a failure in which a job that has trained is heard of for the first time."""

@@ -104,6 +104,9 @@ ONE_LINE = 1000
 """Characters up to which a part of the CRD stands in one line of YAML."""
 
 
+Schema = dict[str, Any]
+
+
 def crd() -> dict[str, Any]:
     """The CRD as a document: structural, described at every depth, the same on every call."""
     return {
@@ -234,9 +237,6 @@ def _length(part: yaml.Node) -> int:
     if isinstance(part, yaml.SequenceNode):
         return sum(_length(item) + 2 for item in part.value)
     return len(part.value)
-
-
-Schema = dict[str, Any]
 
 
 def openapi(model: type[BaseModel], *, defaults: bool) -> Schema:

@@ -34,7 +34,7 @@ PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
 DESCRIBING = ("labels", "annotations")
 """Fields of its metadata that a queue may write."""
 PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
-"""Pod templates, and what holds some: while a job is suspended its pods may be placed anew. plan/templates.py holds the rest against it."""
+"""Pod templates, and what holds some: while a job is suspended its pods may be placed anew. plan/pods.py holds the rest against it."""
 _AMONG = json.dumps(list(contract.GOES_ON))
 _LIMIT = "is fixed"
 _REMEDY = "make a new job with resumeFrom"

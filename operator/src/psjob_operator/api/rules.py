@@ -25,6 +25,52 @@ WORD = "[A-Za-z_][0-9A-Za-z_]*"
 REDUCTION = rf"^(mean|sum|median|trimmed_mean|{WORD}([.]{WORD})*:{WORD})$"
 
 
+_NAMES = (
+    FieldRule(
+        "",
+        lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
+        "must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
+        "names of pods and Services are made from it, such as digits-ps-0",
+        cel=f"self.metadata.name.matches('{NAME}')",
+        about="metadata.name",
+    ),
+)
+APART = ("spread", "colocated")
+"""Placements that put the shards on several nodes."""
+_PLACEMENT = (
+    FieldRule(
+        "spec",
+        lambda spec: (
+            spec["ps"].get("placement") != "colocated"
+            or spec["workers"]["replicas"] < 1
+            or spec["ps"]["shards"] <= spec["workers"]["replicas"]
+        ),
+        "must be at most spec.workers.replicas with spec.ps.placement: colocated",
+        "shard i stands beside worker i; have fewer shards or more workers",
+        cel=f"!has(self.ps.placement) || self.ps.placement != 'colocated' || self.ps.shards <= ({COUNTED})",
+        about="ps.shards",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not one_mount(spec),
+        f"must not be spread or colocated with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
+        " take a volume that all nodes mount, or leave placement out",
+        cel=f"!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || !({ONE_MOUNT})",
+        about="ps.placement",
+    ),
+)
+GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
+"""CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
+NAMED_SUMS = ("shared", "gloo", "nccl")
+CAUSE = "^[A-Za-z][A-Za-z0-9]{0,62}$"
+CONDITION = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+EVERY_POD = frozenset({"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"})
+"""Conditions that every pod has, whatever becomes of it."""
+FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS, POD_CONDITIONS = 20, 64, 16, 16, 20
+"""The longest lists of runPolicy.failureRules, and in one of its rules."""
+
+
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
     return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *CLAIM_RULES, *_PLACEMENT, *STAGE_RULES, *_PROCESSES, *_FAILURES)
@@ -60,17 +106,6 @@ def _own_options() -> str:
 def _has(value: Json, *names: str) -> bool:
     return any(value.get(name) is not None for name in names)
 
-
-_NAMES = (
-    FieldRule(
-        "",
-        lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
-        "must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
-        "names of pods and Services are made from it, such as digits-ps-0",
-        cel=f"self.metadata.name.matches('{NAME}')",
-        about="metadata.name",
-    ),
-)
 
 _RANGES = (
     between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
@@ -360,40 +395,6 @@ _ACROSS = (
 )
 
 
-APART = ("spread", "colocated")
-"""Placements that put the shards on several nodes."""
-
-
-_PLACEMENT = (
-    FieldRule(
-        "spec",
-        lambda spec: (
-            spec["ps"].get("placement") != "colocated"
-            or spec["workers"]["replicas"] < 1
-            or spec["ps"]["shards"] <= spec["workers"]["replicas"]
-        ),
-        "must be at most spec.workers.replicas with spec.ps.placement: colocated",
-        "shard i stands beside worker i; have fewer shards or more workers",
-        cel=f"!has(self.ps.placement) || self.ps.placement != 'colocated' || self.ps.shards <= ({COUNTED})",
-        about="ps.shards",
-    ),
-    FieldRule(
-        "spec",
-        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not one_mount(spec),
-        f"must not be spread or colocated with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
-        f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
-        " take a volume that all nodes mount, or leave placement out",
-        cel=f"!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || !({ONE_MOUNT})",
-        about="ps.placement",
-    ),
-)
-
-
-GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
-"""CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
-NAMED_SUMS = ("shared", "gloo", "nccl")
-
-
 def _asked(spec: Json) -> bool:
     return spec["workers"].get("processes") not in (None, 1)
 
@@ -453,14 +454,6 @@ _PROCESSES = (
 
 def _training(spec: Json, name: str, absent: str) -> Json:
     return (spec.get("training") or {}).get(name, absent)
-
-
-CAUSE = "^[A-Za-z][A-Za-z0-9]{0,62}$"
-CONDITION = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-EVERY_POD = frozenset({"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"})
-"""Conditions that every pod has, whatever becomes of it."""
-FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS, POD_CONDITIONS = 20, 64, 16, 16, 20
-"""The longest lists of runPolicy.failureRules, and in one of its rules."""
 
 
 _FAILURES = (

@@ -47,7 +47,7 @@ OPEN = "the CRD keeps this part of a template, or of a volume, without a schema,
 """Why the API server does not say a rule."""
 KEY_VOLUMES = ("psjob-keys", "psjob-secret")
 KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
-"""Name of the Secret of a run's keys, see plan/naming.py."""
+"""Name of the Secret of a run's keys, see plan/objects.py."""
 TRAINED = "worker"
 """The container that is trained in, where a worker template has several."""
 SERVING = "shard"

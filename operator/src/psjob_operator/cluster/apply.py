@@ -17,7 +17,7 @@ from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.refusals import QUOTA, limit_words, limited, of_the_pod, ranges
 from psjob_operator.cluster.store import JobStore
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.actions import (
     Action,
     CreateProcess,
@@ -30,7 +30,7 @@ from psjob_operator.plan.actions import (
     EnsureService,
 )
 from psjob_operator.plan.objects import listening_workers
-from psjob_operator.plan.snapshot import Role, Snapshot
+from psjob_operator.plan.observed_state import ObservedState, Role
 from psjob_operator.render import NOBODY
 
 AT_ONCE = 8
@@ -80,7 +80,7 @@ class Apply:
         self._user = shard_user
         self._store = store
 
-    async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
+    async def run(self, observed: ObservedState, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
         """Do them in order, then deletes of pods, then creates, several at a time. A refusal of one create holds back those after it:
         asking the same question a thousand times helps nobody."""
         outcome = ApplyOutcome()
@@ -92,26 +92,26 @@ class Apply:
                     creates.append(action)
                     continue
                 case EnsureService():
-                    await self._ensure(SERVICES, render.service(snapshot), snapshot, memory, now, outcome)
+                    await self._ensure(SERVICES, render.service(observed), observed, memory, now, outcome)
                 case EnsureConfig():
                     await self._ensure(
                         CONFIGS,
-                        render.config(snapshot, action.format, action.encryption, action.resumed_from),
-                        snapshot,
+                        render.config(observed, action.format, action.encryption, action.resumed_from),
+                        observed,
                         memory,
                         now,
                         outcome,
                     )
                 case EnsureClaim():
-                    await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
+                    await self._ensure(CLAIMS, render.claim(observed), observed, memory, now, outcome)
                 case EnsurePolicy():
-                    await self._ensure_policy(action.role, snapshot, memory, now, outcome)
+                    await self._ensure_policy(action.role, observed, memory, now, outcome)
                 case EnsureKey():
-                    await self._ensure_key(action, snapshot, memory, now, outcome)
+                    await self._ensure_key(action, observed, memory, now, outcome)
                 case DeleteProcess():
                     deletes.append(action)
                 case DeleteJob():
-                    await self._delete_job(snapshot, outcome)
+                    await self._delete_job(observed, outcome)
             if outcome.failure is not None and not outcome.kept:
                 raise outcome.failure
         answers: list[ApiError | None] = []
@@ -121,9 +121,9 @@ class Apply:
                 outcome.failure = next((error for error in answers if error is not None), None)
                 return outcome
             part = deletes[first : first + AT_ONCE]
-            answers += await asyncio.gather(*(self._delete(snapshot, it) for it in part))
+            answers += await asyncio.gather(*(self._delete(observed, it) for it in part))
         if outcome.held is None:
-            await self._create_all(snapshot, creates, memory, now, outcome)
+            await self._create_all(observed, creates, memory, now, outcome)
         elif outcome.held.code != 409:
             for action in creates:
                 memory.refuse(action.name, outcome.held.code, outcome.held.message, now)
@@ -131,26 +131,26 @@ class Apply:
         outcome.failure = outcome.failure or next((error for error in answers if error is not None), None)
         return outcome
 
-    async def _delete_job(self, snapshot: Snapshot, outcome: ApplyOutcome) -> None:
+    async def _delete_job(self, observed: ObservedState, outcome: ApplyOutcome) -> None:
         try:
-            await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
+            await self._client.delete(JOBS, observed.namespace, observed.name, observed.uid)
         except ApiError as error:
             outcome.failure = error
             outcome.kept = error.message if error.definite else ""
 
-    async def _delete(self, snapshot: Snapshot, action: DeleteProcess) -> ApiError | None:
+    async def _delete(self, observed: ObservedState, action: DeleteProcess) -> ApiError | None:
         """Delete one pod; answers why it was not."""
         try:
-            await self._client.delete(PODS, snapshot.namespace, action.name, action.uid, action.grace_seconds)
+            await self._client.delete(PODS, observed.namespace, action.name, action.uid, action.grace_seconds)
         except ApiError as error:
             return error
-        self._store.dismiss(Key(snapshot.namespace, snapshot.name), action.uid)
+        self._store.dismiss(Key(observed.namespace, observed.name), action.uid)
         return None
 
     async def _create_all(
-        self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
+        self, observed: ObservedState, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
     ) -> None:
-        pods_of = render.Pods(snapshot, self._user, memory.asks_nothing)
+        pods_of = render.Pods(observed, self._user, memory.asks_nothing)
         due = [action for action in creates if action.name in memory.granted and memory.due(action.name) <= now]
         made = 0
         while due and outcome.failure is None:
@@ -159,7 +159,7 @@ class Apply:
                 return
             made += AT_ONCE
             part, due = due[:AT_ONCE], due[AT_ONCE:]
-            refusals = await asyncio.gather(*(self._create(snapshot, action, pods_of.pod(action), memory, now, outcome) for action in part))
+            refusals = await asyncio.gather(*(self._create(observed, action, pods_of.pod(action), memory, now, outcome) for action in part))
             held = next((refusal for refusal in refusals if refusal is not None), None)
             if held is not None:
                 outcome.refused = True
@@ -168,16 +168,16 @@ class Apply:
                 return
 
     async def _create(
-        self, snapshot: Snapshot, action: CreateProcess, body: Mapping[str, Any], memory: Memory, now: float, outcome: ApplyOutcome
+        self, observed: ObservedState, action: CreateProcess, body: Mapping[str, Any], memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
         memory.granted.discard(action.name)
         try:
-            self._store.put(PODS, await self._client.create(PODS, snapshot.namespace, body))
+            self._store.put(PODS, await self._client.create(PODS, observed.namespace, body))
         except ApiError as error:
             if error.taken:
-                return await self._taken(PODS, action.name, snapshot, memory, now, outcome)
+                return await self._taken(PODS, action.name, observed, memory, now, outcome)
             if not error.definite:
                 outcome.failure = outcome.failure or error
                 return None
@@ -185,47 +185,47 @@ class Apply:
             if not _answers(error):
                 outcome.failure = outcome.failure or error
                 return None
-            message = await self._told(error, action, body, snapshot, memory)
+            message = await self._told(error, action, body, observed, memory)
             memory.refuse(action.name, _code(error), message, now, error.invalid and (error.code != 422 or of_the_pod(error.causes, body)))
             return ApiError(error.code, error.reason, message)
         memory.refusals.pop(action.name, None)
         return None
 
-    async def _told(self, error: ApiError, action: CreateProcess, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory) -> str:
+    async def _told(self, error: ApiError, action: CreateProcess, body: Mapping[str, Any], observed: ObservedState, memory: Memory) -> str:
         """The refusal in words. What psjob asks for by itself gives way to a LimitRange, and stands where a quota wants to be told."""
         resources = limited(error.causes, error.message, body)
         if not resources:
             memory.asks_nothing = memory.asks_nothing and QUOTA not in error.message
             return error.message
-        memory.asks_nothing = memory.asks_nothing or render.Pods(snapshot, self._user, asks_nothing=True).pod(action) != body
+        memory.asks_nothing = memory.asks_nothing or render.Pods(observed, self._user, asks_nothing=True).pod(action) != body
         try:
-            found = await self._client.list(LIMITS, snapshot.namespace)
+            found = await self._client.list(LIMITS, observed.namespace)
         except ApiError:
             found = []  # without its name the sentence still says what is minded
-        return limit_words(error.causes, error.message, resources, ranges(found, resources), snapshot.namespace)
+        return limit_words(error.causes, error.message, resources, ranges(found, resources), observed.namespace)
 
     async def _taken(
-        self, kind: ResourceKind, name: str, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome
+        self, kind: ResourceKind, name: str, observed: ObservedState, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """The name is held: by our own earlier write, by one that goes, or by a stranger. Nothing is adopted."""
         try:
-            raw = await self._client.get(kind, snapshot.namespace, name)
+            raw = await self._client.get(kind, observed.namespace, name)
         except ApiError as error:
             # Perhaps ours, made and gone again: not to be made a second time under this number.
             outcome.failure = outcome.failure or error
             return None
-        if pods.owner(raw["metadata"]) == snapshot.uid:
+        if pods.owner(raw["metadata"]) == observed.uid:
             # Made before under this number, by whomever: it is never made twice, also when it is going already.
             self._store.put(kind, raw)
             memory.refusals.pop(name, None)
             return None
         memory.granted.add(name)
-        refusal = ApiError(409, "NameConflict", f"{kind.kind} {name} exists and {_whose(raw, snapshot)}")
+        refusal = ApiError(409, "NameConflict", f"{kind.kind} {name} exists and {_whose(raw, observed)}")
         memory.refuse(name, refusal.code, refusal.message, now)
         return refusal
 
     async def _ensure(
-        self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome
+        self, kind: ResourceKind, body: Mapping[str, Any], observed: ObservedState, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> None:
         """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
 
@@ -235,15 +235,15 @@ class Apply:
             return
 
         async def make() -> None:
-            self._store.put(kind, await self._create_or_apply(kind, body, snapshot, memory, now))
+            self._store.put(kind, await self._create_or_apply(kind, body, observed, memory, now))
 
-        await self._try(kind, body["metadata"]["name"], make, snapshot, memory, now, outcome)
+        await self._try(kind, body["metadata"]["name"], make, observed, memory, now, outcome)
 
-    async def _ensure_policy(self, role: Role, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
+    async def _ensure_policy(self, role: Role, observed: ObservedState, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
         """One that another object keeps from being made holds the pods back, as with all names. One that is refused does not: keys keep
         strangers away too, and a job must not stand still because the operator may not make policies."""
         part = ApplyOutcome()
-        await self._ensure(POLICIES, render.policy(snapshot, role, self._askers), snapshot, memory, now, part)
+        await self._ensure(POLICIES, render.policy(observed, role, self._askers), observed, memory, now, part)
         outcome.failure = part.failure
         if part.held is None and part.again_at is not None:
             outcome.again_at = part.again_at
@@ -252,28 +252,28 @@ class Apply:
         elif part.held is not None:
             outcome.unguarded = part.held.message
 
-    async def _ensure_key(self, action: EnsureKey, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
+    async def _ensure_key(self, action: EnsureKey, observed: ObservedState, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
         """Make the Secret of the run's keys; it is never read. One that no pod of the run mounts may be a stranger's."""
-        taken, secret = False, naming.key(snapshot.name, snapshot.uid, action.number)
+        taken, secret = False, objects.key_secret_name(observed.name, observed.uid, action.number)
 
         async def make() -> None:
             nonlocal taken
-            questions = self._own_key.questions(snapshot.uid)
+            questions = self._own_key.questions(observed.uid)
             if questions is None:
                 raise ApiError(403, "NoKey", self._own_key.problem)
             run = keys.fresh() | {"questions": questions}
-            listeners = (snapshot.spec.ps.shards, listening_workers(snapshot.spec))
+            listeners = (observed.spec.ps.shards, listening_workers(observed.spec))
             certificates = await asyncio.to_thread(authority.certificates, *listeners) if action.certificates else {}
             try:
-                await self._client.create(SECRETS, snapshot.namespace, render.key_secret(snapshot, action.number, run, certificates))
+                await self._client.create(SECRETS, observed.namespace, render.key_secret(observed, action.number, run, certificates))
             except ApiError as error:
                 if not error.taken:
                     raise
-                taken = not snapshot.mounts(secret)
+                taken = not observed.mounts(secret)
             if not taken:
                 memory.key_made = action.number
 
-        await self._try(SECRETS, secret, make, snapshot, memory, now, outcome)
+        await self._try(SECRETS, secret, make, observed, memory, now, outcome)
         if taken:
             memory.key_taken, outcome.refused, outcome.again_at = action.number, True, now
             outcome.held = ApiError(409, "KeyTaken", f"keys {action.number} exist already; the run takes the next ones")
@@ -283,7 +283,7 @@ class Apply:
         kind: ResourceKind,
         name: str,
         make: Callable[[], Awaitable[None]],
-        snapshot: Snapshot,
+        observed: ObservedState,
         memory: Memory,
         now: float,
         outcome: ApplyOutcome,
@@ -302,7 +302,7 @@ class Apply:
             outcome.held = ApiError(409, "NameConflict", f"{label} exists and {found}")
             memory.strangers[label] = now
             outcome.again_at = now + STRANGER_SECONDS
-            _log.warning("%s exists and %s", label, found, extra=_where(snapshot))
+            _log.warning("%s exists and %s", label, found, extra=_where(observed))
         except ApiError as error:
             if not _answers(error):
                 outcome.failure = error
@@ -317,21 +317,21 @@ class Apply:
             memory.strangers.pop(label, None)
 
     async def _create_or_apply(
-        self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float
+        self, kind: ResourceKind, body: Mapping[str, Any], observed: ObservedState, memory: Memory, now: float
     ) -> Mapping[str, Any]:
         try:
-            return await self._client.create(kind, snapshot.namespace, body)
+            return await self._client.create(kind, observed.namespace, body)
         except ApiError as error:
             if not error.taken:
                 raise
-        raw = await self._client.get(kind, snapshot.namespace, body["metadata"]["name"])
-        if not _ours(kind, raw, body, snapshot):
-            raise _Stranger(_whose(raw, snapshot))
+        raw = await self._client.get(kind, observed.namespace, body["metadata"]["name"])
+        if not _ours(kind, raw, body, observed):
+            raise _Stranger(_whose(raw, observed))
         if kind == CLAIMS:
             return raw
         # The uid makes it a refusal, not a take-over, should another object have come under that name meanwhile.
         mine = {**body, "metadata": {**body["metadata"], "uid": raw["metadata"]["uid"]}}
-        made = await self._client.apply(kind, snapshot.namespace, mine)
+        made = await self._client.apply(kind, observed.namespace, mine)
         memory.contests.correct(f"{kind.kind}/{body['metadata']['name']}", now)
         return made
 
@@ -349,21 +349,21 @@ class _Stranger(Exception):
     """The name is held by an object that is not ours."""
 
 
-def _ours(kind: ResourceKind, raw: Mapping[str, Any], body: Mapping[str, Any], snapshot: Snapshot) -> bool:
+def _ours(kind: ResourceKind, raw: Mapping[str, Any], body: Mapping[str, Any], observed: ObservedState) -> bool:
     """A claim outlives its job and is known by its label; the others by their owner."""
     if raw["metadata"].get("deletionTimestamp"):
         return False
     if kind == CLAIMS:
         label = render.LABEL_JOB
         return bool((raw["metadata"].get("labels") or {}).get(label) == body["metadata"]["labels"][label])
-    return pods.owner(raw["metadata"]) == snapshot.uid
+    return pods.owner(raw["metadata"]) == observed.uid
 
 
-def _whose(raw: Mapping[str, Any], snapshot: Snapshot) -> str:
+def _whose(raw: Mapping[str, Any], observed: ObservedState) -> str:
     if raw["metadata"].get("deletionTimestamp"):
         return "is still being deleted; it is waited for"
     holder = pods.owner(raw["metadata"])
-    if holder == snapshot.uid:
+    if holder == observed.uid:
         return "is ours"
     return (
         f"belongs to another owner (uid {holder}); delete it or name this job differently"
@@ -372,5 +372,5 @@ def _whose(raw: Mapping[str, Any], snapshot: Snapshot) -> str:
     )
 
 
-def _where(snapshot: Snapshot) -> dict[str, str]:
-    return {"job": f"{snapshot.namespace}/{snapshot.name}", "uid": snapshot.uid}
+def _where(observed: ObservedState) -> dict[str, str]:
+    return {"job": f"{observed.namespace}/{observed.name}", "uid": observed.uid}

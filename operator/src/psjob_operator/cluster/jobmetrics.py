@@ -15,10 +15,10 @@ from prometheus_client.core import Metric as Family
 
 from psjob_operator.api.quantity import seconds
 from psjob_operator.api.spec import Checkpoint
+from psjob_operator.api.status import unix
 from psjob_operator.cluster import metrics as m
 from psjob_operator.cluster.metrics import Metric
 from psjob_operator.cluster.queue import Key
-from psjob_operator.plan.text import unix
 
 MOST_BUCKETS = 64
 DEFAULT_INTERVAL = str(Checkpoint.model_fields["interval"].default)

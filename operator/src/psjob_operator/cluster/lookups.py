@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from psjob_operator.api.status import unix
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
 from psjob_operator.cluster.pods import owner
 from psjob_operator.cluster.scrub import forms, scrub
 from psjob_operator.contract import STATUS_PORT
-from psjob_operator.plan.text import unix
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.objects import LABEL_JOB
 
 QUESTIONS = 8
 """Of each kind in a turn; what is left is asked in the next one, soon."""

@@ -61,7 +61,7 @@ class Options:
     shard_user: int | None = NOBODY
     """Of render.pod."""
     auto_encryption: str = "auto"
-    """Of Snapshot."""
+    """Of ObservedState."""
     askers: tuple[Peer, ...] = ()
     """Of Settings."""
     log_tails: bool = True

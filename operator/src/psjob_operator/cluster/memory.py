@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from psjob_operator.cluster.contest import Contests
-from psjob_operator.plan.snapshot import Refusal
+from psjob_operator.plan.observed_state import Refusal
 
 FOREIGN_SECONDS = 2.0
 """A pod whose number another operator (or one before this) gave may still be made for so long; only then its absence is believed."""
@@ -57,7 +57,7 @@ class Memory:
     progress: Mapping[str, Any] | None = None
     progress_at: float | None = None
     progress_problem: str = ""
-    """Of the snapshot."""
+    """Of ObservedState."""
     asked_at: float = 0.0
     """When shard 0 was last asked."""
     misses: int = 0

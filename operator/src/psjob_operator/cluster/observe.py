@@ -1,4 +1,4 @@
-"""From what is known of a job to the snapshot that `plan()` decides on; reads on demand only what a stuck pod or claim makes needed."""
+"""What is known of a job, as the observed state that `plan()` decides on; read on demand is only what a stuck pod or claim makes needed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import Child, JobEntry, JobStore
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.objects import named_claim, volume
-from psjob_operator.plan.snapshot import Claim, Objects, Process, ResumeSource, Role, Snapshot
+from psjob_operator.plan.observed_state import Claim, Objects, ObservedState, Process, ResumeSource, Role
 from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.render import LABEL_JOB, Peer, policy, resolves, rules, service
 
@@ -38,10 +38,10 @@ CLAIM_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A snapshot, and when something in it must be looked at again."""
+class Observation:
+    """What is known of a job, and when something in it must be looked at again."""
 
-    snapshot: Snapshot
+    state: ObservedState
     again_at: float | None
     address: str
     """Pod IP of shard 0 where it runs."""
@@ -54,8 +54,10 @@ async def refresh(client: Client, store: JobStore, key: Key) -> None:
     await take(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
-async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, settings: Settings) -> Observed:
-    """The snapshot of this job now."""
+async def observe(
+    client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, settings: Settings
+) -> Observation:
+    """What is known of this job now."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
     lookups = Lookups(client, job.namespace, memory, now, store.tails)
@@ -63,7 +65,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     lost = await silence.lost(lookups, views, memory, job.uid)
     processes = tuple([await _process(lookups, view, view.process.uid in shown, view.process.uid in lost) for view in views])
     spec, problems = _spec(job, memory)
-    snapshot = Snapshot(
+    observed = ObservedState(
         name=job.name,
         namespace=job.namespace,
         uid=job.uid,
@@ -93,13 +95,13 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         written_at=memory.wrote_at,
         contended=memory.contests.words(now),
     )
-    unguarded = _unguarded(store, snapshot, settings.askers) if settings.askers else ()
-    named = _mine(store, SERVICES, key, naming.service(job.name), job.uid)
-    stands = named is not None and named.digest == resolves(service(snapshot)["spec"])
-    snapshot = dataclasses.replace(snapshot, objects=dataclasses.replace(snapshot.objects, service=stands, unguarded=unguarded))
+    unguarded = _unguarded(store, observed, settings.askers) if settings.askers else ()
+    named = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)
+    stands = named is not None and named.digest == resolves(service(observed)["spec"])
+    observed = dataclasses.replace(observed, objects=dataclasses.replace(observed.objects, service=stands, unguarded=unguarded))
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
-    return Observed(snapshot, lookups.again_at, address, uid)
+    return Observation(observed, lookups.again_at, address, uid)
 
 
 def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
@@ -122,10 +124,10 @@ async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> 
 async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec) -> Objects:
     own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
     key = Key(job.namespace, job.name)
-    config = _mine(store, CONFIGS, key, naming.config(job.name), job.uid)
+    config = _mine(store, CONFIGS, key, objects.config_name(job.name), job.uid)
     claim = None
     for child in store.children(CLAIMS, key):
-        if child.name == naming.claim(job.name):
+        if child.name == objects.claim_name(job.name):
             words: tuple[str, ...] = ()
             if not child.bound and lookups.at(child.created + CLAIM_SECONDS):
                 words = await lookups.events(child.uid)
@@ -159,10 +161,10 @@ def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) ->
     return next((child for child in store.children(kind, key) if child.name == name and child.owner == uid and not child.deleting), None)
 
 
-def _unguarded(store: JobStore, job: Snapshot, askers: Sequence[Peer]) -> tuple[Role, ...]:
+def _unguarded(store: JobStore, job: ObservedState, askers: Sequence[Peer]) -> tuple[Role, ...]:
     """Roles without a NetworkPolicy of this job that lets in what it should."""
     key, roles = Key(job.namespace, job.name), get_args(Role)
-    there = {role: _mine(store, POLICIES, key, naming.policy(job.name, role), job.uid) for role in roles}
+    there = {role: _mine(store, POLICIES, key, objects.policy_name(job.name, role), job.uid) for role in roles}
     return tuple(role for role, it in there.items() if it is None or it.digest != rules(policy(job, role, askers)["spec"]))
 
 

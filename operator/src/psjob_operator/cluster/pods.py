@@ -1,4 +1,4 @@
-"""A pod as the planner sees it: from the API server's JSON to `plan.snapshot.Process`. Pure."""
+"""A pod as the planner sees it: from the API server's JSON to `plan.observed_state.Process`. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from psjob_operator.api.rules import EVERY_POD, MOST_SHARDS, MOST_WORKERS
+from psjob_operator.api.status import unix
 from psjob_operator.cluster import scrub
 from psjob_operator.contract import MOST_NUMBER
-from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
-from psjob_operator.plan.text import unix
-from psjob_operator.render.inject import CONTAINER
-from psjob_operator.render.keyfile import SECRET_VOLUME
-from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.plan.observed_state import Exit, Phase, Process, Role
+from psjob_operator.render.init_container import COPY_CONTAINER, SECRET_VOLUME
+from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
@@ -134,7 +133,7 @@ def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
 
 def _injected(spec: Mapping[str, Any]) -> str:
     """Image that the library was copied from; empty where it was not."""
-    return next((str(item.get("image") or "") for item in spec.get("initContainers") or [] if item.get("name") == CONTAINER), "")
+    return next((str(item.get("image") or "") for item in spec.get("initContainers") or [] if item.get("name") == COPY_CONTAINER), "")
 
 
 def _secret(spec: Mapping[str, Any]) -> str:

@@ -25,10 +25,10 @@ from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
+from psjob_operator.plan.job_state import unanswered
+from psjob_operator.plan.observed_state import REFUSED_MOST, ObservedState
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.progress import unanswered
-from psjob_operator.plan.recovery import RECOVERED
-from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
+from psjob_operator.plan.status import RECOVERED
 
 REST_MOST, REST_PART = 1.0, 0.25e-3
 """Seconds that a job rests after a turn, at most and a pod: one of thousands of pods has as many events, and its turns are long."""
@@ -122,17 +122,17 @@ class Reconciler:
         now = self._clock()
         memory.see(job.status, now, ours=False)
         seen = await self._observe(job, memory, now, live=False)
-        decided = plan(seen.snapshot, now)
+        decided = plan(seen.state, now)
         if decided.needs_live and now < memory.patience():
             self._queue.add_at(key, memory.patience())
             return False
         if decided.needs_live:
             await observe.refresh(self._client, self._store, key)
             seen = await self._observe(job, memory, now, live=True)
-            decided = plan(seen.snapshot, now)
+            decided = plan(seen.state, now)
         memory.interrupted = decided.status.interruption is not None
         self._again(key, now, seen.again_at, decided.wake_at)
-        if _nothing(decided, seen.snapshot):
+        if _nothing(decided, seen.state):
             return False
         if decided.intent:
             written = await self._write(job, decided, memory, now)
@@ -140,14 +140,14 @@ class Reconciler:
                 return False
             job = written
             memory.granted |= decided.grants
-        outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
+        outcome = await self._apply.run(seen.state, decided.actions, memory, now)
         self._again(key, now, outcome.again_at)
         self._tell_unguarded(job, outcome.unguarded, memory, now)
         self._tell_kept(job, outcome.kept, memory, now)
         if outcome.refused:
             # What was just refused is news that the status must tell.
-            seen = await self._observe(job, memory, now, live=seen.snapshot.live)
-            told = plan(seen.snapshot, now)
+            seen = await self._observe(job, memory, now, live=seen.state.live)
+            told = plan(seen.state, now)
             if told.intent:
                 self._queue.add(key)
             else:
@@ -164,7 +164,7 @@ class Reconciler:
             raise outcome.failure
         return False
 
-    async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observed:
+    async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observation:
         return await observe.observe(self._client, self._store, job, memory, now, live, self._settings)
 
     def _again(self, key: Key, now: float, *times: float | None) -> None:
@@ -249,10 +249,10 @@ class Reconciler:
             self._store.remove(JOBS, {"metadata": {"namespace": key.namespace, "name": key.name, "uid": job.uid}})
         self._queue.add(key)
 
-    def _want_progress(self, key: Key, memory: Memory, seen: observe.Observed, now: float) -> None:
+    def _want_progress(self, key: Key, memory: Memory, seen: observe.Observation, now: float) -> None:
         if not seen.address:
             return
-        spec = seen.snapshot.spec
+        spec = seen.state.spec
         pause = self._pause(memory, spec)
         due = memory.asked_at + pause
         if memory.asked_uid == seen.shard0 and now < due:
@@ -313,9 +313,9 @@ class Reconciler:
         return {"job": str(key), "uid": memory.uid if memory is not None else ""}
 
 
-def _nothing(decided: Plan, snapshot: Snapshot) -> bool:
+def _nothing(decided: Plan, observed: ObservedState) -> bool:
     """A job that is not ours, or that goes: not even the schema's default status is touched."""
-    said = snapshot.status or JobStatus()
+    said = observed.status or JobStatus()
     return decided.status == said and not (decided.actions or decided.events or decided.wake_at or decided.want_progress)
 
 

@@ -17,7 +17,7 @@ from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
 from psjob_operator.cluster.places import Places
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobStore
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.objects import LABEL_JOB
 
 _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0

@@ -18,6 +18,6 @@ class Settings:
     shard_user: int | None = NOBODY
     """Of render.pod."""
     auto_encryption: str = "auto"
-    """Of Snapshot."""
+    """Of ObservedState."""
     askers: Sequence[Peer] = ()
     """Who may reach the status port of shards, by the NetworkPolicies that runs are given; empty: runs are given none."""

@@ -14,7 +14,7 @@ from typing import Any
 from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
-from psjob_operator.plan.snapshot import Process
+from psjob_operator.plan.observed_state import Process
 
 AGAIN_SECONDS = 2.0
 BEGIN_SECONDS = 30.0

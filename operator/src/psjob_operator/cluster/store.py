@@ -17,16 +17,15 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from psjob_operator.api.spec import JobSpec, with_replicas
+from psjob_operator.api.status import unix
 from psjob_operator.api.validate import LARGEST_SPEC
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
-from psjob_operator.plan.config import text_digest
-from psjob_operator.plan.snapshot import Process
-from psjob_operator.plan.text import unix
+from psjob_operator.plan.objects import text_digest
+from psjob_operator.plan.observed_state import Process
 from psjob_operator.render import resolves, rules
-from psjob_operator.render.around import CONFIG_FILE
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.objects import CONFIG_FILE, LABEL_JOB
 
 _TOMBSTONES = 20_000
 LARGE = 64 << 10

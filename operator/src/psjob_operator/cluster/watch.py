@@ -13,7 +13,7 @@ from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import ResourceKind
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.objects import LABEL_JOB
 
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0
 """Until a list or a watch that failed is tried again."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from psjob_operator.api.status import JobStatus, Pinned
 from psjob_operator.contract import CONFIG_FORMAT
-from psjob_operator.plan.snapshot import Role
+from psjob_operator.plan.observed_state import Role
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,6 @@ class Plan:
     wake_at: float | None = None
     """Exact unix time at which to plan again though nothing happened; None: only on a wake."""
     needs_live: bool = False
-    """The decision rests on an absence in a snapshot that was not live: read live and plan again; do nothing else."""
+    """The decision rests on an absence in an observed state that was not live: read live and plan again; do nothing else."""
     want_progress: bool = False
     """Pull progress from shard 0 (at most once a minute on the cluster)."""

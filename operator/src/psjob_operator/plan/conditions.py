@@ -1,13 +1,23 @@
-"""The conditions of a job, in a fixed order, in the ways that kstatus, Argo CD and `kubectl wait` read them."""
+"""The conditions of a job, in a fixed order, in the ways that kstatus, Argo CD and `kubectl wait` read them; and what they tell.
+
+A trouble says why a process does not run, in the words of the kubelet, the scheduler, the API server or its log. A warning says what is
+wrong with a job that trains on: each matter has a condition of its own, and Ready names the first. It appears when its matter is first
+seen, and is False from when it is over. While shard 0 is out of reach, what it said holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from psjob_operator.api.status import Condition
-from psjob_operator.plan.text import short, stamp
+from psjob_operator.api.status import Condition, condition_reason, short, stamp, unix
+from psjob_operator.api.template import SERVING, TRAINED, container_of
+from psjob_operator.plan import objects, pods
+from psjob_operator.plan.job_state import JobState, Seat, told_text
+from psjob_operator.plan.observed_state import Process
+from psjob_operator.plan.pods import CONFLICT, refused
+from psjob_operator.plan.restarts import RestartDecision, ends_at
 
 ORDER = (
     "Ready",
@@ -29,6 +39,26 @@ ORDER = (
 )
 OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
 """Types that are told anew each time: absent means False. All others stay, once they were told."""
+
+
+UNREMARKABLE = ("", "ContainerCreating", "PodInitializing")
+NAMESPACE_GOES = "because it is being terminated"
+"""Words of the API server where nothing new may come into a namespace."""
+PULLING = ("ErrImagePull", "ImagePullBackOff")
+ATTACH_SECONDS = 20.0
+"""A process that is waited for within this time after all came up is just starting."""
+DEGRADED = "Degraded"
+WAITING = "WaitingForMember"
+OF_TRAINING: Mapping[str, str] = {
+    "LearningRateHigh": "warning",
+    "NonFiniteGradients": "nonFinite",
+    "LargePushes": "largePush",
+    "Diverged": "diverged",
+    "WorkersDiffer": "drift",
+    "DataNotSharded": "dataProblem",
+    "BuffersDiffer": "buffersDiffer",
+}
+"""Type of a condition, and its reason, by the word of shard 0 that tells it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +104,7 @@ def failed(reason: str, message: str) -> dict[str, Say]:
     return {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled", "Failed")}
 
 
-def conditions(said: Mapping[str, Say], before: tuple[Condition, ...], generation: int, now: float) -> tuple[Condition, ...]:
+def with_times(said: Mapping[str, Say], before: tuple[Condition, ...], generation: int, now: float) -> tuple[Condition, ...]:
     """What is said, as conditions: the time of a status that did not change is kept."""
     known = {condition.type: condition for condition in before}
     made = []
@@ -95,3 +125,153 @@ def conditions(said: Mapping[str, Say], before: tuple[Condition, ...], generatio
         )
     # Aspects that only a newer operator tells are its own.
     return (*made, *(condition for condition in before if condition.type not in ORDER))
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why one seat has no running process."""
+
+    seat: Seat
+    reason: str
+    message: str
+
+
+def troubles(state: JobState, decision: RestartDecision, conflicts: tuple[str, ...]) -> tuple[Trouble, ...]:
+    """One for each seat that is kept from running, shards first."""
+    found = (_trouble(state, seat, decision, conflicts) for seat in state.seats)
+    return tuple(trouble for trouble in found if trouble)
+
+
+def slow_at(state: JobState) -> float | None:
+    """When the first process that is scheduled but has not started becomes slow; its Events are looked up then."""
+    waiting = (seat.process for seat in state.seats if seat.process is not None and seat.outcome.kind == "waiting")
+    return min((pod.slow_at for pod in waiting if pod.slow_at is not None and pod.slow_at > state.now), default=None)
+
+
+def _trouble(state: JobState, seat: Seat, decision: RestartDecision, conflicts: tuple[str, ...]) -> Trouble | None:
+    name = decision.name(state.observed.name, seat)
+    if name in conflicts:
+        return Trouble(seat, "NameConflict", f"pod {name} exists and is not this job's; it starts when that pod is gone")
+    refusal = refused(seat)
+    if refusal is not None:
+        if refusal.code == CONFLICT:
+            return Trouble(seat, "NameConflict", refusal.message)
+        return Trouble(seat, "NamespaceTerminating" if NAMESPACE_GOES in refusal.message else "CreateRefused", refusal.message)
+    until = decision.held_until(seat)
+    if until is not None and seat.role == "shard" and any(ends_at(other) > state.now for other in state.shards):
+        words = (
+            f"{seat.outcome.cause}: shards take a last checkpoint; it starts again when they have ended, at {stamp(until)} at the latest"
+        )
+        return Trouble(seat, "Ending", words)
+    if until is not None:
+        return Trouble(seat, "BackOff", f"{seat.outcome.message or seat.outcome.cause}; starts again at {stamp(until)}")
+    if decision.is_raised(seat) or seat.process is None:
+        return None
+    pod = seat.process
+    if seat.outcome.kind != "waiting":
+        return None
+    return _waiting(state, seat, pod)
+
+
+def _waiting(state: JobState, seat: Seat, pod: Process) -> Trouble | None:
+    if pod.unschedulable:
+        return Trouble(seat, "Unschedulable", pod.unschedulable)
+    if pod.waiting_reason in PULLING:
+        return Trouble(seat, "ImagePullBackOff", _pull_words(state, seat, pod))
+    if pod.waiting_reason not in UNREMARKABLE:
+        return Trouble(seat, condition_reason(pod.waiting_reason), pod.waiting_message)
+    if pod.events and pod.slow_at is not None and pod.slow_at <= state.now:
+        first, _, rest = pod.events[0].partition(": ")
+        return Trouble(seat, condition_reason(first, "SlowStart"), rest or first) if rest else Trouble(seat, "SlowStart", first)
+    return None
+
+
+def _pull_words(state: JobState, seat: Seat, pod: Process) -> str:
+    """The kubelet turns between the error and "Back-off pulling image": the error stays."""
+    if not pod.waiting_message.startswith("Back-off"):
+        return pod.waiting_message
+    for problem in state.stored.workers.problems:
+        if seat.role == "worker" and problem.index == seat.index and problem.reason == "ImagePullBackOff" and problem.pod == pod.name:
+            return problem.message
+    ready = next((condition.message for condition in state.stored.conditions if condition.type == "Ready"), "")
+    if seat.role == "shard" and ready.startswith(f"{seat}: ") and short(pod.waiting_message) not in ready:
+        return ready.removeprefix(f"{seat}: ")
+    return pod.waiting_message
+
+
+def explain(state: JobState, seat: Seat, failures: int, field: str = "backoffLimit", limit: int | None = None) -> str:
+    """`container worker, memory limit 2Gi: exit code 137 (OOMKilled): …; failures: 2, spec.runPolicy.backoffLimit: 6`.
+
+    `limit`: of `field`; None: of backoffLimit.
+    """
+    container = _container(state, seat)
+    name = container.get("name") or (SERVING if seat.role == "shard" else TRAINED)
+    memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    room = f", memory limit {memory}" if memory and seat.outcome.cause == "OOMKilled" else ""
+    most = state.observed.spec.run_policy.backoff_limit if limit is None else limit
+    why = short(seat.outcome.message or seat.outcome.cause, 130)
+    return f"container {name}{room}: {why}; failures: {failures}, spec.runPolicy.{field}: {most}"
+
+
+def _container(state: JobState, seat: Seat) -> dict[str, Any]:
+    spec = state.observed.spec
+    if seat.role == "worker":
+        return container_of(spec.worker_template(seat.index), TRAINED) or {}
+    return (container_of(spec.ps.template, SERVING) if spec.ps.template else None) or {}
+
+
+CLEARED = Say("False", "Cleared", "it is over, or was of processes that have been replaced since")
+
+
+def ready_condition(state: JobState) -> dict[str, Say]:
+    """Ready of a job of which all is up: the first thing that is wrong, or that it runs."""
+    before, after = list(_around(state)), list(_unread(state))
+    of_training = [(kind, words) for kind, key in OF_TRAINING.items() if (words := told_text(state, key))]
+    for reason, words in (*before, *of_training, *after):
+        return running(reason, words)
+    kept = state.stored.condition("Ready")
+    if kept and kept.reason in (WAITING, *OF_TRAINING) and not state.coordinator:
+        return running(kept.reason, kept.message)
+    return running("Running", "all shards and workers are running")
+
+
+def warning_conditions(state: JobState, trains: bool) -> dict[str, Say]:
+    """Degraded, of a job that `trains`, and the conditions of training; those that are over, too."""
+    said = {kind: Say("True", kind, words) for kind, key in OF_TRAINING.items() if (words := warning_text(state, kind, key))}
+    around = [*_around(state), *_unread(state)] if trains else []
+    if around:
+        said[DEGRADED] = Say("True", around[0][0], "; ".join(words for _, words in around))
+    elif trains and not state.coordinator and (kept := state.stored.condition(DEGRADED)) and kept.reason == WAITING:
+        said[DEGRADED] = Say(kept.status, kept.reason, kept.message)
+    over = {kind: CLEARED for kind in (DEGRADED, *OF_TRAINING) if kind not in said and state.stored.condition(kind)}
+    return said | over
+
+
+def warning_text(state: JobState, kind: str, key: str) -> str:
+    """What shard 0 says of a matter of training; what was said before holds where it says nothing any more."""
+    if state.coordinator:
+        return told_text(state, key)
+    for kept in (state.stored.condition(kind), state.stored.condition("Ready")):
+        if kept is not None and kept.status == "True" and kept.reason == kind:
+            return kept.message
+    return ""
+
+
+def _around(state: JobState) -> Iterator[tuple[str, str]]:
+    """(reason, words) of what is wrong beside the training itself."""
+    if around := objects.refused(state.observed, pods.pinned(state, afresh=False)):
+        yield "CreateRefused", around
+    crashing = [(seat, seat.process.sidecar_crash) for seat in state.seats if seat.process is not None and seat.process.sidecar_crash]
+    if crashing:
+        seat, sidecar = crashing[0]
+        yield "SidecarCrashing", f"{seat}: sidecar {sidecar}"
+    waiting = told_text(state, "waiting")
+    kept = state.stored.condition("Ready")
+    since = unix(kept.last_transition_time) if kept and kept.status == "True" else None
+    if waiting and since is not None and since + ATTACH_SECONDS <= state.now:
+        yield WAITING, waiting
+
+
+def _unread(state: JobState) -> Iterator[tuple[str, str]]:
+    if state.observed.progress_problem:
+        yield "ProgressUnknown", state.observed.progress_problem

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psjob_operator.api.status import JobStatus, ShardStatus
-from psjob_operator.plan import endings, finish, naming, objects, pins, processes, resuming
+from psjob_operator.api.status import JobStatus, ShardStatus, short, stamp
+from psjob_operator.plan import objects, pods, terminal
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
-from psjob_operator.plan.conditions import OF_THE_PHASE, Say, conditions, resumed, starting, suspended
-from psjob_operator.plan.endings import Ending
-from psjob_operator.plan.facts import SUSPENDING, Facts
-from psjob_operator.plan.processes import FORCE
-from psjob_operator.plan.progress import checkpoint, progress, pull_due
-from psjob_operator.plan.recovery import with_recovery
+from psjob_operator.plan.conditions import OF_THE_PHASE, Say, resumed, starting, suspended, troubles, with_times
+from psjob_operator.plan.job_state import SUSPENDING, JobState, current_checkpoint, current_progress, pull_due
+from psjob_operator.plan.observed_state import Process
+from psjob_operator.plan.pods import FORCE
 from psjob_operator.plan.restarts import unchanged
-from psjob_operator.plan.settle import settle, wake_at
-from psjob_operator.plan.snapshot import Process
-from psjob_operator.plan.status import describe, report
-from psjob_operator.plan.text import short, stamp
-from psjob_operator.plan.troubles import troubles
+from psjob_operator.plan.status import describe, report, settle, wake_at, with_recovery
+from psjob_operator.plan.terminal import Ending
 
 OURS = "psjob.dev/operator"
 LATE_SECONDS = 10.0
@@ -34,118 +29,118 @@ class Hold:
     plan: Plan
 
 
-def not_ours(facts: Facts) -> Hold | None:
+def not_ours(state: JobState) -> Hold | None:
     """Another controller's, or being deleted: not even the status is touched."""
-    if facts.snapshot.deleting or facts.snapshot.spec.managed_by not in (None, OURS):
-        return Hold(Plan(status=facts.snapshot.status or JobStatus(), intent=False))
+    if state.observed.deleting or state.observed.spec.managed_by not in (None, OURS):
+        return Hold(Plan(status=state.observed.status or JobStatus(), intent=False))
     return None
 
 
-def finished(facts: Facts) -> Hold | None:
+def finished(state: JobState) -> Hold | None:
     """Ended before: its processes are cleaned up, and it is deleted in its time."""
-    return Hold(finish.after(facts)) if facts.finished else None
+    return Hold(terminal.after(state)) if state.finished else None
 
 
-def suspension(facts: Facts) -> Hold | None:
+def suspension(state: JobState) -> Hold | None:
     """To be suspended, or was being suspended and has processes left: that is finished first, whatever the spec says by now."""
-    wanted = bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.left))
-    return Hold(_suspend(facts)) if wanted else None
+    wanted = bool(state.observed.spec.suspend) or (state.suspending and bool(state.left))
+    return Hold(_suspend(state)) if wanted else None
 
 
-def unreadable(facts: Facts) -> Hold | None:
+def unreadable(state: JobState) -> Hold | None:
     """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and goes on."""
-    problems = facts.snapshot.spec_problems
-    return Hold(_stall(facts, endings.spec_reason(problems), "; ".join(problems))) if problems else None
+    problems = state.observed.spec_problems
+    return Hold(_stall(state, terminal.spec_reason(problems), "; ".join(problems))) if problems else None
 
 
-def another_version(facts: Facts) -> Ending | Hold | None:
+def another_version(state: JobState) -> Ending | Hold | None:
     """Begun by a version that this operator does not know: nothing that its processes say is read, so only deadlines may end it."""
-    words = pins.another_version(facts)
+    words = pods.another_version(state)
     if not words:
         return None
-    ending = endings.deadline_passed(facts) or endings.pending_too_long(facts)
-    return ending or Hold(_stall(facts, "RunOfAnotherVersion", words))
+    ending = terminal.deadline_passed(state) or terminal.pending_too_long(state)
+    return ending or Hold(_stall(state, "RunOfAnotherVersion", words))
 
 
-def templates_changed(facts: Facts) -> Hold | None:
+def templates_changed(state: JobState) -> Hold | None:
     """Suspended, changed in what its pods are, and resumed: no process is made of another program in the middle of a run."""
-    words = pins.templates_changed(facts)
-    return Hold(_stall(facts, "TemplateChanged", words)) if words else None
+    words = pods.templates_changed(state)
+    return Hold(_stall(state, "TemplateChanged", words)) if words else None
 
 
-def name_taken(facts: Facts) -> Hold | None:
+def name_taken(state: JobState) -> Hold | None:
     """A stranger holds a name that the job needs: no number rises and nothing is created until it has gone."""
-    words = objects.conflict(facts.snapshot)
-    return _wait(facts, "NameConflict", words) if words else None
+    words = objects.conflict(state.observed)
+    return _wait(state, "NameConflict", words) if words else None
 
 
-def resume_source(facts: Facts) -> Hold | None:
+def resume_source(state: JobState) -> Hold | None:
     """The job to go on from is not there, has no checkpoint, or has it elsewhere: nothing begins until that changes."""
-    waits = resuming.waits(facts)
-    return _wait(facts, *waits, again_at=facts.now + resuming.LOOK_SECONDS) if waits else None
+    waits = pods.waits_for_source(state)
+    return _wait(state, *waits, again_at=state.now + pods.LOOK_SECONDS) if waits else None
 
 
-def _wait(facts: Facts, reason: str, words: str, again_at: float | None = None) -> Hold:
-    raising = unchanged(facts)
-    waiting = processes.create(facts, raising, pins.pinned(facts, raising.afresh))
-    told = report(facts, raising, troubles(facts, raising, waiting.conflicts), (reason, words))
-    status, due = settle(facts, with_recovery(facts, raising, told))
-    wake = wake_at(facts, status, due, waiting.wake, again_at)
-    return Hold(Plan(status=status, intent=facts.first_seen, wake_at=wake, want_progress=pull_due(facts, status)))
+def _wait(state: JobState, reason: str, words: str, again_at: float | None = None) -> Hold:
+    decision = unchanged(state)
+    waiting = pods.create_pods(state, decision, pods.pinned(state, decision.afresh))
+    told = report(state, decision, troubles(state, decision, waiting.conflicts), (reason, words))
+    status, due = settle(state, with_recovery(state, decision, told))
+    wake = wake_at(state, status, due, waiting.wake, again_at)
+    return Hold(Plan(status=status, intent=state.first_seen, wake_at=wake, want_progress=pull_due(state, status)))
 
 
-def _suspend(facts: Facts) -> Plan:
+def _suspend(state: JobState) -> Plan:
     """Tells every process to end, which makes the last checkpoint; Suspended once no process is left."""
-    if not facts.left and not facts.snapshot.live and not facts.first_seen and facts.stored.phase != "Suspended":
-        return Plan(status=facts.snapshot.status or JobStatus(), intent=False, needs_live=True)
-    status, due = settle(facts, _status(facts))
-    wake = min((at for at in (due, *(_late_at(pod) for pod in facts.left)) if at is not None and at > facts.now), default=None)
+    if not state.left and not state.observed.live and not state.first_seen and state.stored.phase != "Suspended":
+        return Plan(status=state.observed.status or JobStatus(), intent=False, needs_live=True)
+    status, due = settle(state, _status(state))
+    wake = min((at for at in (due, *(_late_at(pod) for pod in state.left)) if at is not None and at > state.now), default=None)
     deletes = tuple(
         # A kubelet out of reach never confirms; only then is a pod taken off by force.
         DeleteProcess(pod.name, pod.uid, FORCE if pod.node_lost else None, why="the job is suspended")
-        for pod in facts.pods
+        for pod in state.pods
         if pod.deleting is None or pod.node_lost
     )
     events: tuple[Event, ...] = ()
-    if _reason(facts.stored) != _reason(status):
-        words = "all processes end; shards make a last checkpoint" if facts.left else "no process is left"
-        leaving = objects.leaving(facts.snapshot)
+    if _reason(state.stored) != _reason(status):
+        words = "all processes end; shards make a last checkpoint" if state.left else "no process is left"
+        leaving = objects.leaving(state.observed)
         events = (Event("Warning" if leaving else "Normal", _reason(status), short(f"{words}; {leaving[1]}" if leaving else words)),)
-    return Plan(status=status, intent=bool(deletes) and status != facts.snapshot.status, actions=deletes, events=events, wake_at=wake)
+    return Plan(status=status, intent=bool(deletes) and status != state.observed.status, actions=deletes, events=events, wake_at=wake)
 
 
-def _stall(facts: Facts, reason: str, message: str) -> Plan:
+def _stall(state: JobState, reason: str, message: str) -> Plan:
     said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
-    kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type not in OF_THE_PHASE}
-    kept |= resumed(facts.stored.conditions, bool(facts.snapshot.spec.suspend))
-    generation = facts.snapshot.generation
+    kept = {it.type: Say(it.status, it.reason, it.message) for it in state.stored.conditions if it.type not in OF_THE_PHASE}
+    kept |= resumed(state.stored.conditions, bool(state.observed.spec.suspend))
+    generation = state.observed.generation
     update = {
-        "checkpoint": checkpoint(facts),
-        "progress": progress(facts),
+        "checkpoint": current_checkpoint(state),
+        "progress": current_progress(state),
         "observed_generation": generation,
-        "conditions": conditions({**said, **kept}, facts.stored.conditions, generation, facts.now),
+        "conditions": with_times({**said, **kept}, state.stored.conditions, generation, state.now),
     }
-    status, wake = settle(facts, facts.stored.model_copy(update=update))
-    events = () if _reason(facts.stored) == _reason(status) else (Event("Warning", reason, short(message)),)
-    wake = wake_at(facts, status, wake)
-    return Plan(status=status, intent=False, events=events, wake_at=wake, want_progress=pull_due(facts, status))
+    status, wake = settle(state, state.stored.model_copy(update=update))
+    events = () if _reason(state.stored) == _reason(status) else (Event("Warning", reason, short(message)),)
+    wake = wake_at(state, status, wake)
+    return Plan(status=status, intent=False, events=events, wake_at=wake, want_progress=pull_due(state, status))
 
 
-def _status(facts: Facts) -> JobStatus:
-    leaving = objects.leaving(facts.snapshot)
-    if facts.left:
+def _status(state: JobState) -> JobStatus:
+    leaving = objects.leaving(state.observed)
+    if state.left:
         ends = f"processes end, and {leaving[1]}" if leaving else "processes make a last checkpoint and end"
-        ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(facts)}")
-        status = describe(facts, unchanged(facts), facts.stored.phase or "Pending", ending)
+        ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(state)}")
+        status = describe(state, unchanged(state), state.stored.phase or "Pending", ending)
         return status.model_copy(update={"workers": status.workers.model_copy(update={"pending_starts": ""})})
-    status = describe(facts, unchanged(facts), "Suspended", suspended(f"spec.suspend is true; {_goes_on(facts)}{_kept(facts)}"))
+    status = describe(state, unchanged(state), "Suspended", suspended(f"spec.suspend is true; {_goes_on(state)}{_kept(state)}"))
     # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
         for shard in status.shards
     )
     workers = status.workers.model_copy(update={"pending_starts": ""})
-    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": facts.stored.pinned})
+    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": state.stored.pinned})
 
 
 def _late_at(pod: Process) -> float | None:
@@ -153,9 +148,9 @@ def _late_at(pod: Process) -> float | None:
     return None if pod.deleting is None else pod.deleting + LATE_SECONDS
 
 
-def _kept(facts: Facts) -> str:
+def _kept(state: JobState) -> str:
     """Which pods are told to go and still there, and who keeps them; empty where none is late."""
-    late = [pod for pod in facts.pods if pod.deleting is not None and (pod.ended or pod.deleting + LATE_SECONDS <= facts.now)]
+    late = [pod for pod in state.pods if pod.deleting is not None and (pod.ended or pod.deleting + LATE_SECONDS <= state.now)]
     words = [text for pod in late if (text := _keeper(pod))]
     more = f" and {len(words) - MOST_KEPT} more" if len(words) > MOST_KEPT else ""
     return "".join(f"; {text}" for text in words[:MOST_KEPT]) + more
@@ -170,15 +165,15 @@ def _keeper(pod: Process) -> str:
     return f"pod {pod.name} was to end by {stamp(pod.deleting or 0.0)}: {by or silent}"
 
 
-def _goes_on(facts: Facts) -> str:
+def _goes_on(state: JobState) -> str:
     """What a suspended job goes on from; a claim that was never made has not gone."""
-    snapshot = facts.snapshot
-    if leaving := objects.leaving(snapshot):
+    observed = state.observed
+    if leaving := objects.leaving(observed):
         return f"nothing is left to go on from: {leaving[1]}"
-    if objects.makes_claim(snapshot.spec) and snapshot.objects.claim is None and facts.stored.checkpoint is not None:
-        name = naming.claim(snapshot.name)
+    if objects.makes_claim(observed.spec) and observed.objects.claim is None and state.stored.checkpoint is not None:
+        name = objects.claim_name(observed.name)
         return f"claim {name} has gone with its checkpoints, or has lost its label; put it back before spec.suspend is false"
-    return "it starts anew" if snapshot.spec.checkpoint.disabled else "it goes on from its last checkpoint"
+    return "it starts anew" if observed.spec.checkpoint.disabled else "it goes on from its last checkpoint"
 
 
 def _reason(status: JobStatus) -> str:

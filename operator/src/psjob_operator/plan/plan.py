@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, naming, objects, pins, processes, restarts
+from psjob_operator.api.status import JobStatus, short
+from psjob_operator.plan import holds, objects, pods, restarts, terminal
 from psjob_operator.plan.actions import Event, Plan
-from psjob_operator.plan.endings import Ending
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.conditions import troubles
 from psjob_operator.plan.holds import Hold
-from psjob_operator.plan.progress import pull_due
-from psjob_operator.plan.recovery import recovered, with_recovery
-from psjob_operator.plan.restarts import Raising
-from psjob_operator.plan.settle import settle, wake_at
-from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.status import recovering, report
-from psjob_operator.plan.text import short
-from psjob_operator.plan.troubles import troubles
+from psjob_operator.plan.job_state import JobState, pull_due
+from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.plan.restarts import RestartDecision
+from psjob_operator.plan.status import recovered, recovering, report, settle, wake_at, with_recovery
+from psjob_operator.plan.terminal import Ending
 
-Policy = Callable[[Facts], Ending | Hold | Raising | None]
+Policy = Callable[[JobState], Ending | Hold | RestartDecision | None]
 """What one rule makes of a job: an end, a hold, numbers to raise, or None where it has nothing to say."""
 
 POLICIES: tuple[Policy, ...] = (
@@ -27,19 +23,19 @@ POLICIES: tuple[Policy, ...] = (
     holds.not_ours,
     holds.finished,
     # What nothing holds up: a job that cannot begin, and success, though the job be suspended or its spec unreadable by now.
-    endings.invalid,
-    endings.complete,
+    terminal.invalid,
+    terminal.complete,
     # Before any failure: processes that end for a suspension are no losses, and a suspended job's deadline does not run.
     holds.suspension,
     # Before what processes say is read: theirs is another version's.
     holds.another_version,
     # Why a job that has begun is over. Processes come first, since they say why; the clocks come last.
-    endings.fatal,
-    endings.lost_for_good,
-    endings.too_often,
-    endings.never_attached,
-    endings.deadline_passed,
-    endings.pending_too_long,
+    terminal.fatal,
+    terminal.lost_for_good,
+    terminal.too_often,
+    terminal.never_attached,
+    terminal.deadline_passed,
+    terminal.pending_too_long,
     # After all ends: an operator that cannot read the spec makes nothing, and still ends the job in its time.
     holds.unreadable,
     holds.templates_changed,
@@ -52,62 +48,62 @@ POLICIES: tuple[Policy, ...] = (
 """In the order in which they are asked. The first that answers decides, and the last one always does."""
 
 
-def plan(snapshot: Snapshot, now: float) -> Plan:
-    """What to store and do about `snapshot` at unix time `now`. Never raises for what a snapshot can hold."""
-    facts = Facts.of(snapshot, now)
+def plan(observed: ObservedState, now: float) -> Plan:
+    """What to store and do about `observed` at unix time `now`. Never raises for what it can hold."""
+    state = JobState.of(observed, now)
     for policy in POLICIES:
-        match policy(facts):
+        match policy(state):
             case Ending() as ending:
-                return finish.end(facts, ending)
+                return terminal.end(state, ending)
             case Hold() as hold:
                 return hold.plan
-            case Raising() as raising:
-                return _run(facts, raising)
+            case RestartDecision() as decision:
+                return _run(state, decision)
     raise AssertionError("the last policy always answers")
 
 
-def _run(facts: Facts, raising: Raising) -> Plan:
+def _run(state: JobState, decision: RestartDecision) -> Plan:
     """Stores the numbers that rise, creates what is missing, deletes what was replaced."""
-    snapshot = facts.snapshot
+    observed = state.observed
     # An absence in what the watches brought may be a delay of theirs: the API server is asked before a number rises for it.
-    if raising.rests_on_absence and not snapshot.live:
-        return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
-    pinned = pins.pinned(facts, raising.afresh)
+    if decision.rests_on_absence and not observed.live:
+        return Plan(status=observed.status or JobStatus(), intent=False, needs_live=True)
+    pinned = pods.pinned(state, decision.afresh)
     # What was raised now, and what was granted before and is not there yet.
-    creating = processes.create(facts, raising, pinned)
-    keys = objects.ensure_key(snapshot, pinned) if creating.actions else ()
+    creating = pods.create_pods(state, decision, pinned)
+    keys = objects.ensure_key(observed, pinned) if creating.actions else ()
     # The status tells who keeps each seat empty, and what a recovery has cost.
-    told = with_recovery(facts, raising, report(facts, raising, troubles(facts, raising, creating.conflicts)))
+    told = with_recovery(state, decision, report(state, decision, troubles(state, decision, creating.conflicts)))
     # Counters, words and progress are written no oftener than they are worth.
-    status, due = settle(facts, told)
+    status, due = settle(state, told)
     return Plan(
         status=status,
-        intent=bool(raising.raised) or facts.first_seen or pinned != facts.stored.pinned,
-        grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
+        intent=bool(decision.raised) or state.first_seen or pinned != state.stored.pinned,
+        grants=frozenset(decision.name(observed.name, seat) for seat in decision.raised),
         # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
-        actions=(*objects.ensure(snapshot, pinned), *keys, *processes.replaced(facts, raising), *creating.actions),
-        events=_events(facts, raising, status),
-        wake_at=wake_at(facts, status, due, creating.wake, *(at for at, _ in raising.held)),
-        want_progress=pull_due(facts, status),
+        actions=(*objects.ensure(observed, pinned), *keys, *pods.replaced(state, decision), *creating.actions),
+        events=_events(state, decision, status),
+        wake_at=wake_at(state, status, due, creating.wake, *(at for at, _ in decision.held)),
+        want_progress=pull_due(state, status),
     )
 
 
-def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, ...]:
+def _events(state: JobState, decision: RestartDecision, status: JobStatus) -> tuple[Event, ...]:
     events = []
-    if raising.afresh and not facts.first_seen:
-        anew = facts.snapshot.spec.checkpoint.disabled
+    if decision.afresh and not state.first_seen:
+        anew = state.observed.spec.checkpoint.disabled
         words = "spec.checkpoint.disabled is true: training starts anew" if anew else "all processes start from the last checkpoint"
         events.append(Event("Warning" if anew else "Normal", "Resumed", words))
-    elif raising.raised and not facts.first_seen:
-        counted = any(seat.fate.counted for seat in raising.raised)
-        events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
-    taken = facts.snapshot.key_taken
-    if taken is not None and status.pinned is not None and status.pinned.key == taken + 1 and facts.stored.pinned != status.pinned:
-        name = naming.key(facts.snapshot.name, facts.snapshot.uid, taken)
+    elif decision.raised and not state.first_seen:
+        counted = any(seat.outcome.counted for seat in decision.raised)
+        events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(state, decision))))
+    taken = state.observed.key_taken
+    if taken is not None and status.pinned is not None and status.pinned.key == taken + 1 and state.stored.pinned != status.pinned:
+        name = objects.key_secret_name(state.observed.name, state.observed.uid, taken)
         events.append(Event("Warning", "KeysTaken", f"Secret {name} was there before any pod; others may know its keys, new ones are made"))
-    if facts.snapshot.contended and facts.stored.condition("Contended") is None:
-        events.append(Event("Warning", "Contended", facts.snapshot.contended))
+    if state.observed.contended and state.stored.condition("Contended") is None:
+        events.append(Event("Warning", "Contended", state.observed.contended))
     # After a loss Restarted says why it stood still, and Recovered that training goes on.
-    if status.phase == "Running" and facts.stored.phase not in ("Running", "Recovering"):
+    if status.phase == "Running" and state.stored.phase not in ("Running", "Recovering"):
         events.append(Event("Normal", "Running", "all shards and workers are running"))
-    return (*events, *recovered(facts.stored, status))
+    return (*events, *recovered(state.stored, status))

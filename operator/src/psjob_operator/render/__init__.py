@@ -1,11 +1,9 @@
 """Pure builders: pod, Service, config, claim and NetworkPolicy documents, and the Secret of a run's keys."""
 
-from psjob_operator.render.around import claim, config, resolves, service
-from psjob_operator.render.keyfile import key_secret
-from psjob_operator.render.names import LABEL_JOB
-from psjob_operator.render.network import Peer, peer_of, policy, rules
+from psjob_operator.render.init_container import key_secret
+from psjob_operator.render.objects import LABEL_JOB, Peer, claim, config, peer_of, policy, resolves, rules, service
 from psjob_operator.render.pod import Pods, pod
-from psjob_operator.render.security import NOBODY
+from psjob_operator.render.shard import NOBODY
 
 __all__ = [
     "LABEL_JOB", "NOBODY", "Peer", "Pods", "claim", "config", "key_secret", "peer_of", "pod", "policy", "resolves", "rules", "service",

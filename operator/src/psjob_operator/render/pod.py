@@ -1,25 +1,28 @@
-"""The pod of one worker or shard."""
+"""The pod of one worker or shard.
+
+A worker's is the user's template, untouched but for what psjob adds to each pod; shard.py makes a shard's.
+"""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 from psjob_operator import contract
 from psjob_operator.api.status import Pinned
-from psjob_operator.api.template import TRAINED
+from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.contract import GROUP
-from psjob_operator.plan import naming
+from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
-from psjob_operator.plan.snapshot import Role
-from psjob_operator.render.around import CONFIG_FILE
-from psjob_operator.render.inject import inject
-from psjob_operator.render.keyfile import KEY_FILE, deriver, hand_keys, who
+from psjob_operator.plan.objects import CHECKPOINTS, ConfigSource
+from psjob_operator.plan.observed_state import Role
+from psjob_operator.render.init_container import KEY_FILE, deriver, hand_keys, inject, who
 from psjob_operator.render.merge import AFFINITY, merge
-from psjob_operator.render.names import (
+from psjob_operator.render.objects import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
     ANNOTATION_WAITED,
+    CONFIG_FILE,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
@@ -33,9 +36,7 @@ from psjob_operator.render.names import (
     labels,
     metadata,
 )
-from psjob_operator.render.security import NOBODY
-from psjob_operator.render.shard import shard_template
-from psjob_operator.render.worker import worker_template
+from psjob_operator.render.shard import NOBODY, interpreter, shard_template
 
 CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
@@ -71,7 +72,7 @@ class Pods:
         containers[common.position] = {**trained, "env": env}
         first, *others = common.template["spec"]["initContainers"]
         inits = [{**first, "env": [*who(values), *(first.get("env") or [])]}, *others]
-        host = naming.host(self._job.name, process.role, process.index)
+        host = objects.hostname(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
         if process.beside is not None:
             spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {}, AFFINITY)
@@ -102,7 +103,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
     position = next(number for number, it in enumerate(spec["containers"]) if it is container)
     spec["restartPolicy"] = "Never"
     spec["hostname"] = ""
-    spec["subdomain"] = naming.service(job.name)
+    spec["subdomain"] = objects.service_name(job.name)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -111,12 +112,12 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
         *(container.get("volumeMounts") or []),
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
     ]
-    spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
+    spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": objects.config_name(job.name)}}]
     if job.spec.injection == "auto":
         inject(spec, container, process.pinned.runtime_image or "", asks_nothing)
     else:
         spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]
-    hand_keys(spec, container, spec["initContainers"][0], naming.key(job.name, job.uid, process.pinned.key or 0))
+    hand_keys(spec, container, spec["initContainers"][0], objects.key_secret_name(job.name, job.uid, process.pinned.key or 0))
     return _Common(template, position)
 
 
@@ -176,3 +177,18 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
     said = {key: value for key, value in (given.get("annotations") or {}).items() if not key.startswith(f"{GROUP}/")}
     made["annotations"] = {ANNOTATION_DEFAULT: trained, **said, ANNOTATION_CONTAINER: trained, **waited}
     return made
+
+
+def worker_template(job: ConfigSource, rank: int, trained: str) -> tuple[Document, Document]:
+    """A copy of the template of a worker, and the container in it that is trained in, which has that name or is the only one. Of a
+    stage's own template it is the one that a job which begins now would have."""
+    template = copy.deepcopy(job.spec.worker_template(rank))
+    container = container_of(template, trained)
+    if container is None and job.spec.worker_template(rank) is not job.spec.workers.template:
+        container = container_of(template, TRAINED)
+    if container is None:
+        raise ValueError(f"worker {rank}: no container of its template is named {trained}, and there is not exactly one; rename one")
+    if job.spec.processes() > 1:
+        command = container.get("command") or []
+        container["command"] = [*interpreter(command).words, "-m", "psjob.agent", *command]
+    return template, container

@@ -1,19 +1,23 @@
-"""A shard's pod before what all pods get: the worker's image, guarded and probed, with the user's `ps.template` laid over it."""
+"""A shard's pod before what all pods get: the worker's image, guarded and probed, with the user's `ps.template` laid over it.
+
+It runs the Python that the worker's command would start, with what that needs of the worker's environment. It has the worker's user, and
+never more rights than the restricted level of Pod Security allows.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.api.quantity import quantity
 from psjob_operator.api.template import SERVING, asks_devices, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
-from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
-from psjob_operator.plan.objects import volume
-from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
+from psjob_operator.plan.objects import CHECKPOINTS, ConfigSource, volume
 from psjob_operator.render.merge import merge, tolerations
-from psjob_operator.render.names import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
-from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
+from psjob_operator.render.objects import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
 
 VOLUME = "psjob-checkpoints"
 SCRATCH_VOLUME, SCRATCH = "psjob-scratch", "/tmp"  # noqa: S108 (the folder of a container)
@@ -28,6 +32,40 @@ after, and is watched by the liveness probe, which follows its progress: it may 
 LOST_NODE_SECONDS = 30
 REQUESTS: Document = {"cpu": "500m", "memory": "1Gi"}
 """What a shard asks for where nobody says."""
+
+
+PYTHON = re.compile(r"python[0-9.]*")
+RUNNERS = frozenset({"uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"})
+"""Programs whose `run` starts another one in an environment of theirs."""
+LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "ipython"})
+"""Programs that a Python package installs beside the interpreter, and that run a script."""
+WRAPPERS = frozenset({"env", "tini", "dumb-init"})
+"""Programs that start the one after their options."""
+VALUED = frozenset(
+    {"-p", "--python", "--prefix", "-n", "--name", "--with", "--extra", "--group", "--package", "--project", "--directory", "--env-file"}
+)
+"""Options of runners whose value is the next word."""
+INLINE = frozenset({"-s", "--script"})
+"""uv makes an environment for that script alone, which nothing else can be started in."""
+ENVIRONMENT = re.compile(r"conda|mamba|venv|/envs?/")
+"""Folders of an environment, whose programs have their Python beside them."""
+HOME_OF_ROOT = "/root"
+VARIABLES = re.compile(
+    r"PATH|HOME|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON[A-Z]*"
+    r"|CONDA_(PREFIX(_\d+)?|DEFAULT_ENV|EXE|PYTHON_EXE|SHLVL|ROOT|ENVS_PATH|ENVS_DIRS|PKGS_DIRS|OFFLINE)|CONDARC|MAMBA_(EXE|ROOT_PREFIX)"
+    r"|UV_(PROJECT|PROJECT_ENVIRONMENT|PYTHON|PYTHON_(INSTALL_DIR|PREFERENCE|DOWNLOADS|BIN_DIR)|SYSTEM_PYTHON|MANAGED_PYTHON|NO_MANAGED_PYTHON"
+    r"|CACHE_DIR|NO_CACHE|NO_SYNC|FROZEN|LOCKED|OFFLINE|ISOLATED|NO_CONFIG|CONFIG_FILE|WORKING_DIRECTORY|LINK_MODE|NO_DEV|NO_PROGRESS|TOOL_DIR)"
+)
+"""What decides which Python starts and what it can import, by name: the runners' other variables may hold credentials of an index."""
+DEFAULT = "python3"
+NOBODY = 65532
+POWERS = ("privileged", "capabilities", "allowPrivilegeEscalation", "procMount")
+"""What a worker may need for its GPUs or its network, and a shard never does."""
+WORKERS = ("sysctls", "windowsOptions", "seLinuxOptions")
+"""What else is not taken from a worker; of seLinuxOptions the level is, by which volumes are shared."""
+PROFILES = ("seccompProfile", "appArmorProfile")
+BINDING = "NET_BIND_SERVICE"
+"""The one capability that the restricted level allows."""
 
 
 def shard_template(
@@ -154,3 +192,152 @@ def _many_nodes(job: ConfigSource) -> Document:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": pods_of(job, "shard")},
     }
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """How a Python is started."""
+
+    words: tuple[str, ...]
+    """The program and its first arguments; those of Python follow."""
+
+    @property
+    def of_the_images_user(self) -> bool:
+        """Only the user whom the image names can start it: it lies in root's home, or a runner writes into files of its own."""
+        return self.writes or any(_within(word, HOME_OF_ROOT) for word in self.words)
+
+    @property
+    def writes(self) -> bool:
+        """It is started by a runner, which writes into the image: locks, caches, an environment."""
+        return _base(self.words[0]) in RUNNERS
+
+
+def interpreter(command: Sequence[Any]) -> Interpreter:
+    """The Python of the worker's `command`; the first `python3` on the PATH where it begins with none that can be told from outside."""
+    words = [str(word) for word in command]
+    while words and _base(words[0]) in WRAPPERS:
+        words = words[1:]
+        while words and (words[0].startswith("-") or "=" in words[0]):
+            words = words[1:]
+    if not words:
+        return Interpreter((DEFAULT,))
+    if PYTHON.fullmatch(_base(words[0])):
+        return Interpreter((words[0],))
+    if _base(words[0]) in RUNNERS and "run" in words:
+        return Interpreter(_run(words, words.index("run") + 1) or (DEFAULT,))
+    folder = words[0].rpartition("/")[0]
+    beside = folder.endswith("/bin") and ENVIRONMENT.search(folder)
+    return Interpreter((f"{folder}/python",) if beside else (DEFAULT,))
+
+
+def variables(trained: Document) -> list[Document]:
+    """Those variables of the worker that its Python is found by, and whom they refer to as `$(NAME)`; literal values alone."""
+    given = {item.get("name"): item for item in trained.get("env") or [] if isinstance(item.get("value"), str)}
+    wanted = {name for name in given if VARIABLES.fullmatch(str(name))}
+    todo = list(wanted)
+    while todo:
+        referred = {name for name in re.findall(r"\$\(([^()]+)\)", given[todo.pop()]["value"]) if name in given}
+        todo += sorted(referred - wanted)
+        wanted |= referred
+    return [{"name": name, "value": item["value"]} for name, item in given.items() if name in wanted]
+
+
+def folder(trained: Document) -> str | None:
+    """Where the worker starts, if that lies in its image: a shard mounts none of the worker's volumes."""
+    there = trained.get("workingDir")
+    mounts = [str(mount.get("mountPath")) for mount in trained.get("volumeMounts") or []]
+    inside = there and any(_within(str(there), mount) for mount in mounts)
+    return str(there) if there and not inside else None
+
+
+def _run(words: Sequence[str], at: int) -> tuple[str, ...] | None:
+    """What a runner is told up to its program, and Python in the place of that; None where no Python runs there."""
+    while at < len(words):
+        word = words[at]
+        if word in INLINE:
+            return None
+        if word in VALUED:
+            at += 2
+            continue
+        if PYTHON.fullmatch(_base(word)):
+            return (*words[: at + 1],)
+        if word in ("-m", "--module") or word.endswith(".py") or _base(word) in LAUNCHERS:
+            return (*words[:at], "python")
+        at += 1
+    return None
+
+
+def _within(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _base(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def pod_security(worker: Document, trained: Document, user: int | None = NOBODY, of_the_image: bool = False) -> Document:
+    """The worker pod's context. Where neither it nor the container names a user but root, `user`: a shard needs no rights.
+
+    `user`: None: the one whom the namespace gives (OpenShift); of its numbers none may be chosen here. `of_the_image`: only the image's
+    own user can start the worker's Python, so that no other is named.
+    """
+    context = _taken(worker.get("securityContext"), of_the_image)
+    own = _taken(trained.get("securityContext"), of_the_image)
+    if not of_the_image and not any(word in context or word in own for word in ("runAsUser", "runAsNonRoot")):
+        context["runAsNonRoot"] = True
+        if user is not None:
+            context |= {"runAsUser": user, "runAsGroup": context.get("runAsGroup", own.get("runAsGroup", user))}
+    context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    if "fsGroup" not in context and user is not None:
+        # A fresh disk belongs to root; with a group of the pod's own its files can be written.
+        said = (own.get("runAsGroup"), context.get("runAsGroup"), own.get("runAsUser"), context.get("runAsUser"))
+        context["fsGroup"] = next((group for group in said if group), user or NOBODY)
+        context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
+    return context
+
+
+def container_security(trained: Document, python: Interpreter, of_the_image: bool = False) -> Document:
+    """The trained container's context without its powers, and its image read-only where that Python can run so.
+
+    `of_the_image`: as of pod_security.
+    """
+    taken = _taken(trained.get("securityContext"), of_the_image)
+    return _powerless(taken) | ({} if python.writes else {"readOnlyRootFilesystem": True})
+
+
+def keep_restricted(spec: Document, of_the_image: bool = False) -> None:
+    """Whatever template was laid over the shard's pod, by a null too: no container has powers. The user is the template's to choose."""
+    context = _without(spec.get("securityContext"), ())
+    context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    if not of_the_image and not any(word in context for word in ("runAsUser", "runAsNonRoot")):
+        context["runAsNonRoot"] = True
+    spec["securityContext"] = context
+    for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+        binds = BINDING in (((container.get("securityContext") or {}).get("capabilities") or {}).get("add") or [])
+        container["securityContext"] = _powerless(_without(container.get("securityContext"), POWERS))
+        if binds:
+            container["securityContext"]["capabilities"]["add"] = [BINDING]
+
+
+def _taken(context: Document | None, of_the_image: bool) -> Document:
+    """What a shard takes of a worker's context: root only where nobody else can start its Python."""
+    taken = _without(context, (*POWERS, *WORKERS))
+    level = ((context or {}).get("seLinuxOptions") or {}).get("level")
+    if level:
+        taken["seLinuxOptions"] = {"level": level}
+    if not of_the_image:
+        if taken.get("runAsUser") == 0:
+            del taken["runAsUser"]
+        if taken.get("runAsNonRoot") is False:
+            del taken["runAsNonRoot"]
+    return taken
+
+
+def _without(context: Document | None, words: tuple[str, ...]) -> Document:
+    """A copy without these words, nulls and profiles that confine nothing."""
+    kept = {word: value for word, value in (context or {}).items() if word not in words and value is not None}
+    return copy.deepcopy({word: value for word, value in kept.items() if word not in PROFILES or value.get("type") != "Unconfined"})
+
+
+def _powerless(context: Document) -> Document:
+    return context | {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

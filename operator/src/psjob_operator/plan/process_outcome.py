@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from psjob_operator import contract
 from psjob_operator.api.spec import FailureRule
+from psjob_operator.api.status import short
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
-from psjob_operator.plan.snapshot import Exit, Process, Role
-from psjob_operator.plan.text import short
+from psjob_operator.plan.observed_state import Exit, Process, Role
 
 SIGNALLED = 128
 """The exit code of a process that signal n ended is this and n."""
@@ -48,7 +48,7 @@ UNCOUNTED = {
 
 
 @dataclass(frozen=True)
-class Fate:
+class ProcessOutcome:
     """What became of a process."""
 
     kind: Kind
@@ -64,67 +64,67 @@ class Fate:
     """Index of the rule of runPolicy.failureRules that decided; None where none did."""
 
 
-def fate(process: Process | None) -> Fate:
-    """The fate of a process that should be there."""
+def outcome_of(process: Process | None) -> ProcessOutcome:
+    """The outcome of a process that should be there."""
     if process is None:
-        return Fate("absent", "Missing")
+        return ProcessOutcome("absent", "Missing")
     if process.exit is not None:
         return _ended(process, process.exit)
     if process.phase == "Succeeded":
-        return Fate("done")
+        return ProcessOutcome("done")
     if process.phase == "Failed":
         return _failed_unstarted(process)
     if process.deleting is not None or process.gone:
-        return Fate("lost", _disruption(process) or ("NodeLost" if process.node_lost else "Deleted"), message=process.pod_message)
+        return ProcessOutcome("lost", _disruption(process) or ("NodeLost" if process.node_lost else "Deleted"), message=process.pod_message)
     if process.node_lost:
-        return Fate("lost", "NodeLost", message=f"node {process.node} is out of reach")
+        return ProcessOutcome("lost", "NodeLost", message=f"node {process.node} is out of reach")
     if process.unresponsive:
-        return Fate("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
+        return ProcessOutcome("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
     running = process.started is not None or (process.phase == "Running" and process.ready)
-    return Fate("running" if running else "waiting")
+    return ProcessOutcome("running" if running else "waiting")
 
 
-def stopped(process: Process) -> Fate | None:
-    """The fate of a process that ended with exit code 0 when it was told to end; None where it was not told to.
+def stopped_on_request(process: Process) -> ProcessOutcome | None:
+    """The outcome of a process that ended with exit code 0 when it was told to end; None where it was not told to.
 
     Whether a script was through by then its exit code does not say: those with a handler of SIGTERM end with 0 too.
     """
     disruption = _disruption(process)
     if not disruption and process.deleting is None:
         return None
-    return Fate("lost", disruption or "Deleted", message=process.pod_message or "exit code 0 after it was told to end")
+    return ProcessOutcome("lost", disruption or "Deleted", message=process.pod_message or "exit code 0 after it was told to end")
 
 
-def unfinished() -> Fate:
-    """The fate of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
-    return Fate("lost", UNFINISHED, counted=True, message=f"exit code 0: {UNSEEN}")
+def unfinished_exit() -> ProcessOutcome:
+    """The outcome of a worker that ended with exit code 0, though shard 0 has not heard that its script came to its end."""
+    return ProcessOutcome("lost", UNFINISHED, counted=True, message=f"exit code 0: {UNSEEN}")
 
 
-def hung(seconds: float) -> Fate:
-    """The fate of a worker that shard 0 names: it has made no step for so long while others wait for it."""
-    return Fate("lost", "Hung", counted=True, message=f"it has made no step for {seconds:.0f} s while others wait for it")
+def hung_worker(seconds: float) -> ProcessOutcome:
+    """The outcome of a worker that shard 0 names: it has made no step for so long while others wait for it."""
+    return ProcessOutcome("lost", "Hung", counted=True, message=f"it has made no step for {seconds:.0f} s while others wait for it")
 
 
-def ruled(rules: Sequence[FailureRule], role: Role, process: Process | None, found: Fate) -> Fate:
+def apply_failure_rules(rules: Sequence[FailureRule], role: Role, process: Process | None, found: ProcessOutcome) -> ProcessOutcome:
     """What the job's own rules make of `found`: the first of them that matches holds."""
-    number = matching(rules, role, process, found)
+    number = matching_rule(rules, role, process, found)
     if number is None:
         return found
     rule = rules[number]
     if rule.action == "FailJob":
         why = f"{found.cause}: {found.message}" if found.message else found.cause
-        return Fate("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says FailJob: {why}", rule=number)
+        return ProcessOutcome("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says FailJob: {why}", rule=number)
     return replace(found, counted=rule.action == "Count", each=rule.per == "Process", rule=number)
 
 
-def matching(rules: Sequence[FailureRule], role: Role, process: Process | None, found: Fate) -> int | None:
+def matching_rule(rules: Sequence[FailureRule], role: Role, process: Process | None, found: ProcessOutcome) -> int | None:
     """Index of the first rule that a lost process meets; None where there is none."""
     if found.kind != "lost":
         return None
     return next((number for number, rule in enumerate(rules) if _meets(rule, role, process, found)), None)
 
 
-def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) -> bool:
+def _meets(rule: FailureRule, role: Role, process: Process | None, found: ProcessOutcome) -> bool:
     # The exit code of a process that was preempted or deleted is what was done to it; the runtime's own codes have causes.
     own = found.counted and found.cause not in ("Hung", UNFINISHED)
     exit = process.exit if process is not None and own else None
@@ -141,35 +141,37 @@ def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) 
     )
 
 
-def _ended(process: Process, exit: Exit) -> Fate:
+def _ended(process: Process, exit: Exit) -> ProcessOutcome:
     if exit.code == EXIT_DONE and not exit.signal:
         # The script has caught the refusal, or it was made in a thread, and ended as if nothing had been.
         refused = process.role == "worker" and of_the_runtime(exit) and _sentence(exit)
-        return Fate("fatal", "Refused", message=refused) if refused else Fate("done")
+        return ProcessOutcome("fatal", "Refused", message=refused) if refused else ProcessOutcome("done")
     ours = process.role == "shard" or of_the_runtime(exit)
     if ours and (exit.code == EXIT_REFUSED or read_message(exit).get("refused") is True):
-        return Fate("fatal", "Refused", message=_sentence(exit))
+        return ProcessOutcome("fatal", "Refused", message=_sentence(exit))
     if exit.code == EXIT_CHECKPOINT_LOST and process.role == "shard":
-        return Fate("fatal", "CheckpointLost", message=_sentence(exit))
+        return ProcessOutcome("fatal", "CheckpointLost", message=_sentence(exit))
     if exit.code == EXIT_HUNG and process.role == "worker" and ours:
-        return Fate("lost", "Hung", counted=True, message=_sentence(exit))
+        return ProcessOutcome("lost", "Hung", counted=True, message=_sentence(exit))
     if exit.code == EXIT_FENCED and ours:
         message = exit.message if process.role == "shard" else _sentence(exit)
-        return Fate("lost", "Fenced", message=message, fenced_by=_fenced_by(process, exit))
+        return ProcessOutcome("lost", "Fenced", message=message, fenced_by=_fenced_by(process, exit))
     if process.pod_reason == "Evicted":
         return _evicted(process)
     if exit.reason == "OOMKilled":
-        return Fate("lost", "OOMKilled", counted=True, message=_words(exit))
+        return ProcessOutcome("lost", "OOMKilled", counted=True, message=_words(exit))
     disruption = _disruption(process)
     if disruption or process.deleting is not None:
-        return Fate("lost", disruption or "Deleted", message=process.pod_message)
+        return ProcessOutcome("lost", disruption or "Deleted", message=process.pod_message)
     if exit.code == EXIT_RETRY and ours:
-        return Fate("lost", "Retry", message=_sentence(exit))
+        return ProcessOutcome("lost", "Retry", message=_sentence(exit))
     if _unseen(exit):
         where = f" on node {process.node}" if process.node else ""
-        return Fate("lost", UNSEEN_END, message=f"nobody saw how it ended{where}: the node or its container runtime was restarted")
+        return ProcessOutcome(
+            "lost", UNSEEN_END, message=f"nobody saw how it ended{where}: the node or its container runtime was restarted"
+        )
     cause = exit.reason if exit.reason and exit.reason != "Completed" else "Error"
-    return Fate("lost", cause, counted=True, message=_words(exit))
+    return ProcessOutcome("lost", cause, counted=True, message=_words(exit))
 
 
 def _unseen(exit: Exit) -> bool:
@@ -177,20 +179,20 @@ def _unseen(exit: Exit) -> bool:
     return exit.reason == "ContainerStatusUnknown" or (exit.reason == "Unknown" and exit.code == 255)
 
 
-def _failed_unstarted(process: Process) -> Fate:
+def _failed_unstarted(process: Process) -> ProcessOutcome:
     if process.pod_reason == "Evicted":
         return _evicted(process)
     disruption = _disruption(process)
     if disruption or process.deleting is not None:
-        return Fate("lost", disruption or "Deleted", message=process.pod_message)
+        return ProcessOutcome("lost", disruption or "Deleted", message=process.pod_message)
     if process.init_exit is not None and process.init_exit.code != 0:
-        return Fate("lost", "InitFailed", counted=True, message=f"an init container ended: {_words(process.init_exit)}")
-    return Fate("lost", process.pod_reason or "Error", counted=True, message=process.pod_message)
+        return ProcessOutcome("lost", "InitFailed", counted=True, message=f"an init container ended: {_words(process.init_exit)}")
+    return ProcessOutcome("lost", process.pod_reason or "Error", counted=True, message=process.pod_message)
 
 
-def _evicted(process: Process) -> Fate:
+def _evicted(process: Process) -> ProcessOutcome:
     own = any(word in process.pod_message for word in OWN_USE)
-    return Fate("lost", "Evicted" if own else "NodePressure", counted=own, message=process.pod_message)
+    return ProcessOutcome("lost", "Evicted" if own else "NodePressure", counted=own, message=process.pod_message)
 
 
 def _disruption(process: Process) -> str:

@@ -1,4 +1,7 @@
-"""The keys of one process: its init container derives them from the Secret of the run, which no other container mounts."""
+"""The init container of a pod: it copies the library into an image that knows nothing of it, and derives the process's keys.
+
+The keys come from the Secret of the run, which no other container mounts. In an image that has psjob installed its own Python derives.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import base64
 from collections.abc import Mapping
 
 from psjob_operator import contract, keys
-from psjob_operator.plan import naming
-from psjob_operator.plan.config import ConfigSource
-from psjob_operator.render.interpreter import folder, interpreter, variables
-from psjob_operator.render.names import Document, labels, metadata
-from psjob_operator.render.security import container_security
+from psjob_operator.api.template import FOLDER
+from psjob_operator.plan import objects
+from psjob_operator.plan.objects import ConfigSource
+from psjob_operator.render.objects import Document, labels, metadata
+from psjob_operator.render.shard import container_security, folder, interpreter, variables
 
 SECRET_VOLUME, SECRET_FOLDER = "psjob-secret", "/psjob-secret"
 KEYS_VOLUME, KEYS_FOLDER = "psjob-keys", "/psjob-keys"
 KEY_FILE = f"{KEYS_FOLDER}/keys"
-CONTAINER = "psjob-derive"
+DERIVE_CONTAINER = "psjob-derive"
 """The init container of a pod that gets no library."""
 DERIVE = r"""
 set -eu -o pipefail
@@ -59,6 +62,53 @@ DERIVE = DERIVE.replace("AUTHORITY", contract.AUTHORITY)
 DERIVE = DERIVE.replace("OF_SHARD", contract.CERTIFICATE.format(index="$PSJOB_INDEX"))
 DERIVE = DERIVE.replace("OF_WORKER", contract.WORKER_CERTIFICATE.format(index="$PSJOB_INDEX"))
 """For busybox's shell, with `busybox`, `from` (the Secret's folder) and `to` set: HMAC from sha256sum and the blocks of contract.KEYS."""
+COPY_CONTAINER = "psjob-inject"
+VOLUME = "psjob-runtime"
+SOURCE = "/psjob-runtime"
+"""Where the library lies in the runtime image."""
+SHELL = 'export PYTHONPATH=/psjob/lib${PYTHONPATH:+:$PYTHONPATH}; exec "$@"'
+"""Only inside the container can the image's own PYTHONPATH be kept: setting it in the pod would erase it."""
+COPY = f"""
+busybox={SOURCE}/bin/busybox from={SECRET_FOLDER} to={KEY_FILE}
+"$busybox" cp -R {SOURCE}/. {FOLDER} || {{ echo "psjob: the library cannot be copied into {FOLDER}" >&2; exit 1; }}
+"""
+OWN: Document = {"cpu": "100m", "memory": "64Mi"}
+"""What it asks for beside a container that asks for nothing."""
+
+
+def inject(pod: Document, container: Document, runtime_image: str, asks_nothing: bool = False) -> None:
+    """Adds the init container that copies the library and derives the keys, and starts `container`'s command with the library on the path;
+    args stay as they are. `asks_nothing`: of Pods."""
+    pod["initContainers"] = [
+        _copier(pod.get("securityContext") or {}, runtime_image, container, {} if asks_nothing else OWN),
+        *(pod.get("initContainers") or []),
+    ]
+    pod["volumes"] = [*(pod.get("volumes") or []), {"name": VOLUME, "emptyDir": {}}]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
+    container["command"] = [f"{FOLDER}/bin/sh", "-c", SHELL, "psjob", *container["command"]]
+
+
+def _copier(pod_security: Document, runtime_image: str, container: Document, own: Document) -> Document:
+    security: Document = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    # The pod's own word comes first: a pod that runs as root keeps its user, and would not start with runAsNonRoot here.
+    if pod_security.get("runAsUser") != 0:
+        security["runAsNonRoot"] = True
+    if "seccompProfile" not in pod_security:
+        security["seccompProfile"] = {"type": "RuntimeDefault"}
+    return {
+        "name": COPY_CONTAINER,
+        "image": runtime_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [f"{SOURCE}/bin/busybox", "sh", "-c", COPY + DERIVE],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": resources_of(container) or {part: dict(own) for part in ("requests", "limits") if own},
+        "securityContext": security,
+        "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],
+    }
 
 
 def key_secret(job: ConfigSource, number: int, run: Mapping[str, bytes], certificates: Mapping[str, bytes]) -> Document:
@@ -69,7 +119,7 @@ def key_secret(job: ConfigSource, number: int, run: Mapping[str, bytes], certifi
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, naming.key(job.name, job.uid, number), labels(job, "keys")),
+        "metadata": metadata(job, objects.key_secret_name(job.name, job.uid, number), labels(job, "keys")),
         "type": "Opaque",
         "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
@@ -98,7 +148,7 @@ def deriver(pod: Document, trained: Document) -> Document:
     if "seccompProfile" not in security and "seccompProfile" not in (pod.get("securityContext") or {}):
         security["seccompProfile"] = {"type": "RuntimeDefault"}
     made: Document = {
-        "name": CONTAINER,
+        "name": DERIVE_CONTAINER,
         "image": trained.get("image"),
         "command": [*python.words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -1,7 +1,6 @@
 """What is known about one job at one moment: the input of `plan()`. Pure data, no I/O.
 
-Both backends fill it: `cluster/` from the API server, `local/` from processes.
-"""
+Both backends fill it: `cluster/` from the API server, `local/` from processes."""
 
 from __future__ import annotations
 
@@ -165,7 +164,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ObservedState:
     """One job at one moment."""
 
     name: str
@@ -203,7 +202,7 @@ class Snapshot:
     key_taken: int | None = None
     """Number of keys whose Secret was there before the run had a pod: others may know them. None: of none is that known."""
     live: bool = False
-    """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
+    """True when `processes` come from a live read made for this state: only then may absence be believed."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job object (only for Kueue keys later; never copied)."""
     runtime_image: str = ""

@@ -1,22 +1,35 @@
-"""What a snapshot says about the job as it is now: which process sits in which seat, and what became of it."""
+"""What an observed state says about the job as it is now (JobState), and what shard 0 tells of training.
+
+Each shard and worker has a seat: the process that holds it now, and what became of that. What shard 0 tells comes from a pod, so nothing
+of it is believed unread.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import fate, naming
-from psjob_operator.plan.fate import Fate, read_message
-from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
-from psjob_operator.plan.text import index_set, starts_map
+from psjob_operator.api.status import LARGEST, TERMINAL, CheckpointStatus, JobStatus, Progress, index_set, stamp, starts_map, unix
+from psjob_operator.plan import objects, process_outcome
+from psjob_operator.plan.observed_state import ObservedState, Process, Refusal, Role
+from psjob_operator.plan.process_outcome import ProcessOutcome, read_message
 
 PATIENCE_SECONDS = 3.0
 """Shard 0 must have been asked so long after a worker's success was stored, so that a late word of it counts."""
 SUSPENDING = "Suspending"
 """Reason of Ready and Reconciling while processes end for a suspension."""
+
+
+PROGRESS_SECONDS = 60.0
+RUNNING_SECONDS = 10.0
+"""After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
+SAME_SECONDS = 5.0
+"""A checkpoint is not told anew because its age was rounded, or took a while to arrive."""
+PENDING_SECONDS = 60.0
+"""A job of which a part never comes up may train without it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Seat:
     """Number of the process that should be there: the shard's attempt, the worker's newest start. 0: none was ever given."""
     name: str
     process: Process | None
-    fate: Fate
+    outcome: ProcessOutcome
     may_create: bool = False
     """This process of the operator raised the number and has not made the pod yet."""
     refusal: Refusal | None = None
@@ -37,19 +50,19 @@ class Seat:
     @property
     def up(self) -> bool:
         """It does its work, or has done it."""
-        if self.fate.kind == "done":
+        if self.outcome.kind == "done":
             return True
-        return self.fate.kind == "running" and (self.role == "worker" or (self.process is not None and self.process.ready))
+        return self.outcome.kind == "running" and (self.role == "worker" or (self.process is not None and self.process.ready))
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A snapshot, read once."""
+class JobState:
+    """An observed state, read once."""
 
-    snapshot: Snapshot
+    observed: ObservedState
     now: float
     stored: JobStatus
     """Status of this run; of another run, only the numbers that must be passed."""
@@ -57,16 +70,16 @@ class Facts:
     """No operator has stored a status of this run yet."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot, now: float) -> Facts:
-        """Reads a snapshot: a status of another run gives no facts, only minimum numbers."""
-        status = snapshot.status or JobStatus()
-        if status.run == snapshot.uid:
-            return cls(snapshot, now, status, first_seen=False)
+    def of(cls, observed: ObservedState, now: float) -> JobState:
+        """Reads an observed state: a status of another run gives no facts, only minimum numbers."""
+        status = observed.status or JobStatus()
+        if status.run == observed.uid:
+            return cls(observed, now, status, first_seen=False)
         if status.run is None and status.phase in TERMINAL:
-            return cls(snapshot, now, status, first_seen=False)
+            return cls(observed, now, status, first_seen=False)
         shards = tuple(shard.model_copy(update={"state": "Pending", "pod": None}) for shard in status.shards)
         workers = JobStatus().workers.model_copy(update={"start": status.workers.start})
-        return cls(snapshot, now, JobStatus(view=status.view, shards=shards, workers=workers), first_seen=True)
+        return cls(observed, now, JobStatus(view=status.view, shards=shards, workers=workers), first_seen=True)
 
     @property
     def finished(self) -> bool:
@@ -81,7 +94,7 @@ class Facts:
     @cached_property
     def pods(self) -> tuple[Process, ...]:
         """Processes of this run. Those of others are never adopted, never touched."""
-        return tuple(process for process in self.snapshot.processes if process.run == self.snapshot.uid)
+        return tuple(process for process in self.observed.processes if process.run == self.observed.uid)
 
     @cached_property
     def left(self) -> tuple[Process, ...]:
@@ -91,8 +104,8 @@ class Facts:
     @cached_property
     def known(self) -> tuple[Process, ...]:
         """Processes of this run, and those before whose pods were seen to be removed."""
-        names = {process.name for process in self.snapshot.processes}
-        return (*self.pods, *(process for process in self.snapshot.gone if process.run == self.snapshot.uid and process.name not in names))
+        names = {process.name for process in self.observed.processes}
+        return (*self.pods, *(process for process in self.observed.gone if process.run == self.observed.uid and process.name not in names))
 
     @cached_property
     def seats(self) -> tuple[Seat, ...]:
@@ -103,7 +116,7 @@ class Facts:
     def attempts(self) -> tuple[int, ...]:
         """Attempt of each shard that the status names; 0 where it names none."""
         known = {shard.index: shard.attempt for shard in self.stored.shards}
-        return tuple(known.get(index, 0) for index in range(max([self.snapshot.spec.ps.shards, *(index + 1 for index in known)])))
+        return tuple(known.get(index, 0) for index in range(max([self.observed.spec.ps.shards, *(index + 1 for index in known)])))
 
     @cached_property
     def shards(self) -> tuple[Seat, ...]:
@@ -111,11 +124,11 @@ class Facts:
         there = {(pod.index, pod.number): pod for pod in self.known if pod.role == "shard"}
         finished = {shard.index for shard in self.stored.shards if shard.state == "Finished"}
         seats = []
-        for index in range(self.snapshot.spec.ps.shards):
+        for index in range(self.observed.spec.ps.shards):
             seat = self._seat("shard", index, self.attempts[index], there.get((index, self.attempts[index])))
             # Its last manifest is committed: a collected pod takes nothing away.
             collected = seat.process is None or seat.process.gone
-            seats.append(replace(seat, fate=Fate("done")) if collected and index in finished else seat)
+            seats.append(replace(seat, outcome=ProcessOutcome("done")) if collected and index in finished else seat)
         return tuple(seats)
 
     @cached_property
@@ -127,7 +140,7 @@ class Facts:
             if pod.role == "worker" and pod.number <= start and (pod.index not in newest or newest[pod.index].number < pod.number):
                 newest[pod.index] = pod
         seats = []
-        for index in range(self.snapshot.spec.workers.replicas):
+        for index in range(self.observed.spec.workers.replicas):
             there = newest.get(index)
             number = there.number if there else 0
             if self.pending_starts.get(index, 0) > number:
@@ -135,15 +148,22 @@ class Facts:
             if index in self.unfinished:
                 seats.append(
                     Seat(
-                        "worker", index, number, self._name("worker", index, number), there, self._ruled("worker", there, fate.unfinished())
+                        "worker",
+                        index,
+                        number,
+                        self._name("worker", index, number),
+                        there,
+                        self._ruled("worker", there, process_outcome.unfinished_exit()),
                     )
                 )
             elif index in self.succeeded_before:
-                seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
+                seats.append(
+                    Seat("worker", index, number or start, self._name("worker", index, number or start), there, ProcessOutcome("done"))
+                )
             else:
                 seat = self._seat("worker", index, number or start, there)
-                other = fate.hung(self.hung[index][1]) if self.is_hung(seat) else self._stopped(seat)
-                seats.append(seat if other is None else replace(seat, fate=self._ruled("worker", there, other)))
+                other = process_outcome.hung_worker(self.hung[index][1]) if self.is_hung(seat) else self._stopped(seat)
+                seats.append(seat if other is None else replace(seat, outcome=self._ruled("worker", there, other)))
         return tuple(seats)
 
     @cached_property
@@ -152,7 +172,7 @@ class Facts:
 
         A pod's word: it is believed of processes that run with the very start that it names.
         """
-        asked = self.snapshot.spec.workers.step_timeout_seconds is not None
+        asked = self.observed.spec.workers.step_timeout_seconds is not None
         told = self.coordinator.get("hung") if asked else None
         found = {}
         for entry in told if isinstance(told, list) else ():
@@ -164,13 +184,13 @@ class Facts:
 
     def is_hung(self, seat: Seat) -> bool:
         """Is this the process that shard 0 names?"""
-        return seat.fate.kind == "running" and seat.index in self.hung and self.hung[seat.index][0] == seat.number
+        return seat.outcome.kind == "running" and seat.index in self.hung and self.hung[seat.index][0] == seat.number
 
-    def _stopped(self, seat: Seat) -> Fate | None:
-        """The fate of a worker that was told to end, if it seems to be done and nobody says that its script was through."""
-        if seat.fate.kind != "done" or seat.process is None or self.shards_done or self._has_left(seat):
+    def _stopped(self, seat: Seat) -> ProcessOutcome | None:
+        """The outcome of a worker that was told to end, if it seems to be done and nobody says that its script was through."""
+        if seat.outcome.kind != "done" or seat.process is None or self.shards_done or self._has_left(seat):
             return None
-        return fate.stopped(seat.process)
+        return process_outcome.stopped_on_request(seat.process)
 
     def _has_left(self, seat: Seat) -> bool:
         """Shard 0 says that this worker has made its last step."""
@@ -182,15 +202,15 @@ class Facts:
     def pending_starts(self) -> dict[int, int]:
         """Start number of each worker that was given one and was not seen with it, when the status was written."""
         workers = self.stored.workers
-        return starts_map(workers.pending_starts, self.snapshot.spec.workers.replicas, workers.start)
+        return starts_map(workers.pending_starts, self.observed.spec.workers.replicas, workers.start)
 
     @cached_property
     def succeeded_before(self) -> frozenset[int]:
         """Workers whose success the status remembers, whatever became of their pods."""
-        if self.snapshot.spec.checkpoint.disabled and self.resuming:
+        if self.observed.spec.checkpoint.disabled and self.resuming:
             # Nothing was kept: training starts anew, with everyone.
             return frozenset()
-        return index_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+        return index_set(self.stored.workers.succeeded_indexes, self.observed.spec.workers.replicas)
 
     @cached_property
     def unfinished(self) -> frozenset[int]:
@@ -198,8 +218,8 @@ class Facts:
 
         A worker that leaves waits for a checkpoint that holds its end, so that every later coordinator knows of it too.
         """
-        snapshot, told = self.snapshot, self.snapshot.progress
-        if snapshot.spec.checkpoint.disabled or not told or told.get("run") != snapshot.uid or told.get("state") != "serving":
+        observed, told = self.observed, self.observed.progress
+        if observed.spec.checkpoint.disabled or not told or told.get("run") != observed.uid or told.get("state") != "serving":
             return frozenset()
         if not self.attempts or _attempt(told) != self.attempts[0]:
             return frozenset()
@@ -208,19 +228,19 @@ class Facts:
         if not isinstance(workers, list | tuple) or (isinstance(kept, Mapping) and kept.get("final")):
             return frozenset()
         states = {worker.get("rank"): worker for worker in workers if isinstance(worker, Mapping)}
-        if snapshot.spec.run_policy.success_policy == "FirstWorker" and states.get(0, {}).get("state") == "left":
+        if observed.spec.run_policy.success_policy == "FirstWorker" and states.get(0, {}).get("state") == "left":
             return frozenset()
         return frozenset(pod.index for pod in self._ended_well if self._not_left(states.get(pod.index), pod))
 
     @property
     def _ended_well(self) -> list[Process]:
         """Workers' newest processes that ended with exit code 0, so long before shard 0 was asked that it had heard of their end."""
-        asked, snapshot = self.snapshot.progress_at, self.snapshot
+        asked, observed = self.observed.progress_at, self.observed
         newest = {pod.index: pod for pod in sorted(self.known, key=lambda pod: pod.number) if pod.role == "worker"}
         found = []
         for pod in newest.values():
             good = pod.exit is not None and pod.exit.code == 0 and not pod.exit.signal and pod.index in self.succeeded_before
-            seen = (pod.exit.at if pod.exit else None) if snapshot.one_machine else snapshot.written_at
+            seen = (pod.exit.at if pod.exit else None) if observed.one_machine else observed.written_at
             if good and asked is not None and seen is not None and asked >= seen + PATIENCE_SECONDS:
                 found.append(pod)
         return found
@@ -237,13 +257,13 @@ class Facts:
         """The success policy is met: no worker is started again."""
         if self.first_seen:
             return False
-        workers = self.workers[:1] if self.snapshot.spec.run_policy.success_policy == "FirstWorker" else self.workers
-        return all(seat.fate.kind == "done" for seat in workers)
+        workers = self.workers[:1] if self.observed.spec.run_policy.success_policy == "FirstWorker" else self.workers
+        return all(seat.outcome.kind == "done" for seat in workers)
 
     @cached_property
     def shards_done(self) -> bool:
         """Every shard has ended with exit code 0."""
-        return all(seat.fate.kind == "done" for seat in self.shards)
+        return all(seat.outcome.kind == "done" for seat in self.shards)
 
     @cached_property
     def too_late(self) -> tuple[Seat, ...]:
@@ -251,7 +271,7 @@ class Facts:
         met = self.met_starts
         if met is None or not self.shards_done:
             return ()
-        return tuple(seat for seat in self.workers if seat.fate.kind == "running" and seat.number > met.get(seat.index, 0))
+        return tuple(seat for seat in self.workers if seat.outcome.kind == "running" and seat.number > met.get(seat.index, 0))
 
     @property
     def suspending(self) -> bool:
@@ -262,7 +282,7 @@ class Facts:
     def resuming(self) -> bool:
         """The job was suspended, or nearly so, and is to run: everything gets new numbers."""
         stopped = self.stored.phase == "Suspended" or (self.suspending and not self.left)
-        return stopped and not self.snapshot.spec.suspend
+        return stopped and not self.observed.spec.suspend
 
     @property
     def afresh(self) -> bool:
@@ -285,10 +305,10 @@ class Facts:
         said = _last_words(first)
         if said is not None:
             return said
-        progress = self.snapshot.progress
-        mine = progress is not None and progress.get("run") == self.snapshot.uid
-        gone = self.snapshot.farewell
-        if gone is not None and gone.run == self.snapshot.uid and not (mine and progress and _attempt(progress) > gone.number):
+        progress = self.observed.progress
+        mine = progress is not None and progress.get("run") == self.observed.uid
+        gone = self.observed.farewell
+        if gone is not None and gone.run == self.observed.uid and not (mine and progress and _attempt(progress) > gone.number):
             said = _last_words(gone)
             if said is not None:
                 return said
@@ -300,22 +320,31 @@ class Facts:
         """Start by rank of the workers that shard 0 had met when it ended; None where it does not say."""
         first = self.shards[0].process if self.shards else None
         met = None if first is None or first.exit is None else read_message(first.exit).get("met")
-        return starts_map(met, self.snapshot.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
+        return starts_map(met, self.observed.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
 
     def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
         name = self._name(role, index, number)
-        may_create = there is None and name in self.snapshot.granted
-        return Seat(role, index, number, name, there, self._ruled(role, there, fate.fate(there)), may_create, self._refusals.get(name))
+        may_create = there is None and name in self.observed.granted
+        return Seat(
+            role,
+            index,
+            number,
+            name,
+            there,
+            self._ruled(role, there, process_outcome.outcome_of(there)),
+            may_create,
+            self._refusals.get(name),
+        )
 
-    def _ruled(self, role: Role, there: Process | None, found: Fate) -> Fate:
-        return fate.ruled(self.snapshot.spec.run_policy.failure_rules or (), role, there, found)
+    def _ruled(self, role: Role, there: Process | None, found: ProcessOutcome) -> ProcessOutcome:
+        return process_outcome.apply_failure_rules(self.observed.spec.run_policy.failure_rules or (), role, there, found)
 
     def _name(self, role: Role, index: int, number: int) -> str:
-        return naming.process(self.snapshot.name, role, index, number)
+        return objects.process_name(self.observed.name, role, index, number)
 
     @cached_property
     def _refusals(self) -> dict[str, Refusal]:
-        return {refusal.name: refusal for refusal in self.snapshot.refusals}
+        return {refusal.name: refusal for refusal in self.observed.refusals}
 
 
 def _last_words(shard: Process | None) -> Mapping[str, Any] | None:
@@ -330,3 +359,117 @@ def _last_words(shard: Process | None) -> Mapping[str, Any] | None:
 def _attempt(progress: Mapping[str, Any]) -> int:
     attempt = progress.get("attempt")
     return attempt if isinstance(attempt, int) and not isinstance(attempt, bool) else 0
+
+
+def current_progress(state: JobState) -> Progress | None:
+    """How far training is; the stored numbers where shard 0 is out of reach."""
+    step = told_integer(state.coordinator, "step")
+    if step is None:
+        return state.stored.progress
+    told = state.coordinator
+    at = state.observed.progress_at
+    return Progress(
+        step=step,
+        mode=told_text(state, "mode") or None,
+        loss=told_number(told, "loss"),
+        rate=told_number(told, "rate"),
+        eta=told_number(told, "eta"),
+        codecs=told_text(state, "codecs") or None,
+        transport=told_text(state, "transport") or None,
+        time=stamp(state.now if at is None else at),
+    )
+
+
+def current_checkpoint(state: JobState) -> CheckpointStatus | None:
+    """The last committed checkpoint; the stored one where shard 0 is out of reach."""
+    told = state.coordinator.get("checkpoint")
+    if not isinstance(told, Mapping):
+        return state.stored.checkpoint
+    step, time, path = told_integer(told, "step"), _made_at(state, told), told.get("path")
+    if step is None or time is None:
+        return state.stored.checkpoint
+    kept = state.stored.checkpoint
+    before = unix(kept.time) if kept is not None and kept.step == step else None
+    if before is not None and abs(before - time) < SAME_SECONDS:
+        time = before
+    return CheckpointStatus(
+        step=step,
+        time=stamp(time),
+        bytes=told_integer(told, "bytes"),
+        path=path[:1024] if isinstance(path, str) else None,
+        observed_request=told_integer(told, "observedRequest"),
+    )
+
+
+def _made_at(state: JobState, told: Mapping[str, Any]) -> float | None:
+    """When a checkpoint was committed, by our clock: that of shard 0's node may be minutes ahead, and backoff counts from commits."""
+    age, time = told_number(told, "age"), told_number(told, "time")
+    if age is not None and 0 <= age < 1e11:
+        first = state.shards[0].process if state.shards else None
+        ended = first.exit.at if first is not None and first.exit is not None else state.observed.progress_at
+        return max(0.0, min(state.now, state.now if ended is None else ended) - age)
+    return min(time, state.now) if time is not None and 0 <= time < 1e11 else None
+
+
+def unanswered(told: Mapping[str, Any] | None, request: int | None) -> bool:
+    """Is a checkpoint asked for that shard 0's last answer does not tell of? False of a shard 0 that tells of no request at all."""
+    job = (told or {}).get("coordinator")
+    kept = job.get("checkpoint") if isinstance(job, Mapping) else None
+    return request is not None and isinstance(kept, Mapping) and "observedRequest" in kept and kept["observedRequest"] != request
+
+
+def checkpoint_known(state: JobState) -> bool:
+    """A checkpoint beyond the first step was seen: a shard that finds none must say so, never start anew."""
+    return any(kept is not None and kept.step > 0 for kept in (state.stored.checkpoint, current_checkpoint(state)))
+
+
+def last_commit(state: JobState) -> float | None:
+    """Unix time of the last commit."""
+    kept = current_checkpoint(state)
+    return unix(kept.time) if kept else None
+
+
+def told_text(state: JobState, key: str) -> str:
+    """A sentence of the coordinator, on one line; empty where it has none."""
+    told = state.coordinator.get(key)
+    return " ".join(told.split())[:200] if isinstance(told, str) else ""
+
+
+def told_number(told: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of what was told; None where it is none."""
+    value = told.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e300:
+        return None
+    return float(value)
+
+
+def told_integer(told: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of what was told; None where it is none."""
+    value = told.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None
+
+
+def pull_due(state: JobState, status: JobStatus) -> bool:
+    """Shard 0 is worth asking now; how often is the backend's choice."""
+    since = _pull_from(state, status)
+    return since is not None and since <= state.now
+
+
+def pull_at(state: JobState, status: JobStatus) -> float | None:
+    """Unix time of the next question; None while shard 0 does not serve."""
+    since = _pull_from(state, status)
+    if since is None or since > state.now:
+        return since
+    pulled = (state.observed.progress_at or 0.0) + PROGRESS_SECONDS
+    return pulled if pulled > state.now else state.now + PROGRESS_SECONDS
+
+
+def _pull_from(state: JobState, status: JobStatus) -> float | None:
+    first = state.shards[0] if state.shards else None
+    if first is None or first.outcome.kind != "running" or not first.up:
+        return None
+    if status.phase == "Recovering" or status.interruption is not None or state.observed.spec.workers.step_timeout_seconds is not None:
+        return 0.0  # with a limit for steps it is asked again soon anyway
+    ready = status.condition("Ready")
+    since = unix(ready.last_transition_time) if ready else None
+    return (since or 0.0) + (RUNNING_SECONDS if status.phase == "Running" else PENDING_SECONDS)
