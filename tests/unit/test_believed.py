@@ -35,8 +35,8 @@ NOT_A_WORKERS = {
     "server.py": {"last_words"},
     "coordination.py": {"answer", "carry_out", "_late", "status", "take_up"},
     "decode.py": {
-        "shard_hello", "decode_shard_message", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored", "_unwritten",
-        "_awaited", "_stands", "_late",
+        "shard_hello", "decode_shard_message", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored",
+        "_unwritten", "_awaited", "_stands", "_late",
     },
 }  # fmt: skip
 """Functions that read what another shard, the coordinator or this process itself wrote."""
