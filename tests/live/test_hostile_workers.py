@@ -16,7 +16,7 @@ from psjob import rules
 from psjob.protocol.coordinator import events
 from psjob.shard import coordination
 from psjob.shard.checks import info_of, rule_problem
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from psjob.wire.frame import Kind, WireError
 from psjob.worker.clip import Clip
 from psjob.worker.session import WorkerSession

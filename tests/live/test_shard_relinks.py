@@ -17,8 +17,8 @@ from torch import nn
 from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.coordination import Coordination
-from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity

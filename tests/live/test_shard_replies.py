@@ -16,7 +16,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
 from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, together
 from tests.live.test_shard_halves import learn, whole_loss

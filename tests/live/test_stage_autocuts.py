@@ -17,8 +17,8 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
-from psjob.shard import keptcuts
-from psjob.shard.keptcuts import KeptCuts
+from psjob.shard import rendezvous
+from psjob.shard.rendezvous import KeptCuts
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import cutquestion
 from tests.live import stage_workers as workers
@@ -127,13 +127,13 @@ def test_shard_0_keeps_nothing_else(tmp_path: Path, rank: int, offer: ChosenCuts
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         with pytest.raises(cutquestion.WireError, match=says):
             cutquestion._asked(shards.place(rank), offer)
-        assert not (shards.folder / keptcuts.FILE).exists()
+        assert not (shards.folder / rendezvous.FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["[", "[" * 100_000, "[]", '{"run": 5}'], ids=["short", "deep", "a list", "no cuts"])
 def test_a_file_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        (shards.folder / keptcuts.FILE).write_text(text)
+        (shards.folder / rendezvous.FILE).write_text(text)
         if text == '{"run": 5}':  # of another run
             assert cutquestion._asked(shards.place(0), None) is None
             return

@@ -12,7 +12,7 @@ import pytest
 from bench.peers.light_clients import status
 from psjob import contract
 from psjob.process.asking import ask
-from psjob.shard.statusport import CONNECTIONS, REQUEST_BYTES
+from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import Processes, processes
 from tests.runkeys import RUN

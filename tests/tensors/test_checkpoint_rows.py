@@ -18,7 +18,7 @@ from psjob.checkpoint.manifest import MAX_CHAIN, Manifest, RowPlaces
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rows import read_tables
 from psjob.rules.base import check_hyperparameters
-from psjob.shard.tables import RowCuts, Voided
+from psjob.shard.table import RowCuts, Voided
 from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables.rules import named
 from psjob.tables.spec import initial_rows

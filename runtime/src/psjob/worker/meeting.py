@@ -1,4 +1,4 @@
-"""A worker meets the others at a point of its script, by way of shard 0: see `psjob.shard.meetings`."""
+"""A worker meets the others at a point of its script, by way of shard 0: see `psjob.shard.rendezvous`."""
 
 from __future__ import annotations
 
