@@ -15,8 +15,7 @@ import torch
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, ServedMode, Sync
 from psjob.rules.base import BlockState
-from psjob.shard.cell import Gradient
-from psjob.shard.pending import Info
+from psjob.shard.pending import Gradient, Info
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, Kind
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block
-from psjob.shard.statusport import serve_status
+from psjob.shard.status_server import serve_status
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet

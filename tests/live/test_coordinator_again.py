@@ -14,7 +14,7 @@ from psjob import contract
 from psjob.checkpoint import claim
 from psjob.process.config import CheckpointConfig
 from psjob.protocol.coordinator import machine
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from tests.live.live_shards import SECONDS, Shards, Worker, serving, together
 
 EVERY_2 = CheckpointConfig(interval_seconds=3600.0, every_steps=2, keep=3, disabled=False, resume_from=None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.shard.cell import Gradient
+from psjob.shard.pending import Gradient
 from tests.covering import each_value
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.soaking import rotating

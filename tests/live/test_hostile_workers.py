@@ -26,7 +26,7 @@ from psjob.contract import HEALTH_PATH
 from psjob.protocol.coordinator import events
 from psjob.shard import coordination
 from psjob.shard.checks import info_of, rule_problem
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES, Flag, Kind, WireError
 from psjob.worker.exchange import Clip
 from psjob.worker.session import WorkerSession

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from psjob.wire.frame import Header, Kind
 from psjob.worker.idle import RECENT, Idle, share
 from tests.live.live_shards import Worker, all_well, serving

@@ -15,8 +15,8 @@ import torch
 from psjob.api import meetings
 from psjob.process.errors import Refused
 from psjob.protocol.records import ASKS, BEFORE
-from psjob.shard import meetings as kept_meetings
-from psjob.shard.meetings import MOST_POINTS, Meetings
+from psjob.shard import rendezvous as kept_meetings
+from psjob.shard.rendezvous import MOST_POINTS, Meetings
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.reading import StreamClosed
 from psjob.worker import rendezvous

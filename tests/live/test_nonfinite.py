@@ -11,10 +11,9 @@ from torch import nn
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
-from psjob.shard.cell import Gradient
-from psjob.shard.nonfinite import PARTS, WHOLE, NonFinitePushes, first_bad, looked_at
-from psjob.shard.pending import Arrived, Info
-from psjob.shard.statusport import status
+from psjob.shard.pending import Arrived, Gradient, Info
+from psjob.shard.push_metrics import PARTS, WHOLE, NonFinitePushes, first_bad, looked_at
+from psjob.shard.status_server import status
 from tests.live.live_shards import Shards, Worker, all_well, serving
 
 STEPS, BAD, BY = 5, 2, 1

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import psjob
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from tests.covering import each_pair
 from tests.live.live_shards import Worker, all_well, serving
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import psjob as ps
 from psjob.layout import memory
-from psjob.shard import rows as rowlending
-from psjob.shard.rows import RowGradient
+from psjob.shard import rowframes as rowlending
+from psjob.shard.table import RowGradient
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
 from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd

@@ -25,7 +25,7 @@ from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from psjob.shard import server
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.bound import Bound
+from psjob.shard.pending import Bound
 from tests.e2e.workloads.ledger import Ledger, counted, places
 from tests.live.embeddings import Clicks, offloaded
 from tests.live.live_shards import (

@@ -18,7 +18,7 @@ from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig, Place, ShardAddress
 from psjob.shard.server import Server
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import Stream
 from psjob.worker import compression

@@ -11,7 +11,7 @@ import torch
 from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
-from psjob.shard.phase import Phase
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity

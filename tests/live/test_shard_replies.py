@@ -16,7 +16,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
 from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, together
 from tests.live.training import batch, build, learn, loss_of, steps, whole_loss

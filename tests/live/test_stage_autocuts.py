@@ -17,8 +17,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
-from psjob.shard import keptcuts
-from psjob.shard.keptcuts import KeptCuts
+from psjob.shard.rendezvous import FILE, KeptCuts
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import rendezvous
 from tests.live import stage_oracle as eager
@@ -127,13 +126,13 @@ def test_shard_0_keeps_nothing_else(tmp_path: Path, rank: int, offer: ChosenCuts
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         with pytest.raises(rendezvous.WireError, match=says):
             rendezvous._asked_cuts(shards.place(rank), offer)
-        assert not (shards.folder / keptcuts.FILE).exists()
+        assert not (shards.folder / FILE).exists()
 
 
 @pytest.mark.parametrize("text", ["[", "[" * 100_000, "[]", '{"run": 5}'], ids=["short", "deep", "a list", "no cuts"])
 def test_a_file_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        (shards.folder / keptcuts.FILE).write_text(text)
+        (shards.folder / FILE).write_text(text)
         if text == '{"run": 5}':  # of another run
             assert rendezvous._asked_cuts(shards.place(0), None) is None
             return

@@ -18,7 +18,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.pipeline.stage import ChangedInPlace
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.worker import stagelinks
 from tests.covering import each_value
 from tests.live import stage_workers

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob.modes.stages import Stages
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker

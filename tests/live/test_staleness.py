@@ -20,11 +20,9 @@ from psjob import rules
 from psjob.modes import Async, Batch, Push
 from psjob.rules.base import check_hyperparameters
 from psjob.rules.stability import Guard, bound
-from psjob.shard.cell import Lent
-from psjob.shard.histogram import Histogram
-from psjob.shard.pending import Arrived, Info
-from psjob.shard.staleness import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Sample, StalenessMetrics, compared
-from psjob.shard.statusport import status
+from psjob.shard.pending import Arrived, Info, Lent
+from psjob.shard.push_metrics import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Histogram, Sample, StalenessMetrics, compared
+from psjob.shard.status_server import status
 from psjob.simulate.digits import SIZE, Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds

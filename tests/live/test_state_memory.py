@@ -19,13 +19,13 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.modes import Push, Sync
 from psjob.rules.base import BlockState, Rule
-from psjob.shard import statememory
+from psjob.shard import state_memory
 from psjob.shard.admission import taken_by
-from psjob.shard.cell import Cell, Gradient
+from psjob.shard.block import Cell
 from psjob.shard.keeper import SERVES
-from psjob.shard.pending import Arrived, Info
-from psjob.shard.phase import Counters
-from psjob.shard.statememory import RECORD, SLABS, StateMemory, Untaken
+from psjob.shard.pending import Arrived, Gradient, Info
+from psjob.shard.push_metrics import Counters
+from psjob.shard.state_memory import RECORD, SLABS, StateMemory, Untaken
 from psjob.wire.shared_memory import PAGE, Region
 from tests.soaking import rotating
 
@@ -34,7 +34,7 @@ LAYOUT = Layout.of((TensorSpec("a", (40, 20), "float32"), TensorSpec("b", (900,)
 SPAN = LentSpan.of(LAYOUT, PAGE)
 TOLD: Mapping[str, Any] = {"view": 1}
 MOST_LINES = 1000
-TRACED = (statememory.__file__, __file__)
+TRACED = (state_memory.__file__, __file__)
 State = tuple[list[torch.Tensor], dict[str, Any], int, bool]
 
 
@@ -145,7 +145,7 @@ def test_a_process_that_is_killed_at_any_line_leaves_whole_blocks(name: str, eve
         if not killed_at(line, name, weights, region, words):
             break
         memory = StateMemory(weights, region, SPAN, LAYOUT.blocks, tuple(rules.named(name).slots))
-        undone += any(block._words[statememory.BUSY] for block in memory.blocks.values())
+        undone += any(block._words[state_memory.BUSY] for block in memory.blocks.values())
         for cell in cells(name, memory):
             cell.take_up()
             assert words[cell.index] <= cell.n <= words[cell.index] + 1, "an answered version is missing"
@@ -198,7 +198,7 @@ def test_words_of_the_whole_are_found_again() -> None:
     memory.note_cut(4)
     memory.count(Counters(pushes=10, applied=6, first_applied=2.5), 6)
     again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
-    assert statememory.told(region) == {"view": 4, "recovery": 1 << 40} and again.highest_cut == 9
+    assert state_memory.told(region) == {"view": 4, "recovery": 1 << 40} and again.highest_cut == 9
     assert again.clip == (0, 0.25)
     assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
     counted = again.counted(4)

@@ -23,7 +23,7 @@ import pytest
 from bench.peers.light_clients import status
 from psjob import contract
 from psjob.process.asking import ask
-from psjob.shard.statusport import CONNECTIONS, REQUEST_BYTES
+from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status, is_healthy
 from psjob_operator.cluster.health import CONNECTIONS as HEALTH_CONNECTIONS

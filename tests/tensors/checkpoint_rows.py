@@ -14,7 +14,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest, RowPlaces
 from psjob.rules.base import check_hyperparameters
-from psjob.shard.tables import RowCuts
+from psjob.shard.table import RowCuts
 from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables.rules import named
 from tests.tensors import checkpoint_parts as parts

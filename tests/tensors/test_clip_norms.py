@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.events import ShardProgress
 from psjob.protocol.coordinator.norms import Norms, clip_factor
-from psjob.shard.decided import PART, ClipNorms, squares_of
+from psjob.shard.coordinated_updates import ClipNorms
+from psjob.shard.push_metrics import PART, squares_of
+from psjob.shard.store import Store as RealStore
 
 
 @given(st.integers(0, 3 * PART + 5), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]), st.integers(0, 9))
@@ -147,6 +149,7 @@ class Store:
     recovery: int = 1
     counters: Counters = field(default_factory=Counters)
     problems: list[str] = field(default_factory=list)
+    norms: ClipNorms = field(default_factory=ClipNorms)
 
     def moved(self, before: int, after: int) -> None: ...
 
@@ -154,25 +157,27 @@ class Store:
 
     def tell_step(self) -> None: ...
 
+    def _first_applied(self) -> None: ...
+
     def on_failure(self, text: str) -> None:
         self.problems.append(text)
 
 
 def test_a_shard_tells_once_when_all_blocks_are_measured_and_carries_an_order_out_once() -> None:
     store: Any = Store({4: Block(4), 1: Block(1)})
-    norms, told = ClipNorms(), []
+    norms, told = store.norms, []
     norms.measured = told.append
-    norms.note(store, 1, 5, 2.0, 1.5)
+    norms.note(store.cells, 1, 1, 5, 2.0, 1.5)
     assert told == []
-    norms.note(store, 4, 5, 3.0, 1.5)
+    norms.note(store.cells, 1, 4, 5, 3.0, 1.5)
     assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 5.0, "nan": False}]
     norms.tell_again()
     assert told == [told[0]] * 2
-    norms.carry_out(store, {"recovery": 1, "version": 4, "factor": 0.5})
-    norms.carry_out(store, {"recovery": 0, "version": 5, "factor": 0.5})
+    RealStore.clip(store, {"recovery": 1, "version": 4, "factor": 0.5})
+    RealStore.clip(store, {"recovery": 0, "version": 5, "factor": 0.5})
     assert store.cells[1].factors == [], "of another update, or of before a restore"
     for _ in range(2):
-        norms.carry_out(store, {"recovery": 1, "version": 5, "factor": 0.5})
+        RealStore.clip(store, {"recovery": 1, "version": 5, "factor": 0.5})
     assert store.cells[1].factors == store.cells[4].factors == [(5, 0.5)] and not store.problems
     norms.tell_again()
     assert len(told) == 2
@@ -184,22 +189,22 @@ def test_a_block_that_has_gone_on_without_a_norm_holds_up_no_other(order: tuple[
     store: Any = Store({4: Block(4), 1: Block(1), 7: Block(7)})
     for block in store.cells.values():
         block.n = 5
-    norms, told = ClipNorms(), []
+    norms, told = store.norms, []
     norms.measured = told.append
     store.cells[order[0]].n = 6
-    norms.note(store, 7, 5, 2.0, 1.5)
+    norms.note(store.cells, 1, 7, 5, 2.0, 1.5)
     assert told == [] and norms.waits == 5
     store.cells[order[1]].n = 6
-    norms.passed(store, order[1], 6)
+    norms.passed(store.cells, 1, order[1], 6)
     assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 2.0, "nan": False}] and norms.waits is None
-    norms.carry_out(store, {"recovery": 1, "version": 5, "factor": 0.5})
+    RealStore.clip(store, {"recovery": 1, "version": 5, "factor": 0.5})
     assert store.cells[7].factors == [(5, 0.5)] and store.cells[1].factors == store.cells[4].factors == [] and not store.problems
 
 
 def test_of_several_limits_the_lowest_holds() -> None:
     store: Any = Store({4: Block(4), 1: Block(1)})
-    norms, told = ClipNorms(), []
+    norms, told = store.norms, []
     norms.measured = told.append
-    norms.note(store, 4, 0, 3.0, 1.5)
-    norms.note(store, 1, 0, 2.0, 9.0)
+    norms.note(store.cells, 1, 4, 0, 3.0, 1.5)
+    norms.note(store.cells, 1, 1, 0, 2.0, 9.0)
     assert told[0]["limit"] == 1.5 and told[0]["squares"] == 5.0

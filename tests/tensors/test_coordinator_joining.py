@@ -9,7 +9,7 @@ import pytest
 
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.checks import rule_difference
-from psjob.shard.phase import Phase
+from psjob.protocol.shard.phase import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.tensors.desk import NEVER, Desk
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from psjob.shard.cell import Gradient
+from psjob.shard.pending import Gradient
 from psjob.shard.session import EarlyPushes
 from psjob.wire.frame import Header, Kind, WireError
 

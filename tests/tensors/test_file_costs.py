@@ -21,7 +21,7 @@ from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.process import config
-from psjob.shard import keptcuts
+from psjob.shard import rendezvous
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds
 from tests.fuzzing import changed_json, json_changes
 from tests.soaking import rotating, soak
@@ -67,9 +67,9 @@ class Kinds:
         }
 
     def _cuts(self, raw: bytes) -> None:
-        (self.folder / keptcuts.FILE).write_bytes(raw)
+        (self.folder / rendezvous.FILE).write_bytes(raw)
         place = SimpleNamespace(run=parts.RUN, config=SimpleNamespace(stages=SimpleNamespace(replicas=(1, 1, 1))))
-        keptcuts.KeptCuts(cast(Any, place), self.folder).kept()
+        rendezvous.KeptCuts(cast(Any, place), self.folder).kept()
 
     def _config(self, raw: bytes) -> None:
         path = self.folder / "config.json"
@@ -143,4 +143,4 @@ def test_the_open_blocks_of_a_large_model_are_read_in_one_pass() -> None:
 
 
 def test_other_files_are_too_small_to_cost() -> None:
-    assert claim.MAX_OWNER < SMALL and config.MOST_KEY_BYTES <= SMALL and keptcuts.MOST_BYTES <= MOST_BYTES
+    assert claim.MAX_OWNER < SMALL and config.MOST_KEY_BYTES <= SMALL and rendezvous.MOST_PARTITION_BYTES <= MOST_BYTES

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.histogram import Histogram
-from psjob.shard.lateness import Lateness
-from psjob.shard.staleness import GAPS, LAGS, StalenessMetrics, _Seen
+from psjob.shard.push_metrics import GAPS, LAGS, Histogram, Lateness, StalenessMetrics, _Seen
 
 
 def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from psjob.shard.histogram import Histogram
-from psjob.shard.staleness import GAPS, LAGS
+from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import Client, Limits, _verb

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.decisions import Orders
-from psjob.shard.decided import Decision
+from psjob.shard.pending import Decision
 from psjob.wire.frame import Kind
 from tests.tensors.desk import Clerk, Desk
 

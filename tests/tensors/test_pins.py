@@ -15,11 +15,10 @@ from psjob import rules
 from psjob.checkpoint.states import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
-from psjob.shard import snapshots
-from psjob.shard.cell import Cell, Gradient
-from psjob.shard.pending import Arrived, Info, Replies, Waiter
-from psjob.shard.pins import Pin, Voided, room
-from psjob.shard.spare import PushGaps, Spare
+from psjob.shard import snapshot
+from psjob.shard.block import Cell
+from psjob.shard.pending import Arrived, Gradient, Info, Replies, Waiter
+from psjob.shard.snapshot_memory import Pin, PushGaps, Spare, Voided, room
 from psjob.shard.store import Store
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
@@ -211,7 +210,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
         def drop(self, void: bool = False) -> None:
             voided.append(void)
 
-    assert snapshots.order_cut(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    assert snapshot.order_cut(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
     for index, cell in store.cells.items():
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))

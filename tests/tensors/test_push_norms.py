@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.pushnorms import PushNorms, norm_of
+from psjob.shard.push_metrics import PushNorms, norm_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -20,7 +20,7 @@ from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import _bits, _positions, read_admission, write_admission
 from psjob.shard import server as serving
-from psjob.shard import tables
+from psjob.shard import table as tables
 from psjob.shard.admission import Admission
 from psjob.tables import Partition, TableSpec
 from tests.tensors.checkpoint_parts import save

@@ -10,7 +10,7 @@ import pytest
 
 from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
-from psjob.shard import snapshots
+from psjob.shard import snapshot
 from tests.tensors import desk as desks
 from tests.tensors.desk import Desk, cut
 from tests.tensors.lone_shard import LoneShard
@@ -124,7 +124,7 @@ def test_after_a_cut_that_came_to_nothing_memory_has_nothing(tmp_path: Path, mon
     shard.cut(1)
     push(shard, list(shard.server.store.cells))
     if end == "failed":
-        monkeypatch.setattr(snapshots, "write_admission", fail)
+        monkeypatch.setattr(snapshot, "write_admission", fail)
         shard.cut(2, base=1)
     else:
         shard.server.control.order({"do": "cut", "cut": 2, "step": 99, "marks": False, "base": 1})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psjob.modes import Backup, LocalAsync, Quorum, ServedMode, Softsync, Sync, Threshold
-from psjob.shard.room import room_problem
+from psjob.shard.progress import room_problem
 from psjob.worker.exchange import CREDIT, credits
 from tests.tensors.desk import Desk
 

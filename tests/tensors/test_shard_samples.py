@@ -11,9 +11,8 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, ServedMode, Sync
 from psjob.rules.base import BlockState
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Gradient
-from psjob.shard.pending import Info
-from psjob.shard.samples import PushSamples
+from psjob.shard.pending import Gradient, Info
+from psjob.shard.push_metrics import PushSamples
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind
 from tests.tensors.lone_shard import Answers

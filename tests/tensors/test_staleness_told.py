@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob.shard.histogram import Histogram
-from psjob.shard.staleness import GAPS, LAGS
+from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_client.local.status import lateness, lateness_line
 
 

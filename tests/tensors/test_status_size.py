@@ -12,7 +12,7 @@ import yaml
 
 from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
-from psjob.shard.statusport import status
+from psjob.shard.status_server import status
 from psjob_operator.api.load import load_job
 from psjob_operator.cluster.progress import parse
 from psjob_operator.contract import STATUS_BYTES

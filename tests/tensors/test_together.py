@@ -14,8 +14,7 @@ from psjob.modes import Push
 from psjob.protocol.worker.together import Part, Whole, owner, together
 from psjob.resume import composite
 from psjob.resume.composite import SMALL, Edges, Records
-from psjob.shard.pending import Arrived, Info
-from psjob.shard.shares import shares_of
+from psjob.shard.pending import Arrived, Info, shares_of
 from psjob.worker import localreduce
 from psjob.worker.localreduce import PodMemory
 

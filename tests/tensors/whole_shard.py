@@ -18,10 +18,10 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.process.config import Config, Place, ShardAddress
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.joining import PACE_SECONDS
+from psjob.protocol.shard.phase import Phase
 from psjob.resume.record import ResumeRecord, pack
 from psjob.rules import named
 from psjob.shard.acceptor import Acceptor
-from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.shard.store import Store
 from psjob.tables import TableSpec

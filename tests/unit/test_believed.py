@@ -22,16 +22,14 @@ READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/
 BODIES = frozenset({"hello", "body", "told", "raw", "said"})
 """Names that a body of a frame has in these files."""
 NOT_A_WORKERS = {
-    "commit.py": {"read_part"},
-    "counts.py": {"heard"},
+    "coordinator_disk.py": {"read_part"},
+    "push_metrics.py": {"heard", "read"},
     "peers.py": {"__init__", "run"},
     "keeper.py": {"_hear"},
-    "decided.py": {"carry_out", "read_order"},
-    "lateness.py": {"heard"},
-    "histogram.py": {"read"},
-    "statememory.py": {"found"},
-    "store.py": {"take_up"},
-    "statusport.py": {"status"},
+    "coordinated_updates.py": {"begin_order", "end_order", "ordered_now", "read_order"},
+    "state_memory.py": {"found"},
+    "store.py": {"take_up", "carry_out"},
+    "status_server.py": {"status"},
     "server.py": {"last_words"},
     "coordination.py": {"answer", "carry_out", "_late", "status", "take_up"},
     "decode.py": {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psjob.protocol.coordinator.report import RecoveryTimer
-from psjob.shard.counts import JobCounts, word
-from psjob.shard.phase import Counters
+from psjob.shard.push_metrics import Counters, JobCounts
 
 
 def first(comeback: RecoveryTimer) -> tuple[int, int, int, int, float] | None:
@@ -60,12 +59,12 @@ def test_a_second_loss_before_the_first_step_belongs_to_the_same_interruption() 
 
 def test_counts_of_all_shards_are_summed_over_their_attempts() -> None:
     counts = JobCounts()
-    counts.heard(0, word(Counters(bytes=10), 1))
-    counts.heard(1, word(Counters(bytes=5, lost=1), 1))
-    counts.heard(1, word(Counters(bytes=7, lost=1), 1))
+    counts.heard(0, Counters(bytes=10).word(1))
+    counts.heard(1, Counters(bytes=5, lost=1).word(1))
+    counts.heard(1, Counters(bytes=7, lost=1).word(1))
     assert counts.told() == {"pushBytes": 17, "updatesLost": 1}
-    counts.heard(1, word(Counters(bytes=2, lost=3), 2))
-    counts.heard(1, word(Counters(bytes=70, lost=70), 1))  # one that was cut off
+    counts.heard(1, Counters(bytes=2, lost=3).word(2))
+    counts.heard(1, Counters(bytes=70, lost=70).word(1))  # one that was cut off
     assert counts.told() == {"pushBytes": 19, "updatesLost": 4}
 
 
@@ -77,6 +76,6 @@ def test_what_is_no_count_is_refused(body: dict[str, object]) -> None:
 
 def test_counts_that_fall_are_refused() -> None:
     counts = JobCounts()
-    counts.heard(1, word(Counters(bytes=9), 1))
+    counts.heard(1, Counters(bytes=9).word(1))
     with pytest.raises(ValueError, match="never fall"):
-        counts.heard(1, word(Counters(bytes=8), 1))
+        counts.heard(1, Counters(bytes=8).word(1))

@@ -9,8 +9,8 @@ import pytest
 
 from psjob.process import supervise
 from psjob.process.supervise import Liveness, Pulse
-from psjob.shard import spare
-from psjob.shard.spare import PushGaps
+from psjob.shard import snapshot_memory
+from psjob.shard.snapshot_memory import PushGaps
 
 TIMEOUT = 8.0
 
@@ -103,11 +103,11 @@ def test_pushes_that_never_cease_slow_a_checkpoint_by_a_third_and_a_fixed_time(
     monkeypatch: pytest.MonkeyPatch, work: float, parts: int
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(spare, "time", clock)
+    monkeypatch.setattr(snapshot_memory, "time", clock)
     between = PushGaps(clock.monotonic)
     for _ in range(parts):
         clock.now += work
         between.wait()
     took, worked = clock.now - 100.0, work * parts
-    assert took <= worked * (1 + 1 / spare.SHARE) + spare.PATIENCE + 0.1
-    assert between.waited >= min(spare.SHARE * worked, spare.PATIENCE) - 0.1, "as long as it is short, pushes go first"
+    assert took <= worked * (1 + 1 / snapshot_memory.SHARE) + snapshot_memory.PATIENCE + 0.1
+    assert between.waited >= min(snapshot_memory.SHARE * worked, snapshot_memory.PATIENCE) - 0.1, "as long as it is short, pushes go first"

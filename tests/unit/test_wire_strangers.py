@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.statusport import Nonces
+from psjob.shard.status_server import Nonces
 from psjob.wire.unauthenticated import UnauthenticatedPeers, network
 
 

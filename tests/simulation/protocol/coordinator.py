@@ -15,7 +15,7 @@ from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
-from psjob.shard.decided import read_order
+from psjob.shard.coordinated_updates import read_order
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records
 from tests.simulation.protocol.network import End

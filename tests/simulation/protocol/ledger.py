@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from psjob.shard import store as store_module
-from psjob.shard.cell import Arrived, Cell, Waiter
-from psjob.shard.infos import Infos
-from psjob.shard.pending import Info
-from psjob.shard.rows import RowCell
+from psjob.shard.block import Cell
+from psjob.shard.pending import Arrived, Info, Infos, Waiter
 from psjob.shard.store import Store
+from psjob.shard.table import RowCell
 from tests.simulation.protocol.promises import Content, first, update
 
 if TYPE_CHECKING:

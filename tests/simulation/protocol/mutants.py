@@ -20,8 +20,8 @@ from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.protocol.worker import requests
-from psjob.shard import admission, decided
-from psjob.shard.decided import ClipNorms
+from psjob.shard import admission, coordinated_updates
+from psjob.shard.coordinated_updates import ClipNorms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
 from tests.simulation.protocol.plan import CRASHING, Plan, draw
@@ -211,7 +211,7 @@ OWN: dict[str, Mutant] = {
     "orders are not repeated after a break": _wrap(
         decisions.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
-    "arrivals are not repeated after a break": _wrap(decided.DecidedPushes, "tell_again", lambda was: lambda self: None),
+    "arrivals are not repeated after a break": _wrap(coordinated_updates.DecidedPushes, "tell_again", lambda was: lambda self: None),
     "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),
     "an order to clip is not repeated after a break": _wrap(coordinator_norms.Norms, "measured", _ordered_once),
     "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from psjob.modes import written
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Waiter
 from psjob.shard.checks import check_acked, check_leave
-from psjob.shard.phase import Phase
+from psjob.shard.pending import Waiter
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from tests.simulation.protocol.ledger import Value
 from tests.simulation.protocol.network import End

@@ -16,8 +16,8 @@ from psjob.protocol.shard import events as e
 from psjob.protocol.shard import orders
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
+from psjob.protocol.shard.phase import Phase
 from psjob.shard import admission
-from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordsHere
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind, WireError
@@ -395,7 +395,7 @@ class SimShard(Process):
         if self.store.decided is None or self.store.phase is not Phase.SERVING:
             return
         try:
-            self.store.decided.carry_out(self.store, action.body)
+            self.store.carry_out(action.body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 
@@ -538,7 +538,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.SetMost: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
     a.Serve: SimShard._serve,
     a.CarryOut: SimShard._carry_out,
-    a.Clip: lambda shard, action: shard.store.norms.carry_out(shard.store, action.body),
+    a.Clip: lambda shard, action: shard.store.clip(action.body),
     a.LookUp: SimShard._look_up,
     a.MakeReady: _ready,
     a.NoteLeft: SimShard._note_left,

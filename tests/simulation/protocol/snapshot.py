@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.shard import snapshots
+from psjob.shard import snapshot
 from tests.simulation.protocol import records
 from tests.simulation.protocol.promises import Content
 from tests.simulation.protocol.volume import TEMP, Job
@@ -54,7 +54,7 @@ class Snapshots:
             admission = store.admission
             self._table = admission.save() if order.clocks is None else admission.save_at(order.clocks)
         pin, rows = functools.partial(self._pin, order.cut), functools.partial(self._rows, order.cut)
-        if not snapshots.order_cut(store, order.step, pin, rows):
+        if not snapshot.order_cut(store, order.step, pin, rows):
             self._cut = None
             shard.post(e.TooLate(order.cut, store.furthest()))
             return
@@ -144,7 +144,7 @@ class Snapshots:
         """Nothing is held any more, and its writer stops."""
         if self._cut == cut:
             self._cut, self._held = None, {}
-            snapshots.void_cut(self.shard.store.all_cells())
+            snapshot.void_cut(self.shard.store.all_cells())
         self._given_up.add(cut)
 
     def discard(self, cut: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from psjob.embeddings.lookup import Lookup
 from psjob.embeddings.rowtables import RowTables, spec_of
 from psjob.rules import optimizers
-from psjob.shard.rows import first_rows
+from psjob.shard.table import first_rows
 from psjob.tables import RowTable, TableSpec
 from psjob.tables import rules as row_rules
 from psjob.worker.rows import RowRequest

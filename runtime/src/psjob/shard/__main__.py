@@ -70,8 +70,8 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     torch.set_num_threads(1)
     from psjob.rules.reduction import ReductionProblem
     from psjob.shard.server import Server, exit_now, last_words
-    from psjob.shard.statememory import Untaken
-    from psjob.shard.statusport import serve_status
+    from psjob.shard.state_memory import Untaken
+    from psjob.shard.status_server import serve_status
 
     assert here.checkpoints is not None
     stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"

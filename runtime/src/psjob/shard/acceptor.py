@@ -3,11 +3,8 @@
 A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older view
 hears of it at once and restarts while this shard still imports and restores. All others wait at the acceptor.
 
-What a shard says of itself when it dials the coordinator.
-
-While torch is being imported (which takes seconds): tell the coordinator that this shard comes back with a new view.
-
-The others can rewind their workers meanwhile. It is only a hint: if it is lost, the real hello says the same later.
+While torch is imported, which takes seconds, a shard tells the coordinator that it comes back with a new view. The others can rewind
+their workers meanwhile. It is only a hint: if it is lost, the real hello says the same later.
 """
 
 from __future__ import annotations
@@ -208,3 +205,29 @@ def _check(peer: Peer, header: Header, hello: dict[str, Any]) -> None:
         said = Peer(str(hello.get("role")), hello["index"], hello["attempt"])
     if said != peer:
         raise WireError(f"the hello is of {str(said)[:200]}, its stream of {peer}")
+
+
+MOST_LINES = 60
+QUIET_SECONDS = 60.0
+
+
+class Notices:
+    """At most MOST_LINES in SECONDS. May be called from any thread."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+        """When the hosts of the last minute had their line; oldest first."""
+        self._lock = threading.Lock()
+        self._untold = 0
+
+    def told(self, host: str, now: float) -> int | None:
+        """May a refusal of `host` have a line? With it, how many have had none since the last one; None: it has none."""
+        with self._lock:
+            while self._told and now - next(iter(self._told.values())) >= QUIET_SECONDS:
+                del self._told[next(iter(self._told))]
+            if host in self._told or len(self._told) >= MOST_LINES:
+                self._untold += 1
+                return None
+            self._told[host] = now
+            untold, self._untold = self._untold, 0
+            return untold

@@ -14,10 +14,10 @@ from psjob.contract import MOST_NUMBER
 from psjob.process.config import Config
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.rules.optimizers import OUTER, of_manifest
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.shard.pending import MOST_PENDING, Info
-from psjob.shard.rows import RowCell
 from psjob.shard.store import Store
+from psjob.shard.table import RowCell
 from psjob.wire.frame import MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError
 
 MOST_AHEAD = 64

@@ -26,11 +26,9 @@ from psjob.protocol.shard import orders
 from psjob.protocol.shard.actions import Hello
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
-from psjob.shard import counts
 from psjob.shard.acceptor import hello_body
-from psjob.shard.disk import DiskThread
-from psjob.shard.restoring import Restoring, standing
-from psjob.shard.snapshots import Snapshots
+from psjob.shard.restore import Restoring, standing
+from psjob.shard.snapshot import DiskThread, Snapshots
 from psjob.tables import TableSpec
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError
@@ -87,7 +85,7 @@ class Control:
             a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
             a.Serve: self._serve,
             a.CarryOut: self._carry_out,
-            a.Clip: lambda act: store.norms.carry_out(store, act.body),
+            a.Clip: lambda act: store.clip(act.body),
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
@@ -171,7 +169,7 @@ class Control:
     def tell_counts(self, now: float, at_once: bool = False) -> None:
         """What was counted, and the staleness of pushes, now and then: the coordinator adds up what all shards see."""
         store = self.server.store
-        counted = counts.word(store.counters, store.attempt)
+        counted = store.counters.word(store.attempt)
         lost = counted["updatesLost"] != self._counted.get("updatesLost")
         if self.link is None or not (at_once or lost or now - self._told >= STALENESS_SECONDS):
             return
@@ -224,7 +222,7 @@ class Control:
             self.post(e.Misfit("the coordinator decides on updates, and this shard's mode does not let it"))
             return
         try:
-            store.decided.carry_out(store, act.body)
+            store.carry_out(act.body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 

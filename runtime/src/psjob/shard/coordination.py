@@ -30,13 +30,11 @@ from psjob.protocol.coordinator.events import Event, JobFacts, Stream, WorkerFac
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
-from psjob.shard import counts
 from psjob.shard.checks import rule_problem
-from psjob.shard.commit import DiskWork, Job, read_part
-from psjob.shard.counts import JobCounts
-from psjob.shard.decided import read_order
-from psjob.shard.lateness import Lateness
+from psjob.shard.coordinated_updates import read_order
+from psjob.shard.coordinator_disk import DiskWork, Job, read_part
 from psjob.shard.peers import Mailbox
+from psjob.shard.push_metrics import JobCounts, Lateness
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
@@ -271,7 +269,7 @@ class Coordination:
             return None
         said = machine.status(self.clock(), time.time())
         with self._lock:
-            self.counts.heard(0, counts.word(self.server.store.counters, self.server.store.attempt))
+            self.counts.heard(0, self.server.store.counters.word(self.server.store.attempt))
         waiting = said["waiting"] or self.server.waiting_for or machine.stages.waiting(self.clock())
         return said | {"waiting": waiting} | self.lateness.told() | self.counts.told()
 

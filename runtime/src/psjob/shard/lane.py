@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
-from psjob.shard.cell import Cell
-from psjob.shard.pending import MOST_NAMED, Waiter
-from psjob.shard.rows import RowCell
+from psjob.shard.block import Cell
+from psjob.shard.pending import MOST_NAMED, Served, Waiter
+from psjob.shard.table import RowCell
 from psjob.wire.event_loop import LARGE, NonBlockingStream, Sending
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Part
@@ -51,7 +51,7 @@ class ShardLane:
     def rows(self, cell: RowCell, waiter: Waiter) -> None:
         self.session.row_frames.answer(cell, waiter)
 
-    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
+    def waiting(self, waiter: Waiter, cell: Served, missing: list[int], seconds: float) -> None:
         body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
         header = self.session.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.stream.put_control(header, dump(body))

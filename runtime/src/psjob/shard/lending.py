@@ -10,7 +10,8 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
-from psjob.shard.cell import Cell, Lent
+from psjob.shard.block import Cell
+from psjob.shard.pending import Lent
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region

@@ -1,28 +1,121 @@
-"""Pushes of one block or table that were admitted and are not applied yet.
+"""What a block and a table have in common: a version, the pushes that wait for the next one, and the workers that wait for an answer.
 
-Workers that wait for an answer of one block or table, kept so that a push looks only at those whom it may release.
+`Served` is the base of both. It says who may be answered, and when a cut holds it. Pushes that were admitted and are not applied yet are
+kept by worker and clock. Workers that wait are kept so that a push looks only at those whom it may release.
 """
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from psjob.modes import Push
-from psjob.shard.decided import Key
-from psjob.wire.frame import WireError
-
-if TYPE_CHECKING:
-    from psjob.shard.cell import Cell
-    from psjob.shard.rows import RowCell
-
+from psjob.layout.blocks import Block
+from psjob.modes import Push, ServedMode
+from psjob.shard.admission import Admission
+from psjob.wire.frame import Header, WireError
 
 MOST_PENDING = 64
 """Pushes of one worker that a block holds where workers need not wait for each other's."""
+MOST_WAITING = 64
+"""Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
+MOST_NAMED = 32
+"""Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
+KEPT = 4
+"""Of each worker: its open clocks name two at most."""
+Key = tuple[int, int]
+"""Worker and clock of a push."""
+
+
+class Served(ABC):
+    """A block or table at version `n`: the number of its updates. All methods are called with `lock` held."""
+
+    bound: Bound | None = None
+    """If its versions count pushes, and workers wait for each other's: whom it may answer."""
+    gone: Mapping[int, int] | None = None
+    """In a decided mode: by worker, how many of its clocks may be answered."""
+
+    def __init__(self, index: int, position: int, mode: ServedMode, group: frozenset[int] | None) -> None:
+        self.index, self.position, self.mode = index, position, mode
+        self.group = group
+        """The ranks that push it, if not all do."""
+        self.lock = threading.Lock()
+        self.n = 0
+        self.pending = PendingPushes()
+        self.waiters = Waiters()
+        self._cut: tuple[int, int, Callable[[Any], Any]] | None = None
+        """The step of a cut that it has not come to, the least clock of stored weights, and what holds it then."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As messages call it."""
+
+    def wait_for(self, waiter: Waiter) -> None:
+        self.waiters.add(waiter)
+
+    def drop_waiters(self, to: Replies, rank: int) -> None:
+        self.waiters.drop(to, rank)
+
+    def ready(self, ranks: Iterable[int] | None) -> list[Waiter]:
+        """Take those for whom there is what they wait for, which they name by a number that `ServedMode.version_for` gave."""
+        if not self.waiters:
+            return []
+        if self.gone is not None:
+            gone = self.gone
+            return self.waiters.take(ranks, None, lambda rank, clocks: gone.get(rank, 0) >= clocks)
+        if self.bound is not None:
+            return self.waiters.take(ranks, self.bound.reached(self.barrier), self.bound.goes(self.barrier))
+        return self.waiters.take(ranks, self.n, lambda rank, version: self.n >= version)
+
+    def order_cut(self, step: int, hold: Callable[[Any], Any], stored: int = 0) -> bool:
+        """Hold on to this with `hold` when it is at `step` (where that is negative: as it is now). False: too late.
+
+        Where the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
+        """
+        if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
+            return False
+        self._cut = (step, stored, hold)
+        self._hold_if_due()
+        return True
+
+    @property
+    def barrier(self) -> int | None:
+        """The step of a cut that it has not come to."""
+        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
+
+    def void_cut(self) -> None:
+        """No cut holds it any more."""
+        self._cut = None
+
+    @abstractmethod
+    def _hold_if_due(self) -> None: ...
+
+    def _at_step(self, step: int) -> bool:
+        """Has it come to the step of a cut?"""
+        return self.n == step if self.bound is None else self.bound.stands_at(step)
+
+    def decided_on(self, decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
+        """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
+        try:
+            return self.pending.take(decision.kept), self.pending.take(decision.dropped)
+        except KeyError as missing:
+            raise WireError(f"the coordinator decides on push {missing} (worker, step), which is not here") from None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
+
+    kept: Sequence[Key]
+    dropped: Sequence[Key]
+    weights: Sequence[float] | None
+    lag: int | None
 
 
 @dataclass(frozen=True)
@@ -110,20 +203,14 @@ class PendingPushes:
         self.take(list(self._arrived))
 
 
-MOST_WAITING = 64
-"""Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
-MOST_NAMED = 32
-"""Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
-
-
 class Replies(Protocol):
-    """Where answers go: the stream of one worker."""
+    """Where answers go: the stream of one worker. `param` is given a `Cell`, `rows` a `RowCell`."""
 
-    def param(self, cell: Cell, waiter: Waiter) -> None: ...
+    def param(self, cell: Any, waiter: Waiter) -> None: ...
 
-    def rows(self, cell: RowCell, waiter: Waiter) -> None: ...
+    def rows(self, cell: Any, waiter: Waiter) -> None: ...
 
-    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None: ...
+    def waiting(self, waiter: Waiter, cell: Served, missing: list[int], seconds: float) -> None: ...
 
 
 @dataclass(eq=False)
@@ -223,3 +310,132 @@ def named(ranks: Sequence[int]) -> str:
     """Ranks as text: the first MOST_NAMED, and how many more there are."""
     more = len(ranks) - MOST_NAMED
     return f"{list(ranks[:MOST_NAMED])}" + (f" and {more} more" if more > 0 else "")
+
+
+class Gradient:
+    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied. `own`: it may be written to."""
+
+    own = True
+
+    def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
+        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device="cpu")
+        self.flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
+
+    def free(self) -> None:
+        """The buffer may take another block."""
+        self._pool.append(self._buffer)
+
+
+class Lent(Gradient):
+    """A gradient where its worker has it: the script may look at it until its step is answered."""
+
+    own = False
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+
+    def free(self) -> None:
+        """Nothing: the worker writes there again when it has been answered."""
+
+
+def free(batch: Sequence[Arrived]) -> None:
+    """Give back what pushes brought."""
+    for arrived in batch:
+        if arrived.grad is not None:
+            arrived.grad.free()
+
+
+def shares_of(batch: Sequence[Arrived]) -> list[float] | None:
+    """By push: its processes among all that are there, 0 for an absent rank; None where all count alike."""
+    there = [arrived.info.processes for arrived in batch if arrived.grad is not None]
+    if len(set(there)) < 2:
+        return None
+    return [0.0 if arrived.grad is None else arrived.info.processes / sum(there) for arrived in batch]
+
+
+class Infos:
+    """Of one shard, told by the threads of all streams."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[int, Info]] = {}
+        """By rank, then by number; the oldest first."""
+        self._lock = threading.Lock()
+
+    def learn(self, rank: int, number: int, info: Info) -> None:
+        """Later pushes of `rank` name this by `number`; the last four are kept, whatever they are called."""
+        with self._lock:
+            told = self._told.setdefault(rank, {})
+            told.pop(number, None)  # told again, it is the newest
+            told[number] = info
+            if len(told) > KEPT:
+                del told[next(iter(told))]
+
+    def of(self, header: Header) -> Info | None:
+        """What a worker's frame names; None where it was not told."""
+        with self._lock:
+            return self._told.get(header.worker, {}).get(header.info)
+
+    def count(self, rank: int) -> int:
+        """How many are kept of a worker."""
+        with self._lock:
+            return len(self._told.get(rank, {}))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._told.clear()
+
+
+class Bound:
+    """Of the block, or table, at `position` of the admission table that `lock` guards. `barrier` is the step of a cut to come, or None."""
+
+    def __init__(self, mode: ServedMode, admission: Admission, lock: threading.RLock, position: int) -> None:
+        self.mode, self._admission, self._lock, self._position = mode, admission, lock, position
+        self._missing: tuple[int, dict[int, list[int]]] = (-1, {})
+        """The changes of the table after which it was asked, and by step who has not come to it."""
+        with lock:
+            admission.watch(position)
+
+    def reached(self, barrier: int | None) -> int:
+        """The highest step that a worker may begin which has pushed all before it."""
+        with self._lock:
+            step = self._admission.tally(self._position).lowest + (self.mode.ahead or 0)
+        return step if barrier is None else min(step, barrier - 1)
+
+    def goes(self, barrier: int | None) -> Callable[[int, int], bool]:
+        """Whether worker `rank` may begin `step`, as things stand. It also waits for what it has pushed itself."""
+        with self._lock:
+            lowest = self._admission.tally(self._position).lowest
+
+        def may(rank: int, step: int) -> bool:
+            if barrier is not None and step >= barrier:
+                return False
+            with self._lock:
+                row = self._admission.rows[rank]
+                waiting = row.complete + (self._position in row.open) < step
+            return row.left_at is not None or self.mode.may_go(step, lowest, waiting)
+
+        return may
+
+    def stands_at(self, step: int) -> bool:
+        """Has every worker that has not left come to `step`, and none begun it?"""
+        with self._lock:
+            return self._admission.tally(self._position).all_at(step)
+
+    def beyond(self, step: int) -> bool:
+        """Is it too late for a barrier at `step`: may a worker have been let go on to it already?"""
+        with self._lock:
+            highest = max(self._admission.pushed(self._position).values(), default=0)
+        return highest > step or (highest == step and not self.stands_at(step))
+
+    def awaited(self, rank: int, step: int, barrier: int | None) -> tuple[list[int], int]:
+        """Whom worker `rank` waits for to begin `step`, and the step that they have not pushed."""
+        needed = barrier if barrier is not None and step >= barrier else step - (self.mode.ahead or 0)
+        with self._lock:
+            changes, known = self._missing
+            if changes != self._admission.changes:
+                known = {}
+                self._missing = (self._admission.changes, known)
+            if needed not in known:
+                pushed, live = self._admission.pushed(self._position), self._admission.live()
+                known[needed] = sorted(other for other in live if pushed[other] < needed)
+        return (known[needed], needed - 1) if known[needed] else ([rank], step - 1)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from psjob.modes import ServedMode
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Admission, Tally
-from psjob.shard.pending import Waiter
-from psjob.shard.phase import Phase
-
-if TYPE_CHECKING:
-    from psjob.shard.cell import Cell
-    from psjob.shard.rows import RowCell
+from psjob.shard.pending import Served, Waiter
 
 
 class ShardProgress:
@@ -54,7 +49,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.furthest()
 
-    def awaited(self, cell: Cell | RowCell, waiter: Waiter) -> tuple[list[int], int]:
+    def awaited(self, cell: Served, waiter: Waiter) -> tuple[list[int], int]:
         """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
         if cell.bound is not None:
             return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
@@ -76,7 +71,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.rows[rank].complete
 
-    def first_expected(self, cell: Cell | RowCell) -> int:
+    def first_expected(self, cell: Served) -> int:
         """The lowest rank whose next push of a cell is waited for; -1: of nobody."""
         with self.lock:
             return self.admission.first_expected(cell.n, cell.group)
@@ -86,7 +81,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.lowest()
 
-    def expected(self, cell: Cell | RowCell) -> frozenset[int]:
+    def expected(self, cell: Served) -> frozenset[int]:
         """Ranks whose next push of a cell must be waited for."""
         with self.lock:
             return self.admission.expected(cell.n, cell.group)
@@ -101,3 +96,21 @@ class ShardProgress:
                 return
             self._reported = step
         self.on_step(step)
+
+
+def room_problem(workers: int, mode: ServedMode, pushes: int, budget: int, clips: bool = False) -> str | None:
+    """Why a shard cannot hold the whole pushes that a decided mode, or a norm, waits for; None: it can.
+
+    `pushes`: bytes of one push of each worker together; a worker of a stage pushes the blocks of its stage alone.
+    In other modes workers keep to their shares of `budget` by themselves.
+    """
+    whole = 2 if mode.may_go(0, 0, True) else 1  # one that waits for its decision, one that comes
+    held = whole * pushes if mode.decided or clips else 0
+    if held <= budget:
+        return None
+    mib, what = -(-held >> 20), f"{whole} whole pushes" if whole > 1 else "a whole push"
+    why = f"in mode {mode.name}" if mode.decided else "to clip by the norm of the whole gradient,"
+    return (
+        f"{why} a shard holds {what} of each of {workers} workers, {mib} MiB, and its limit of gradients is "
+        f"{budget >> 20} MiB; set training.gradientMebibytes to {mib}, or take more shards"
+    )

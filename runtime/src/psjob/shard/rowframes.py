@@ -8,12 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob.layout import memory
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.pending import Waiter
-from psjob.shard.phase import Phase
-from psjob.shard.rows import Buffers, RowCell, RowGradient, RowLending
+from psjob.shard.table import Buffers, RowCell, RowGradient
+from psjob.tables import TableSpec
 from psjob.wire.event_loop import LARGE, Sending
-from psjob.wire.frame import ID_BYTES, ID_PAGE, LENT_ANSWERS, Flag, Header, Kind, WireError, lookup_limit, push_limit, row_bytes
+from psjob.wire.frame import (
+    ID_BYTES,
+    ID_PAGE,
+    LENT_ANSWERS,
+    LENT_PUSHES,
+    ROWS_ALIGNED,
+    Flag,
+    Header,
+    Kind,
+    WireError,
+    lookup_limit,
+    push_limit,
+    row_bytes,
+)
 from psjob.wire.reading import Pause, Wants
 from psjob.wire.shared_memory import Region
 
@@ -237,3 +251,32 @@ def _check_ids(cell: RowCell, ids: torch.Tensor) -> None:
     first, last, count = int(ids[0]), int(ids[-1]), cell.spec.num_rows
     if count is not None and not 0 <= first <= last < count:
         raise WireError(f"ids of {cell.name} go from {first} to {last}; it has {count} rows")
+
+
+class RowLending:
+    """Made when a worker has come for the handover; `fd` is the memory from which it pushes.
+
+    It names a place for an answer only when it has no more need of what it finds there, so that no answer is ever waited with for another.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._pushes = Region.borrow(fd, LENT_PUSHES)
+        self.answers = Region.lend(LENT_ANSWERS)
+
+    def pushed(self, header: Header, spec: TableSpec, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and gradients of a push where their worker has them, and could change them. Raises WireError outside of what it lends."""
+        at = _aligned(header)
+        ids = memory.lent(self._pushes, at, rows, "int64")
+        grads = memory.lent(self._pushes, at + ID_BYTES * rows, rows * spec.dim, spec.dtype)
+        return ids, grads.view(rows, spec.dim)
+
+    def place(self, header: Header, spec: TableSpec, rows: int) -> tuple[int, torch.Tensor]:
+        """Offset and memory for the rows of a lookup. Raises WireError outside of what this shard lends."""
+        at = _aligned(header)
+        return at, memory.lent(self.answers, at, rows * spec.dim, spec.dtype).view(rows, spec.dim)
+
+
+def _aligned(header: Header) -> int:
+    if header.part % ROWS_ALIGNED:
+        raise WireError(f"{header.kind.name} names byte {header.part} of lent memory, expected a multiple of {ROWS_ALIGNED}")
+    return header.part

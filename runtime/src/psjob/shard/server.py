@@ -23,27 +23,25 @@ from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.supervise import Liveness
 from psjob.protocol import records
 from psjob.protocol.shard import events as e
+from psjob.protocol.shard.phase import Phase
 from psjob.rules import reduction
-from psjob.shard.acceptor import HelloRoom
+from psjob.shard.acceptor import HelloRoom, Notices
 from psjob.shard.awaited import Awaited
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.shard.checks import own_hyperparameters
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
 from psjob.shard.keeper import Held, Keeping
-from psjob.shard.keptcuts import KeptCuts
-from psjob.shard.meetings import Meetings
-from psjob.shard.notices import Notices
 from psjob.shard.peers import PeerStream
 from psjob.shard.pending import Waiter, named
-from psjob.shard.phase import Phase
-from psjob.shard.pushnorms import PushNorms
+from psjob.shard.push_metrics import PushNorms
 from psjob.shard.recordframes import RecordsHere
-from psjob.shard.rows import RowCell
+from psjob.shard.rendezvous import KeptCuts, Meetings
 from psjob.shard.session import WAITING_SECONDS, Session
-from psjob.shard.statememory import Outliving
-from psjob.shard.statusport import status
+from psjob.shard.state_memory import Outliving
+from psjob.shard.status_server import status
 from psjob.shard.store import Store
+from psjob.shard.table import RowCell
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest

@@ -26,9 +26,10 @@ from psjob.layout.blocks import Block
 from psjob.modes import written
 from psjob.process.config import Place
 from psjob.protocol.records import PIECE
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
-from psjob.shard.cell import Cell, Gradient
+from psjob.shard.block import Cell
 from psjob.shard.checks import (
     MOST_SAID,
     REACHED,
@@ -43,8 +44,7 @@ from psjob.shard.checks import (
 )
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
-from psjob.shard.pending import Received
-from psjob.shard.phase import Phase
+from psjob.shard.pending import Gradient, Received
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.stateframes import StateFrames

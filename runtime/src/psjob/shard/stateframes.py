@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from psjob.layout import memory
-from psjob.shard.cell import Cell
+from psjob.shard.block import Cell
 from psjob.wire.event_loop import Sending
 from psjob.wire.frame import Header, Kind, WireError, dump
 

@@ -17,25 +17,18 @@ from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.memory import LentSpan
 from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
+from psjob.protocol.shard.phase import Phase
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.bound import Bound
-from psjob.shard.cell import Cell, Gradient
-from psjob.shard.decided import ClipNorms, DecidedPushes
-from psjob.shard.differing import DifferingPushes
-from psjob.shard.infos import Infos
+from psjob.shard.block import Cell
+from psjob.shard.coordinated_updates import ClipNorms, DecidedPushes
 from psjob.shard.keeper import Held
-from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.pending import Arrived, Info, Received, Replies, Waiter
-from psjob.shard.phase import Counters, Phase
-from psjob.shard.progress import ShardProgress
-from psjob.shard.pushnorms import PushNorms
-from psjob.shard.room import room_problem
-from psjob.shard.rows import RowCell
-from psjob.shard.samples import PushSamples
-from psjob.shard.staleness import StalenessMetrics, watch
-from psjob.shard.statememory import Outliving, StateMemory, Untaken, told
+from psjob.shard.pending import Arrived, Bound, Gradient, Info, Infos, Received, Replies, Waiter
+from psjob.shard.progress import ShardProgress, room_problem
+from psjob.shard.push_metrics import Counters, DifferingPushes, NonFinitePushes, PushNorms, PushSamples, StalenessMetrics, watch
+from psjob.shard.state_memory import Outliving, StateMemory, Untaken, told
+from psjob.shard.table import RowCell
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, WireError
@@ -321,7 +314,7 @@ class Store(ShardProgress):
         if factor is not None:
             cell.clip(cell.n, factor)
             return
-        self.norms.note(self, cell.index, cell.n, squares, limit)
+        self.norms.note(self.cells, self.recovery, cell.index, cell.n, squares, limit)
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
@@ -346,7 +339,9 @@ class Store(ShardProgress):
     def _look(self) -> None:
         """Begin to look at the pushes, where some can be late."""
         if not self.mode.steady:
-            self.staleness = watch(list(self.cells.values()), self.rule_name, self.index == 0)
+            self.staleness, parts = watch([cell.block for cell in self.cells.values()], self.rule_name, self.index == 0)
+            for index, part in parts.items():
+                self.cells[index].staleness = part
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -491,6 +486,62 @@ class Store(ShardProgress):
                 self._advance(cell)
         self.tell_step()
 
+    def carry_out(self, body: Mapping[str, Any]) -> None:
+        """Make the updates that the coordinator decided on in every block and table, then answer who may go.
+
+        Raises WireError where the order does not fit.
+        """
+        assert self.decided is not None
+        decisions, version = self.decided.begin_order(body), int(body["version"])
+        try:
+            for cell in self.all_cells():
+                with cell.lock:
+                    if cell.n != version:
+                        raise WireError(f"{cell.name} is at version {cell.n}, and the coordinator decides on {version}")
+                    for decision in decisions:
+                        cell.decide(decision)
+                    self.moved(version, cell.n)
+        except ReductionProblem as problem:
+            self.on_problem(f"update {version}: {problem}")
+            return
+        except WireError:
+            raise
+        except Exception as error:  # some blocks have the update and others have not
+            self._not_made(version, error)
+            return
+        dropped = sum(len(decision.dropped) for decision in decisions)
+        with self.lock:
+            self.counters.dropped += dropped
+            self.counters.applied -= dropped  # each was counted when it was whole
+        if any(decision.kept for decision in decisions):
+            self._first_applied()
+        go = self.decided.end_order(body, decisions)
+        for cell in self.all_cells():
+            with cell.lock:
+                cell.answer(go)
+        self.tell_step()
+
+    def clip(self, body: Mapping[str, Any]) -> None:
+        """Make the updates that wait with the ordered factor, and answer. What comes again, or of before a restore, changes nothing."""
+        ordered = self.norms.ordered_now(body)
+        if ordered is None:
+            return
+        version, factor = ordered
+        self.note_clip(version, factor)
+        try:
+            for cell in self.cells.values():
+                with cell.lock:
+                    before = cell.n
+                    if before > version:
+                        continue  # it has made this update without a norm
+                    cell.clip(version, factor)
+                    self.moved(before, cell.n)
+        except Exception as error:  # some blocks have the update and others have not
+            self._not_made(version, error)
+            return
+        self._first_applied()
+        self.tell_step()
+
     def drop_waiters(self, replies: Replies, rank: int) -> None:
         """Nobody waits for answers to worker `rank` by this stream any more."""
         for cell in self.all_cells():
@@ -514,7 +565,14 @@ class Store(ShardProgress):
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
         if made and self.norms.waits is not None:
-            self.norms.passed(self, cell.index, cell.n)
+            self.norms.passed(self.cells, self.recovery, cell.index, cell.n)
         self.moved(before, cell.n)
         if made and self.counters.first_applied is None:
+            self._first_applied()
+
+    def _first_applied(self) -> None:
+        if self.counters.first_applied is None:
             self.counters.first_applied = time.time()
+
+    def _not_made(self, version: int, error: Exception) -> None:
+        self.on_failure(f"update {version} was not made, {type(error).__name__}: {str(error)[:300]}")

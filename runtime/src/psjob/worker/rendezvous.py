@@ -1,6 +1,6 @@
 """Workers meet by way of shard 0, outside a session.
 
-- `meet`: at a point of the script each worker hears what the others have said there (see `psjob.shard.meetings`).
+- `meet`: at a point of the script each worker hears what the others have said there (see `psjob.shard.rendezvous`).
 - `agreed`: before it joins a job of stages whose cuts psjob chooses, a worker asks for them; worker 0 chooses, and tells them.
 """
 

@@ -2,8 +2,7 @@
 
 Nonces of the status port: each is good for one question, and for a short time. None is kept until it has been used.
 
-What an asker at the status port says: a request line and a few headers, which come soon or not at all.
-"""
+What an asker at the status port says: a request line and a few headers, which come soon or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
-from psjob.shard.phase import Phase
+from psjob.protocol.shard.phase import Phase
 from psjob.shard.session import said_of
 from psjob.wire.unauthenticated import UnauthenticatedPeers
 

@@ -7,40 +7,18 @@ A shard's part in clipping by the norm of the mean gradient (`training.maxGradNo
 
 A block whose pushes are all here is reduced and measured, and waits. When all blocks of an update are, the coordinator is told the sum
 of their squares, in the order of the blocks. Once it has those of all shards it orders one factor. Every block multiplies its reduced
-gradient by it before the update: the gradient is clipped as if it lay in one process.
-"""
+gradient by it before the update: the gradient is clipped as if it lay in one process."""
 
 from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from psjob.modes import ServedMode
-from psjob.rules.reduction import ReductionProblem
+from psjob.shard.pending import Decision, Key, Served
 from psjob.wire.frame import WireError
-
-if TYPE_CHECKING:
-    from psjob.shard.store import Store
-
-
-Key = tuple[int, int]
-"""Worker and clock of a push."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
-
-    kept: Sequence[Key]
-    dropped: Sequence[Key]
-    weights: Sequence[float] | None
-    lag: int | None
 
 
 class DecidedPushes:
@@ -93,46 +71,24 @@ class DecidedPushes:
         for body in told:
             self.arrived(body)
 
-    def carry_out(self, store: Store, body: Mapping[str, Any]) -> None:
-        """Make the updates of an order in every block and table, then answer who may go. Raises WireError where it does not fit."""
+    def begin_order(self, body: Mapping[str, Any]) -> list[Decision]:
+        """What an order decides. It is broken until `end_order`. Raises WireError where it does not follow the one before."""
         number, broken = int(body["number"]), self._broken
-        self._broken = True  # until its end
+        self._broken = True
         if broken or number != self._carried + 1:
             raise WireError(f"the coordinator's order {number} follows on {self._carried}" + (", which broke off" if broken else ""))
-        decisions = [_decision(batch) for batch in body["batches"]]
-        try:
-            for cell in store.all_cells():
-                with cell.lock:
-                    if cell.n != int(body["version"]):
-                        raise WireError(f"{cell.name} is at version {cell.n}, and the coordinator decides on {body['version']}")
-                    for decision in decisions:
-                        cell.decide(decision)
-                    store.moved(int(body["version"]), cell.n)
-        except ReductionProblem as problem:
-            store.on_problem(f"update {body['version']}: {problem}")
-            return
-        except WireError:
-            raise
-        except Exception as error:  # some blocks have the update and others have not
-            store.on_failure(f"update {body['version']} was not made, {type(error).__name__}: {str(error)[:300]}")
-            return
-        dropped = sum(len(decision.dropped) for decision in decisions)
-        with store.lock:
-            store.counters.dropped += dropped
-            store.counters.applied -= dropped  # each was counted when it was whole
-        if store.counters.first_applied is None and any(decision.kept for decision in decisions):
-            store.counters.first_applied = time.time()
+        return [_decision(batch) for batch in body["batches"]]
+
+    def end_order(self, body: Mapping[str, Any], decisions: Sequence[Decision]) -> dict[int, int]:
+        """An order was carried out in every block and table: who may go, by worker how many clocks."""
         with self._lock:
             for decision in decisions:
                 for key in (*decision.kept, *decision.dropped):
                     self._told.pop(key, None)
-        self._carried, self._broken = number, False
+        self._carried, self._broken = int(body["number"]), False
         go = {int(rank): int(clocks) for rank, clocks in body["go"]}
         self.gone.update(go)
-        for cell in store.all_cells():
-            with cell.lock:
-                cell.answer(go)
-        store.tell_step()
+        return go
 
 
 def _decision(batch: Mapping[str, Any]) -> Decision:
@@ -141,10 +97,6 @@ def _decision(batch: Mapping[str, Any]) -> Decision:
 
 def _keys(pairs: Any) -> list[Key]:
     return [(int(worker), int(clock)) for worker, clock in pairs]
-
-
-PART = 1024
-"""Elements that are summed in float32 before their sums are added in float64."""
 
 
 class ClipNorms:
@@ -182,36 +134,36 @@ class ClipNorms:
         """What update `version` is multiplied by, if that was ordered; a process before this one may have made it in some blocks only."""
         return self.ordered[1] if self.ordered is not None and self.ordered[0] == version else None
 
-    def note(self, store: Store, block: int, version: int, squares: float, limit: float) -> None:
-        """A block of update `version` is measured, and waits. Called with its lock held."""
+    def note(self, blocks: Mapping[int, Served], restore: int, block: int, version: int, squares: float, limit: float) -> None:  # fmt: skip
+        """A block of `blocks` is measured for update `version`, and waits. Called with its lock held."""
         with self._lock:
             if self.waits != version:
                 self._clear()
                 self.waits = version  # first: a block that passes from here on tells it
-                self._passed = {index for index, cell in store.cells.items() if cell.n > version}
+                self._passed = {index for index, cell in blocks.items() if cell.n > version}
             self._squares[block] = squares
             self._limit = min(self._limit, limit)
-            body = self._whole(store)
+            body = self._whole(blocks, restore)
         if body is not None:
             self.measured(body)
 
-    def passed(self, store: Store, block: int, made: int) -> None:
+    def passed(self, blocks: Mapping[int, Served], restore: int, block: int, made: int) -> None:
         """A block has made updates up to `made` without a norm, while others wait for theirs. Called with its lock held."""
         body = None
         with self._lock:
             if self.waits is not None and made > self.waits:
                 self._passed.add(block)
-                body = self._whole(store)
+                body = self._whole(blocks, restore)
         if body is not None:
             self.measured(body)
 
-    def _whole(self, store: Store) -> dict[str, Any] | None:
+    def _whole(self, blocks: Mapping[int, Served], restore: int) -> dict[str, Any] | None:
         """What the coordinator is told, once all blocks are here."""
-        if not self._squares or len(self._squares) + len(self._passed) < len(store.cells):
+        if not self._squares or len(self._squares) + len(self._passed) < len(blocks):
             return None
-        total = sum(self._squares[index] for index in store.cells if index in self._squares)
+        total = sum(self._squares[index] for index in blocks if index in self._squares)
         self._told = body = {
-            "did": "measured", "recovery": store.recovery, "version": self.waits, "limit": self._limit,
+            "did": "measured", "recovery": restore, "version": self.waits, "limit": self._limit,
             "squares": total if math.isfinite(total) else None, "nan": math.isnan(total),
         }  # fmt: skip
         self._clear()
@@ -229,44 +181,16 @@ class ClipNorms:
         if body is not None:
             self.measured(body)
 
-    def carry_out(self, store: Store, body: Mapping[str, Any]) -> None:
-        """Make the updates that wait with the ordered factor, and answer. What comes again, or of before a restore, changes nothing."""
+    def ordered_now(self, body: Mapping[str, Any]) -> tuple[int, float] | None:
+        """Version and factor of an order; None: it comes again, or is of before a restore, and changes nothing."""
         version, factor = read_order(body)
         with self._lock:
             if self._told is None or (int(body["recovery"]), version) != (self._told["recovery"], self._told["version"]):
-                return
+                return None
             self._told = None
-        store.note_clip(version, factor)
-        try:
-            for cell in store.cells.values():
-                with cell.lock:
-                    before = cell.n
-                    if before > version:
-                        continue  # it has made this update without a norm
-                    cell.clip(version, factor)
-                    store.moved(before, cell.n)
-        except Exception as error:  # some blocks have the update and others have not
-            store.on_failure(f"update {version} was not made, {type(error).__name__}: {str(error)[:300]}")
-            return
-        if store.counters.first_applied is None:
-            store.counters.first_applied = time.time()
-        store.tell_step()
+        return version, factor
 
 
 def read_order(body: Mapping[str, Any]) -> tuple[int, float]:
     """Version and factor of an order to clip."""
     return int(body["version"]), float("nan") if body["factor"] is None else float(body["factor"])
-
-
-def squares_of(gradient: torch.Tensor) -> float:
-    """Sum of the squares of a flat tensor, exact to about a millionth of it: float32 within parts, float64 between them."""
-    flat = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
-    whole = len(flat) // PART * PART
-    total = 0.0
-    if whole:
-        parts = flat[:whole].view(-1, 1, PART)
-        total = float(torch.bmm(parts, parts.transpose(1, 2)).sum(dtype=torch.float64))
-    if whole < len(flat):
-        rest = flat[whole:].double()
-        total += float(rest.dot(rest))
-    return total

@@ -11,8 +11,7 @@ Each line says which failure it survives, as of a process that is killed between
 
 Only sync is covered, where a version is a clock: a push that is not in a block's version was answered to nobody, and comes again.
 
-Where a store has its memory from, if that is to outlive its process: from the keeper, or from a process before this one.
-"""
+Where a store has its memory from, if that is to outlive its process: from the keeper, or from a process before this one."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from psjob.layout.memory import LentSpan
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.admission import taken_by
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Held, Keeping
-from psjob.shard.phase import Counters
+from psjob.shard.push_metrics import Counters
 from psjob.wire.shared_memory import Region, whole_pages
 
 

@@ -1,21 +1,19 @@
-"""One cut of this shard: its blocks are held as they stood, and written beside the path while pushes go on.
+"""One snapshot of this shard: its blocks are held as they stood, and written beside the path while pushes continue.
 
 An update waits for at most the copy of the block that it is about to change. Two threads work beside it: one copies the blocks in the
 order in which pushes touch them, mostly while the workers compute; the disk thread writes the files. What is held, written or given up
 is decided by `psjob.protocol.shard`.
 
-Copies of blocks as the last checkpoint has them, in the memory that is kept for cuts: who goes back to it reads no disk.
-
-A copy is that of the last cut that was written, or, after a restore, of what was read. The latter is made as for a cut: by the update
-that is about to change the block, or by a thread beside. It lasts until the next cut needs its place.
-
-A cut over all blocks and tables of a shard: ordered of every one or of none, and let go.
+Copies of blocks stay in the memory that is kept for snapshots: a process that goes back to the last checkpoint reads no disk. A copy is
+that of the last snapshot that was written, or, after a restore, of what was read. The latter is made by the update that is about to
+change the block, or by a thread beside. It lasts until the next snapshot needs its place.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import queue
 import re
 import threading
 import time
@@ -32,15 +30,13 @@ from psjob.checkpoint.files import DeferredTensor
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
+from psjob.process.supervise import Pulse
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
-from psjob.shard.cell import Cell
-from psjob.shard.disk import DiskThread, Stopped, Transfer
-from psjob.shard.pins import Pin, Voided, room
-from psjob.shard.rows import RowCell
-from psjob.shard.spare import PushGaps, Spare
+from psjob.shard.block import Cell
+from psjob.shard.snapshot_memory import Pin, PushGaps, Spare, Voided, room
 from psjob.shard.store import Store
-from psjob.shard.tables import RowCuts
+from psjob.shard.table import RowCell, RowCuts
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -418,3 +414,83 @@ def void_cut(cells: Sequence[Cell | RowCell]) -> None:
         with cell.lock:
             cell.void_cut()
             cell.answer()  # it may have been a barrier
+
+
+class Stopped(Exception):
+    """The transfer is not wanted any more."""
+
+
+class Transfer:
+    """Bytes `done` of `total` that one job writes or reads."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total = 0, total
+        self.stopped = False
+
+    def moved(self, count: int) -> None:
+        """So many bytes more. Raises Stopped."""
+        self.done += count
+        self.check()
+
+    def check(self) -> None:
+        """Raise Stopped where the transfer is not wanted any more."""
+        if self.stopped:
+            raise Stopped
+
+
+class DiskThread:
+    """Its thread begins with the first job."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse("disk")
+        self.transfer: Transfer | None = None
+        """What is under way."""
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._left = 0
+        self._changed = threading.Condition()
+        self._begun = False
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Do `job` after all that was put before. What it raises ends the process."""
+        with self._changed:
+            self._left += 1
+            begin, self._begun = not self._begun, True
+        self._jobs.put(job)
+        if begin:
+            supervise.start(self._run, "disk")
+
+    def close(self) -> None:
+        """End the thread once all is done that was put before."""
+        self._jobs.put(None)
+
+    def moving(self) -> tuple[int, int]:
+        """Bytes done and in all of what is under way; zeros where nothing is."""
+        transfer = self.transfer
+        return (0, 0) if transfer is None else (transfer.done, transfer.total)
+
+    @property
+    def busy(self) -> bool:
+        """Is a job waiting or under way?"""
+        return self._left > 0
+
+    def wait(self) -> None:
+        """Come back when nothing is left to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        self.pulse.bind()
+        while True:
+            self.pulse.idle()
+            job = self._jobs.get()
+            if job is None:
+                return
+            self.pulse.beat()
+            try:
+                job()
+            finally:
+                self.transfer = None
+                with self._changed:
+                    self._left -= 1
+                    self._changed.notify_all()

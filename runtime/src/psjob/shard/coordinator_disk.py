@@ -1,7 +1,6 @@
 """The coordinator's work on disk: claims, the newest manifest, and a commit, whose rename makes a cut a checkpoint.
 
-One thread does it, first in, first out: a read that is asked for after a commit sees that commit.
-"""
+One thread does it, first in, first out: a read that is asked for after a commit sees that commit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A shard's part of a checkpoint back into its store. Only its own bytes are read, each under a crc.
 
-A shard that goes back with the others, and wrote that checkpoint last, still has its copy in memory: it reads nothing but its tables.
-"""
+A shard that goes back with the others, and wrote that checkpoint last, still has its copy in memory: it reads nothing but its tables."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from psjob.process import supervise
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
 from psjob.rules.base import BlockState
-from psjob.shard.disk import DiskThread, Stopped, Transfer
-from psjob.shard.snapshots import Snapshots
+from psjob.shard.snapshot import DiskThread, Snapshots, Stopped, Transfer
 from psjob.shard.store import Store
 
 

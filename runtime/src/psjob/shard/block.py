@@ -1,14 +1,11 @@
 """One block as a shard serves it: weights, optimizer state, the pushes that wait, the pulls that wait.
 
 All methods are called with `lock` held. A block moves on when the mode says that the pushes at hand count; a reply is
-given when the version a worker needs exists. In a decided mode both are the coordinator's to say.
-"""
+given when the version a worker needs exists. In a decided mode both are the coordinator's to say."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -17,66 +14,23 @@ from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
-from psjob.shard.bound import Bound
-from psjob.shard.decided import Decision, squares_of
-from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.pending import Arrived, PendingPushes, Replies, Waiter, Waiters
-from psjob.shard.pins import Pin
-from psjob.shard.pushnorms import PushNorms
-from psjob.shard.shares import shares_of
-from psjob.shard.statememory import BlockMemory
-from psjob.wire.frame import WireError
+from psjob.shard.pending import Arrived, Decision, Gradient, Served, Waiter, free, shares_of
+from psjob.shard.push_metrics import BlockStaleness, NonFinitePushes, PushNorms, squares_of
+from psjob.shard.snapshot_memory import Pin
+from psjob.shard.state_memory import BlockMemory
 
-if TYPE_CHECKING:
-    from psjob.shard.rows import RowCell
-    from psjob.shard.staleness import BlockStaleness
 _room = memory.Scratch()
 
 
-class Gradient:
-    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied. `own`: it may be written to."""
-
-    own = True
-
-    def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
-        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device="cpu")
-        self.flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
-
-    def free(self) -> None:
-        """The buffer may take another block."""
-        self._pool.append(self._buffer)
-
-
-class Lent(Gradient):
-    """A gradient where its worker has it: the script may look at it until its step is answered."""
-
-    own = False
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self.flat = flat
-
-    def free(self) -> None:
-        """Nothing: the worker writes there again when it has been answered."""
-
-
-class Cell:
+class Cell(Served):
     """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
     def __init__(
         self, block: Block, position: int, rule: Rule, mode: ServedMode, reduce: reduction.Reduction = reduction.mean_in_rank_order,
         group: frozenset[int] | None = None,
     ) -> None:  # fmt: skip
-        self.block = block
-        self.index = block.index
-        self.position = position
-        self.rule = rule
-        self.mode = mode
-        self.reduce = reduce
-        self.group = group
-        """The ranks that push this block, where not all do."""
-        self.bound: Bound | None = None
-        """Where this block's versions count pushes, and workers wait for each other's: whom it may answer."""
-        self.lock = threading.Lock()
+        super().__init__(block.index, position, mode, group)
+        self.block, self.rule, self.reduce = block, rule, reduce
         self.state: BlockState | None = None
         self.home: torch.Tensor | None = None
         """Where that which workers are answered with lives: this block's place in memory that the shard lends them."""
@@ -87,14 +41,9 @@ class Cell:
         """Tensors of this block for which no worker had a gradient at the last update; said only where the workers step."""
         self.skipped = False
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
-        self.n = 0
         self.stored = 0
-        self.pending = PendingPushes()
-        self.waiters = Waiters()
         self.lost: set[int] = set()
         """Ranks whose newest push had no effect: the rule needs its lag, and that is not known."""
-        self.gone: Mapping[int, int] | None = None
-        """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
         self.non_finite = NonFinitePushes()
@@ -111,7 +60,6 @@ class Cell:
         """Pushes that make the next update, and the gradient that they are reduced to, while the norm of all blocks is not known."""
         self._room: torch.Tensor | None = None
         """For that gradient, where it may not be written over a push."""
-        self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
         self._pin: Pin | None = None
 
     @property
@@ -160,16 +108,16 @@ class Cell:
             if limit is not None and self.on_measured is not None:
                 self._clips = batch, self._clamped(batch, self._reduced(batch, None, apart=True))
                 free(batch)  # other blocks' pushes need the room, before this one is answered
-                self.on_measured(self, 0.0 if self._clips[1] is None else self._squares(self._clips[1]), limit)
+                self.on_measured(self, 0.0 if self._clips[1] is None else squares_of(self._clips[1]), limit)
                 break
             base = batch[0].push.base
             self._apply(batch, None if base is None else self.n - base)
             free(batch)
             self._moved_on()
             made += 1
-            self._pin_if_due()
+            self._hold_if_due()
         if not made:  # a worker has left, or come back further on
-            self._pin_if_due()
+            self._hold_if_due()
         self.answer(ranks)
         return made
 
@@ -183,12 +131,12 @@ class Cell:
                 reduced.mul_(factor)
             self._update(batch, reduced, None if batch[0].push.base is None else self.n - batch[0].push.base)
         self._moved_on()
-        self._pin_if_due()
+        self._hold_if_due()
         self.answer()
 
     def decide(self, decision: Decision) -> None:
         """Make the update that the coordinator has decided on; what it drops has no effect. Nobody is answered yet."""
-        batch, dropped = take(self.pending, decision)
+        batch, dropped = self.decided_on(decision)
         if batch:
             self._apply(batch, decision.lag, decision.weights)
             self._moved_on()
@@ -197,9 +145,6 @@ class Cell:
     def tensors(self) -> list[torch.Tensor]:
         """Everything of the state that a checkpoint holds."""
         return [] if self.state is None else [self.state.weights, *self.state.slots.values()]
-
-    def wait_for(self, waiter: Waiter) -> None:
-        self.waiters.add(waiter)
 
     def reply(self, waiter: Waiter) -> torch.Tensor:
         """What a worker is answered with: the block's own memory, which changes, or a tensor that nobody changes."""
@@ -225,28 +170,13 @@ class Cell:
             self._changing()
             self.state.weights.copy_(weights)
             self.stored = version
-            self._pin_if_due()
-
-    def order_cut(self, step: int, pin: Callable[[Cell], Pin], stored: int = 0) -> bool:
-        """Hold on to this block with `pin` when it is at `step` (where that is negative: as it is now). False: too late.
-
-        Where the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
-        """
-        if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
-            return False
-        self._cut = (step, stored, pin)
-        self._pin_if_due()
-        return True
+            self._hold_if_due()
 
     def void_cut(self) -> None:
-        """No cut holds this block any more."""
-        self._cut = None
+        super().void_cut()
         if self._pin is not None:
             self._pin.drop(void=True)
             self._pin = None
-
-    def drop_waiters(self, to: Replies, rank: int) -> None:
-        self.waiters.drop(to, rank)
 
     def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
         reduced = self._clamped(batch, self._reduced(batch, weights, writable=_clamp(batch) is not None))
@@ -344,9 +274,6 @@ class Cell:
         assert self.state is not None
         return _room(self.block.nbytes).view(self.state.weights.dtype)
 
-    def _squares(self, reduced: torch.Tensor) -> float:
-        return squares_of(reduced)
-
     def _lasting(self) -> torch.Tensor:
         """The same, of this block alone."""
         assert self.state is not None
@@ -361,56 +288,24 @@ class Cell:
             self._pin = None
         self.content = object()
 
-    def _pin_if_due(self) -> None:
+    def _hold_if_due(self) -> None:
         if self._cut is None or self.state is None:
             return
-        step, stored, pin = self._cut
-        if step >= 0 and not (self.n == step if self.bound is None else self.bound.stands_at(step)):
+        step, stored, hold = self._cut
+        if step >= 0 and not self._at_step(step):
             return
         if step >= 0 and self.update is not None and self.stored != step:
             return
         if step < 0 and self.update is not None and self.stored < stored:
             return  # a worker has left, but its last weights are still on their way
         self._cut = None
-        self._pin = pin(self)
-
-    @property
-    def barrier(self) -> int | None:
-        """The step of a cut that this block has not come to."""
-        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
+        self._pin = hold(self)
 
     def answer(self, ranks: Iterable[int] | None = None) -> None:
         """Serve the pulls that can be served now: those of all workers, or of `ranks` and of whom the version has reached."""
-        for waiter in ready(self, ranks):
+        for waiter in self.ready(ranks):
             waiter.to.param(self, waiter)
-
-
-def ready(cell: Cell | RowCell, ranks: Iterable[int] | None) -> list[Waiter]:
-    """Take those for whom there is what they wait for, which they name by a number that `ServedMode.version_for` gave."""
-    if not cell.waiters:
-        return []
-    if cell.gone is not None:
-        gone = cell.gone
-        return cell.waiters.take(ranks, None, lambda rank, clocks: gone.get(rank, 0) >= clocks)
-    if cell.bound is not None:
-        return cell.waiters.take(ranks, cell.bound.reached(cell.barrier), cell.bound.goes(cell.barrier))
-    return cell.waiters.take(ranks, cell.n, lambda rank, version: cell.n >= version)
 
 
 def _clamp(batch: Sequence[Arrived]) -> float | None:
     return next((a.info.clamp for a in batch if a.grad is not None), None)
-
-
-def take(pending: PendingPushes, decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
-    """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
-    try:
-        return pending.take(decision.kept), pending.take(decision.dropped)
-    except KeyError as missing:
-        raise WireError(f"the coordinator decides on push {missing} (worker, step), which is not here") from None
-
-
-def free(batch: Sequence[Arrived]) -> None:
-    """Give back what pushes brought."""
-    for arrived in batch:
-        if arrived.grad is not None:
-            arrived.grad.free()

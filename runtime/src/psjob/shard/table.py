@@ -1,33 +1,34 @@
-"""One table's rows as a shard serves them: what `Cell` is to a block.
+"""One table's rows as a shard serves them: what `Cell` is to a block. And the tables of a shard at a snapshot.
 
-All methods are called with `lock` held. A lookup names the version it needs and is answered when the table has it, before
-the table can move on. Every worker pushes one frame (maybe without a row) a clock, table and shard, so that the admission
+All methods of a table are called with `lock` held. A lookup names the version it needs and is answered when the table has it, before
+the table can move on. Every worker pushes one frame (maybe without a row) per clock, table and shard, so that the admission
 table counts it as it counts a block's.
 
-Rows to and from one worker of this host in memory that the two lend each other. The worker alone says where in it they lie.
+At a snapshot tables are held as they stand when they come to it, then written beside the path. Between two snapshots a chain of files
+grows: all rows in the first, what changed in the next ones. It ends when reading it back would cost more than the rows are worth. What
+was written counts as saved when the coordinator names its snapshot as that of the newest manifest.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from psjob.layout import memory
+from psjob.checkpoint.disk import Moved
+from psjob.checkpoint.manifest import MAX_CHAIN
+from psjob.checkpoint.rows import bytes_of, write_rows
 from psjob.modes import ServedMode
-from psjob.shard.bound import Bound
-from psjob.shard.cell import free, ready, take
-from psjob.shard.decided import Decision
-from psjob.shard.nonfinite import NonFinitePushes
-from psjob.shard.pending import Arrived, PendingPushes, Replies, Waiter, Waiters
-from psjob.shard.pushnorms import PushNorms
+from psjob.shard.pending import Arrived, Decision, Served, free
+from psjob.shard.push_metrics import NonFinitePushes, PushNorms
+from psjob.shard.snapshot_memory import Voided
 from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.rules import Combine
 from psjob.tables.table import Part, Rows
-from psjob.wire.frame import ID_BYTES, LENT_ANSWERS, LENT_PUSHES, ROWS_ALIGNED, Header, WireError
-from psjob.wire.shared_memory import Region
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,8 +57,8 @@ class RowGradient:
         self._pool.append(self._buffers)
 
 
-class RowCell:
-    """`n` is the number of updates decided for this table here; for `bound` see Cell."""
+class RowCell(Served):
+    """`n` is the number of updates decided for this table here."""
 
     update: None = None
     """A table has no reduced gradient to give: its rows are always updated here."""
@@ -65,20 +66,11 @@ class RowCell:
     def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: ServedMode, divides: bool = True) -> None:
         """`divides`: gradients of a row come to their mean, otherwise to their sum."""
         self._divides = divides
-        self.number, self.index, self.position, self.spec, self.mode = number, index, position, spec, mode
-        self.bound: Bound | None = None
-        self.group: frozenset[int] | None = None
-        """All ranks push a table's rows."""
-        self.lock = threading.Lock()
+        super().__init__(index, position, mode, None)  # all ranks push a table's rows
+        self.number, self.spec = number, spec
         self.table = RowTable(spec)
-        self.n = 0
-        self.pending = PendingPushes()
-        self.waiters = Waiters()
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
-        self.gone: Mapping[int, int] | None = None
-        """As of a block."""
-        self._cut: tuple[int, Callable[[RowCell], None]] | None = None
         self._sum = torch.empty(0, spec.dim, dtype=torch.float32, device="cpu")
         """Where the rows of several workers are added; it grows to the largest step."""
 
@@ -115,45 +107,22 @@ class RowCell:
 
     def decide(self, decision: Decision) -> None:
         """As of a block; a row's age counts updates."""
-        batch, dropped = take(self.pending, decision)
+        batch, dropped = self.decided_on(decision)
         if batch:
             self._apply(batch, self.n, decision.weights)
             self.n += 1
         free([*batch, *dropped])
 
-    def wait_for(self, waiter: Waiter) -> None:
-        self.waiters.add(waiter)
-
-    def order_cut(self, step: int, hold: Callable[[RowCell], None]) -> bool:
-        """Hold on to the table with `hold` when it is at `step` (where that is negative: as it is now). False: too late."""
-        if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
-            return False
-        self._cut = (step, hold)
-        self._hold_if_due()
-        return True
-
-    def void_cut(self) -> None:
-        """No cut waits for this table any more."""
-        self._cut = None
-
-    def drop_waiters(self, to: Replies, rank: int) -> None:
-        self.waiters.drop(to, rank)
-
-    @property
-    def barrier(self) -> int | None:
-        """The step of a cut that this table has not come to."""
-        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
-
     def answer(self, ranks: Iterable[int] | None = None) -> None:
         """Serve the lookups that can be served now; for `ranks` see the block's."""
-        for waiter in ready(self, ranks):
+        for waiter in self.ready(ranks):
             waiter.to.rows(self, waiter)
 
     def _hold_if_due(self) -> None:
         if self._cut is None:
             return
-        step, hold = self._cut
-        if step < 0 or (self.n == step if self.bound is None else self.bound.stands_at(step)):
+        step, _, hold = self._cut
+        if step < 0 or self._at_step(step):
             self._cut = None
             hold(self)
 
@@ -212,30 +181,124 @@ def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, hyperp
     return rows
 
 
-class RowLending:
-    """Made when a worker has come for the handover; `fd` is the memory from which it pushes.
+@dataclass(frozen=True)
+class Chain:
+    """Files in which the rows of `tables` lie as they were at `cut`, the oldest first, with their bytes."""
 
-    It names a place for an answer only when it has no more need of what it finds there, so that no answer is ever waited with for another.
-    """
+    cut: int | None = None
+    tables: tuple[RowTable, ...] = ()
+    files: tuple[tuple[str, int], ...] = ()
 
-    def __init__(self, fd: int) -> None:
-        self._pushes = Region.borrow(fd, LENT_PUSHES)
-        self.answers = Region.lend(LENT_ANSWERS)
-
-    def pushed(self, header: Header, spec: TableSpec, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and gradients of a push where their worker has them, and could change them. Raises WireError outside of what it lends."""
-        at = _aligned(header)
-        ids = memory.lent(self._pushes, at, rows, "int64")
-        grads = memory.lent(self._pushes, at + ID_BYTES * rows, rows * spec.dim, spec.dtype)
-        return ids, grads.view(rows, spec.dim)
-
-    def place(self, header: Header, spec: TableSpec, rows: int) -> tuple[int, torch.Tensor]:
-        """Offset and memory for the rows of a lookup. Raises WireError outside of what this shard lends."""
-        at = _aligned(header)
-        return at, memory.lent(self.answers, at, rows * spec.dim, spec.dtype).view(rows, spec.dim)
+    def may_grow(self, more: int) -> bool:
+        """Is it worth while to write `more` bytes of changes after it, and not all rows anew?"""
+        if not 1 <= len(self.files) < MAX_CHAIN:
+            return False
+        return sum(size for _, size in self.files[1:]) + more <= self.files[0][1] // 2
 
 
-def _aligned(header: Header) -> int:
-    if header.part % ROWS_ALIGNED:
-        raise WireError(f"{header.kind.name} names byte {header.part} of lent memory, expected a multiple of {ROWS_ALIGNED}")
-    return header.part
+class HeldTable:
+    """A table at a cut. `lock` is the one that guards the table."""
+
+    def __init__(self, cell: RowCell, full: bool, check: Callable[[], None]) -> None:
+        self.table, self.n, self.lock, self._check = cell.table, cell.n, cell.lock, check
+        self.spec: TableSpec = self.table.spec
+        self._cut = self.table.cut(changed_only=not full)
+        self.removed: torch.Tensor = self._cut.removed
+        self.counts: Rows = self._cut.counts
+
+    def sizes(self) -> list[int]:
+        """Rows of each part."""
+        return self._cut.sizes()
+
+    def take(self, part: int) -> Rows:
+        """Rows of a part. Raises what `check` does, where the cut is void."""
+        with self.lock:
+            self._check()
+            return self._cut.take(part)
+
+    def release(self) -> None:
+        """Pushes keep nothing for it any more."""
+        with self.lock:
+            self._cut.release()
+
+    def settle(self, kept: bool) -> None:
+        """`kept`: its rows are saved; otherwise they are still to be."""
+        with self.lock:
+            self.table.settle(kept)
+
+
+class RowCuts:
+    """At most one cut at a time. `cells` are the shard's tables in order of their numbers."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder, run
+        self._lock = threading.Lock()
+        self._cells: list[RowCell] = []
+        self._held: dict[int, HeldTable] = {}
+        self._full = self._void = False
+        self._saved = self._written = Chain()
+        """What the newest manifest names, and what was written after it."""
+
+    def begin(self, cells: Sequence[RowCell], base: int | None) -> None:
+        """A cut is ordered; `base` is the one that the newest manifest holds, which says whether what was written last is saved."""
+        with self._lock:
+            before, self._held, self._cells, self._void = self._held, {}, list(cells), False
+        kept = base is not None and self._written.cut == base
+        for held in before.values():
+            held.settle(kept)
+        if kept:
+            self._saved = self._written
+        if self._saved.cut != base or any(a is not b.table for a, b in zip(self._saved.tables, cells, strict=False)):
+            self._saved = Chain()  # of another manifest, or the tables came from one since
+        self._full = not self._saved.may_grow(sum(_changed_bytes(cell) for cell in cells))
+
+    def hold(self, cell: RowCell) -> None:
+        """A table has come to the cut; its lock is held by the caller."""
+        with self._lock:
+            self._held[cell.number] = HeldTable(cell, self._full, self._check)
+
+    def complete(self) -> bool:
+        """Has every table come to the cut?"""
+        return len(self._held) == len(self._cells)
+
+    def release(self) -> None:
+        """The cut is written, or will not be: pushes keep nothing for it any more. Not with a table's lock held."""
+        for held in list(self._held.values()):
+            held.release()
+
+    def void(self) -> None:
+        """The cut is given up: what it holds is still to be saved. Not with a table's lock held."""
+        with self._lock:
+            self._void = True
+            before, self._held, self._written = self._held, {}, Chain()
+        for held in before.values():
+            held.settle(False)
+
+    def bytes(self) -> int:
+        """Size of the rows that are held."""
+        return sum(bytes_of(held.spec, sum(held.sizes())) for held in list(self._held.values()))
+
+    def write(self, cut: int, stem: str, moved: Moved | None = None) -> dict[str, Any] | None:
+        """Write what is held to `<stem>-rows.safetensors`; what the coordinator hears of it, None without tables.
+
+        Raises CheckpointProblem, and Voided where the cut was given up meanwhile.
+        """
+        if not self._cells:
+            return None
+        held = [self._held[number] for number in sorted(self._held)]
+        fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run}, moved)
+        self.release()
+        files = () if self._full else self._saved.files
+        chain = Chain(cut, tuple(table.table for table in held), (*files, (fact.name, fact.bytes)))
+        with self._lock:
+            self._written = chain
+        return {"file": fact.to_json(), "chain": [name for name, _ in chain.files], "versions": [table.n for table in held]}
+
+    def _check(self) -> None:
+        if self._void:
+            raise Voided
+
+
+def _changed_bytes(cell: RowCell) -> int:
+    with cell.lock:
+        return cell.table.changed_bytes
