@@ -62,7 +62,7 @@ PAGES: Mapping[str, Page] = {
         "Workers",
         "number, processes, pods, step timeout",
         ("spec.workers",),
-        "[Several processes for a worker](../processes.md) says when they pay.",
+        "[Several processes per worker](../processes.md) says when they pay.",
     ),
     "checkpoint": Page(
         "Checkpoints",

@@ -1,4 +1,4 @@
-"""What several processes a worker do not go with is refused with a sentence that names it."""
+"""What several processes per worker do not go with is refused with a sentence that names it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_libraries_that_would_make_a_group_are_refused(monkeypatch: pytest.Monke
         monkeypatch.delitem(sys.modules, name, raising=False)
     check_processes(JOB, False, False, 0)
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
-    with pytest.raises(Refused, match="Accelerate does not go with several processes a worker yet"):
+    with pytest.raises(Refused, match="Accelerate does not go with several processes per worker yet"):
         check_processes(JOB, False, False, 0)
 
 

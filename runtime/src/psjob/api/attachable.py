@@ -48,7 +48,7 @@ def check_processes(config: Config, overlap: bool, half: bool, tables: int) -> N
     ):
         if there:
             raise Refused(
-                f"{what} does not go with several processes a worker yet, and spec.workers.processes is {config.processes}; {remedy}, or "
+                f"{what} does not go with several processes per worker yet, and spec.workers.processes is {config.processes}; {remedy}, or "
                 "leave processes out and raise spec.workers.replicas"
             )
 
