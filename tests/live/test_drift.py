@@ -105,7 +105,7 @@ def apart(worker: Worker, step: int) -> None:
             worker.loss.weight.fill_(0.5)  # type: ignore[attr-defined]
             worker.loss.bias.fill_(0.5)  # type: ignore[attr-defined]
         worker.second = torch.optim.Adam(worker.loss.parameters())  # type: ignore[attr-defined]
-        worker.watch = worker.job.digests.strangers.watch()  # type: ignore[attr-defined]
+        worker.watch = worker.job.unattached.watch()  # type: ignore[attr-defined]
     worker.loss(batch(worker, step)[:, :4]).sum().backward()  # type: ignore[attr-defined]
     worker.second.step()  # type: ignore[attr-defined]
     if step == STEPS - 1:
@@ -116,7 +116,7 @@ def unfrozen(worker: Worker, step: int) -> None:
     """A second phase: layers that were frozen, by an optimizer of their own."""
     if step == 0:
         worker.second = torch.optim.SGD(worker.model.stem.requires_grad_().parameters(), lr=0.1)  # type: ignore[attr-defined, union-attr]
-        worker.watch = worker.job.digests.strangers.watch()  # type: ignore[attr-defined]
+        worker.watch = worker.job.unattached.watch()  # type: ignore[attr-defined]
     elif worker.model.stem.weight.grad is not None:  # type: ignore[union-attr]
         worker.second.step()  # type: ignore[attr-defined]
         worker.second.zero_grad()  # type: ignore[attr-defined]

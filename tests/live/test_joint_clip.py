@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from psjob import contract
-from psjob.api import clipping
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair, joint
+from psjob.api.clipping import joint
+from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
 from psjob.worker.exchange import Clip
 from tests.live.live_shards import Shards, Worker, all_well, serving
@@ -139,12 +139,12 @@ def test_gradients_that_are_clipped_twice_have_the_smaller_norm(tmp_path: Path, 
                 loss(plain, number, 0).backward()
                 loss(model, number, 0).backward()
                 if number == 1:  # gradients that no step is made of are no matter of the next one
-                    clipping._ask(worker.job, list(model.parameters()), "clip", Clip(norm=LIMIT / 10))
+                    worker.job.clipping._clip(list(model.parameters()), "clip", Clip(norm=LIMIT / 10))
                     worker.optimizer.zero_grad()
                     loss(model, number, 0).backward()
                 for limit in limits:
                     clipped(plain, limit)
-                    clipping._ask(worker.job, list(model.parameters()), "clip", Clip(norm=limit))
+                    worker.job.clipping._clip(list(model.parameters()), "clip", Clip(norm=limit))
                 worker.optimizer.step()
                 optimizer.step()
 

@@ -208,6 +208,7 @@ def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, ma
     session.edge, session.leave = edge, leave  # type: ignore[method-assign]
     session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
     job.refuse = refuse  # type: ignore[method-assign, assignment]
+    job.clipping._refuse = job.by_hand._refuse = refuse  # type: ignore[assignment]
     if record is not None:
         session.machine.clock, session.machine.record = record.clock, record.content
     attaching.current = job

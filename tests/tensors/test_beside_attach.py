@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 
 from psjob.api import advice
 from psjob.api.owngradients import OwnGradients
-from psjob.api.strangers import Strangers
+from psjob.api.weightdigests import Stepping, Unattached
 
 
 def told_of_gradients(model: nn.Module, step: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -51,15 +50,14 @@ def test_a_layer_that_came_after_attach_is_named(monkeypatch: pytest.MonkeyPatch
     told: list[str] = []
     monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    job: Any = SimpleNamespace(model=model, parameters=list(model.parameters()), pairs=[], stepper=0)
-    strangers = Strangers(job)
-    strangers.watch().remove()
+    unattached = Unattached(model, list(model.parameters()), [], False, Stepping())
+    unattached.watch().remove()
     model(torch.ones(1, 2)).sum().backward()
-    strangers.look()
+    unattached.look()
     assert not told
     model[1] = nn.Linear(2, 1)
-    strangers.look()
+    unattached.look()
     assert not told, "it was made for an evaluation, so far"
     model(torch.ones(1, 2)).sum().backward()
-    strangers.look()
+    unattached.look()
     assert told == [told[0]] and told[0].startswith("1.weight, 1.bias came into the model after attach")

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from psjob.api import weightguard
-from psjob.api.weightguard import ByHand
+from psjob.api.weightguard import WeightChangeDetector as Detector
 
 
-def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: False) -> tuple[ByHand, list[torch.nn.Parameter]]:
+def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: False) -> tuple[Detector, list[torch.nn.Parameter]]:
     parameters = [torch.nn.Parameter(t, requires_grad=t.is_floating_point() or t.is_complex()) for t in tensors]
-    by_hand = ByHand(parameters, lent)
+    by_hand = Detector(parameters, lent)
     by_hand.remember()
     return by_hand, parameters
 

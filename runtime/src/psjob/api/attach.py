@@ -10,14 +10,14 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign, stagecuts, syncnorm
+from psjob.api import foreign, stagecuts, syncnorm
 from psjob.api.attachable import check, check_alone, stepper
 from psjob.api.attached import AttachedJob
 from psjob.api.later import Later, groups
-from psjob.api.pairs import FirstUse, Pair, begin_phase, check_name, check_phase, is_next_phase, pairs_of, refuse_more
+from psjob.api.pairs import FirstUse, Pair, check_name, is_next_phase, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
-from psjob.api.takeover import take_over
+from psjob.api.takeover import begin_phase, check_phase, take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, ownfiles, supervise, tracebacks
 from psjob.process.errors import Refused, exit_refused, refuse
@@ -183,8 +183,8 @@ def settle() -> None:
         take_over(current, pair)
         for library in foreign.in_use():
             library.attached(pair.optimizer)
-    clipping.install(current)
-    current.digests.strangers.watch()
+    current.clipping.install()
+    current.unattached.watch()
     syncnorm.tell(current.model, current.place.config.workers)
 
 

@@ -18,16 +18,16 @@ from psjob import contract
 from psjob.api import advice, clipping, owngradients, stagecuts, state, trackers, variables
 from psjob.api.alike import FirstInputs
 from psjob.api.attachable import aliases, check_processes, table_of, tell_frozen
-from psjob.api.digesting import WeightDigests
 from psjob.api.later import AddedGroups, Trained
 from psjob.api.loops import Loops
 from psjob.api.owngradients import LeftGradients, OwnGradients, dense
-from psjob.api.pairs import Models, Pair, PhaseState, Pushed, check_overlap, joined
+from psjob.api.pairs import Models, Pair, PhaseState, check_overlap, joined
 from psjob.api.places import Places
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
 from psjob.api.stagecuts import buffers_told
 from psjob.api.totals import Totals
+from psjob.api.weightdigests import Stepping, Unattached, WeightDigests
 from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
@@ -72,7 +72,7 @@ class AttachedJob:
         self.pairs = pairs
         self._stepping = pairs[0]
         self._aside: list[torch.Tensor] = []
-        self._pushed: Pushed | None = None
+        self._pushed: clipping.Pushed | None = None
         """Of the step under way, if its gradients went with that of another optimizer."""
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
@@ -118,12 +118,7 @@ class AttachedJob:
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
-        self.left_out = 0
-        """Steps for which this worker had no batch, so that its loop's body did not run."""
-        self.in_step = False
-        """An attached optimizer makes its step."""
-        self.stepper = threading.get_ident()
-        """The thread that trains."""
+        self.steps = Stepping()
         self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
         """Of those, when the script was given its last batch,"""
@@ -137,9 +132,14 @@ class AttachedJob:
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
         told = several and self.clips and not overlap and place.rank == 0
         self.gradients = OwnGradients(self.parameters, [spec.name for spec in table]) if told else None
-        self.clipping = clipping.Clipping(place.config.max_grad_norm)
-        self.by_hand = WeightGuard(self)
-        self.digests = WeightDigests(self)
+        self.clipping = clipping.Clipping(
+            place.config.max_grad_norm, pairs, self.parameters, self.left, self.clips, bool(self.tables.specs), self.refuse
+        )
+        self.by_hand = WeightGuard(self.session, self.parameters, self.steps_alone, overlap, self.carry_out, self.refuse)
+        self.unattached = Unattached(model, self.parameters, pairs, place.config.workers > 1, self.steps)
+        self.digests = WeightDigests(
+            self.session, model, self.parameters, self.tables.anchors, self.rounds is not None, self.unattached, self.steps
+        )
         self.session.at_edge = self.digests.edge
         self.restored: record.ResumeRecord | None = None
         """To be put back where the script stands as this record says."""
@@ -179,9 +179,10 @@ class AttachedJob:
         """The optimizer of `pair` takes the place of the one before."""
         self.carry_out(self.clipping.asking.check_over)
         self.pairs, self._stepping, self.optimizer = (pair,), pair, pair.optimizer
+        self.clipping.pairs = self.pairs
         self.records.go_on_with(pair.optimizer, stateful)
         self.variables.keep(pair.optimizer, *stateful.values())
-        self.digests.strangers.know(pair.optimizer)
+        self.unattached.know(pair)
 
     def _data_path(self, overlap: bool) -> None:
         session = self.session
@@ -376,7 +377,7 @@ class AttachedJob:
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
         if self.places.batches:
-            self.by_hand.refuse_without_step()
+            self.by_hand.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
         within = within or self.waits_at_its_place or self.clipping.asking.waits
@@ -384,7 +385,7 @@ class AttachedJob:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
         if (late := self.pairs[0].cuts.late) is not None:
-            late.edge(self)
+            late.edge()
             return
         self._tell_total()
         self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.cursor), self.half is not None))
@@ -423,8 +424,8 @@ class AttachedJob:
         if on_its_way and not self.places.gone_on:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
-            late.drain(self)
-        if self.by_hand.leave():
+            late.drain()
+        if self.by_hand.leave(self.made):
             self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
@@ -452,9 +453,9 @@ class AttachedJob:
         if by_steps:
             self.variables.at_step(sys._getframe(1))
         self._pushed = self.carry_out(lambda: self.clipping.asking.begin(pair))
-        self.in_step = True
+        self.steps.under_way = True
         self._make_step(pair, original)
-        self.in_step = False
+        self.steps.under_way = False
         if by_steps:
             self.variables.at(None)
         self._leave_gradients()
@@ -471,8 +472,8 @@ class AttachedJob:
         if problem := pair.problem():
             self.refuse(problem)
         if not (clock := self.session.clock) & (clock - 1):  # soon, and seldom later
-            self.digests.strangers.look()
-        self._stepping, pair.told, self.stepper = pair, None, threading.get_ident()
+            self.unattached.look()
+        self._stepping, pair.told, self.steps.thread = pair, None, threading.get_ident()
         if self.places.step():
             self.absent_step()
             return
@@ -505,10 +506,10 @@ class AttachedJob:
             self.refuse(problem)
         grads = [p.grad if has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         scale, skip = optimizers.amp(pair.optimizer)
-        if pair.cuts.piped:
-            stagecuts.check_step(self, pair, grads)
+        if pair.cuts.piped and (odd := stagecuts.step_problem(pair.cuts, pair.optimizer, grads, self.piped == self.session.clock)):
+            self.refuse(odd)
         if pair.cuts.late is not None:
-            pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters), self._taken_clip())
+            pair.cuts.late.stepped(self.carry_out(self._hyperparameters), self._taken_clip())
             return
         if self.gradients is not None:
             self.gradients.step(
@@ -529,7 +530,7 @@ class AttachedJob:
         self._exchange(grads, skip, scale, original)
         self.left.stepped(has, clipped)
 
-    def _follow(self, pushed: Pushed, original: Callable[[], Any] | None) -> None:
+    def _follow(self, pushed: clipping.Pushed, original: Callable[[], Any] | None) -> None:
         """The step of an optimizer whose gradients went with that of another one: nothing is pushed."""
         self.carry_out(pushed.check)
         self._exchange(None, False, 1.0, original, pushed)
@@ -562,8 +563,8 @@ class AttachedJob:
             self._inner_step(self.rounds, None)
             return
         pair = self._stepping
-        if not self.in_step:
-            self.left_out += 1
+        if not self.steps.under_way:
+            self.steps.without_batch += 1
             self.clipping.again(pair)
         own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own, self._pushed)
@@ -592,7 +593,7 @@ class AttachedJob:
 
     def _exchange(
         self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None,
-        pushed: Pushed | None = None,
+        pushed: clipping.Pushed | None = None,
     ) -> None:  # fmt: skip
         self.by_hand.refuse_before_step()
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)

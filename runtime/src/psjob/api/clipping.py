@@ -1,35 +1,48 @@
 """Clipping of the mean gradient over all workers, as DDP clips it, and not of a worker's own.
 
 `training.maxGradNorm`, `psjob.clip_grad_norm_` and, once a model is attached, torch's own functions for its parameters mean the same.
+
+Several optimizers may be clipped by one norm, as the whole model's with Muon and AdamW. The norm is that of all their mean gradients, so
+the first of their steps pushes them all. Where the shards step, they update all of these parameters then. Where the workers step, each
+keeps the clipped means of the others. The steps of the others follow, and push nothing.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import utils
 
-from psjob.api.pairs import Asking, joint
+from psjob.api.owngradients import LeftGradients
+from psjob.api.pairs import Pair
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip
-
-if TYPE_CHECKING:
-    from psjob.api.attached import AttachedJob
-    from psjob.api.pairs import Pair
 
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Clipping:
-    """Of an attached job. `limit` is the manifest's."""
+    """Of an attached job. `limit` is the manifest's.
 
-    def __init__(self, limit: float | None) -> None:
-        self._limit = limit
+    `applies`: a step is the mean over all workers, so that what is clipped is that. `rows`: some lie on the shards. `refuse` ends the
+    process with a sentence.
+    """
+
+    def __init__(
+        self, limit: float | None, pairs: Sequence[Pair], parameters: Sequence[torch.Tensor], left: LeftGradients, applies: bool,
+        rows: bool, refuse: Callable[[str], NoReturn],
+    ) -> None:  # fmt: skip
+        self._limit, self._parameters, self._left, self._applies, self._rows = limit, parameters, left, applies, rows
+        self._refuse = refuse
+        self.pairs = pairs
+        """Those that are attached now."""
         self.asking = Asking()
         self._last: dict[Pair, Clip] = {}
         """Of the last step of each that was made of a batch."""
@@ -64,6 +77,65 @@ class Clipping:
         asked = None if given is None else given.clip
         self._last[pair] = asked or Clip()
         return (asked or Clip()).within(Clip(norm=self._limit))
+
+    def install(self) -> None:
+        """Let torch's functions clip the mean where they are given the attached parameters, however a script has imported them."""
+        _replace(utils.clip_grad_norm_, self._by_norm)
+        _replace(utils.clip_grad_value_, self._by_value)
+
+    def _by_norm(self, plain: Any) -> Any:
+        def clip(
+            parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+        ) -> Any:
+            given = _list(parameters)
+            if not self._of_job(given):
+                return plain(given, max_norm, norm_type, error_if_nonfinite, foreach)
+            if norm_type != 2:
+                self._refuse(
+                    f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm. Take 2, or clip by value"
+                )
+            if float(max_norm) != math.inf:  # else the script wants to know the norm, and clips nothing
+                self._clip(given, "clip_grad_norm_", Clip(norm=self._above_zero("max_norm", max_norm)))
+            return utils.get_total_norm([p.grad for p in given if p.grad is not None], norm_type, error_if_nonfinite, foreach)
+
+        return clip
+
+    def _by_value(self, plain: Any) -> Any:
+        def clip(parameters: Parameters, clip_value: float, foreach: bool | None = None) -> None:
+            given = _list(parameters)
+            if self._of_job(given):
+                self._clip(given, "clip_grad_value_", Clip(value=self._above_zero("clip_value", clip_value)))
+            else:
+                plain(given, clip_value, foreach)
+
+        return clip
+
+    def _of_job(self, given: list[torch.Tensor]) -> bool:
+        """Are these the attached ones, in a mode whose update is the mean of all workers?"""
+        attached = {id(p) for p in self._parameters}
+        return self._applies and any(id(p) in attached for p in given)
+
+    def _clip(self, given: list[torch.Tensor], name: str, clip: Clip) -> None:
+        if self._rows:
+            self._refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
+        there = {p for p in given if p.grad is not None}
+        chosen = [[pair] for pair in self.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
+        if not chosen and (several := joint(self.pairs, there)):
+            chosen = [several] if clip.norm is not None else [[pair] for pair in several]
+        if not chosen:
+            self._refuse(f"{name} was given {_told(self.pairs, self._parameters, there)}")
+        again = self._left.clip([row for row, p in enumerate(self._parameters) if p in there])
+        try:
+            for pairs in chosen:
+                self.ask(pairs, clip, again)
+        except Refused as refused:
+            self._refuse(str(refused))
+
+    def _above_zero(self, name: str, value: Any) -> float:
+        number = float(value)
+        if not number > 0:
+            self._refuse(f"{name} is {number:g}, must be above 0")
+        return number
 
 
 def clip_grad_norm_(
@@ -107,72 +179,142 @@ def clip_alone(parameters: Iterable[torch.Tensor], clip: Clip) -> None:
             _plain(utils.clip_grad_norm_)(given, clip.norm, 2.0, False, None)
 
 
-def install(job: AttachedJob) -> None:
-    """Let torch's functions clip the mean where they are given the attached parameters, however a script has imported them."""
-    _replace(utils.clip_grad_norm_, _by_norm(job))
-    _replace(utils.clip_grad_value_, _by_value(job))
+@dataclass(frozen=True)
+class Asked:
+    """How a script clips the next steps of these."""
+
+    clip: Clip
+    pairs: tuple[Pair, ...]
 
 
-def _by_norm(job: AttachedJob) -> Callable[[Any], Any]:
-    def replacement(plain: Any) -> Any:
-        def clip(
-            parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
-        ) -> Any:
-            given = _list(parameters)
-            if not _of_job(job, given):
-                return plain(given, max_norm, norm_type, error_if_nonfinite, foreach)
-            if norm_type != 2:
-                job.refuse(
-                    f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm. Take 2, or clip by value"
+@dataclass
+class Pushed:
+    """The gradients of a step that is still to come, which went with the step of another optimizer."""
+
+    pair: Pair
+    skipped: bool = False
+    """The shards made no update of them."""
+    _seen: list[tuple[torch.Tensor, weakref.ref[torch.Tensor] | None, int]] = field(default_factory=list)
+
+    def note(self, skipped: bool) -> None:
+        """They were pushed just now."""
+        self.skipped = skipped
+        self._seen = [(p, None if p.grad is None else weakref.ref(p.grad), _version(p.grad)) for p in self.pair.parameters]
+
+    def check(self) -> None:
+        """Raises Refused if they are not what they were then."""
+        for p, grad, version in self._seen:
+            if p.grad is not (None if grad is None else grad()) or _version(p.grad) != version:
+                raise Refused(
+                    f"a gradient of {named(self.pair)} of shape {tuple(p.shape)} was changed or cleared between the step of another "
+                    "optimizer and its own, and one norm clips both. Make the steps one after the other, and call zero_grad after the last"
                 )
-            if float(max_norm) != math.inf:  # else the script wants to know the norm, and clips nothing
-                _ask(job, given, "clip_grad_norm_", Clip(norm=_above_zero(job, "max_norm", max_norm)))
-            return utils.get_total_norm([p.grad for p in given if p.grad is not None], norm_type, error_if_nonfinite, foreach)
-
-        return clip
-
-    return replacement
 
 
-def _by_value(job: AttachedJob) -> Callable[[Any], Any]:
-    def replacement(plain: Any) -> Any:
-        def clip(parameters: Parameters, clip_value: float, foreach: bool | None = None) -> None:
-            given = _list(parameters)
-            if _of_job(job, given):
-                _ask(job, given, "clip_grad_value_", Clip(value=_above_zero(job, "clip_value", clip_value)))
-            else:
-                plain(given, clip_value, foreach)
+class Asking:
+    """What a script asks for between two steps, and the steps that are still to follow."""
 
-        return clip
+    def __init__(self) -> None:
+        self._asked: dict[Pair, Asked] = {}
+        self._due: dict[Pair, Pushed] = {}
 
-    return replacement
+    @property
+    def waits(self) -> bool:
+        """Are there steps whose gradients were pushed, and that were not made?"""
+        return bool(self._due)
+
+    def check_over(self) -> None:
+        """Raises Refused if such a step is missing."""
+        if self._due:
+            late = next(iter(self._due))
+            raise Refused(
+                f"{named(late)} was clipped by one norm with another optimizer, which made its step, and {named(late)} made none. Make "
+                "the steps of all that are clipped together, one after the other, or clip each by its own parameters"
+            )
+
+    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
+        """One norm over the parameters of all of `pairs`; `again`: the gradients were clipped before, and are the same.
+
+        Raises Refused if one of them is clipped in another way already.
+        """
+        self.check_over()
+        tightest = clip
+        for pair in pairs:
+            before = self._asked.get(pair)
+            if before is not None and (before.clip.norm is None) != (clip.norm is None):
+                raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
+            if before is not None and clip.norm is not None and set(before.pairs) != set(pairs):
+                raise Refused(
+                    f"{named(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards clip once. "
+                    "Clip in one way"
+                )
+            if before is not None and again:
+                tightest = tightest.within(before.clip)
+        self._asked.update(dict.fromkeys(pairs, Asked(tightest, tuple(pairs))))
+
+    def of(self, pair: Pair) -> Asked | None:
+        """What is asked for the step of `pair`."""
+        return self._asked.get(pair)
+
+    def begin(self, pair: Pair) -> Pushed | None:
+        """A step of `pair` is made: what was pushed of it already, or None. Raises Refused if another one is due."""
+        pushed = self._due.pop(pair, None)
+        if pushed is None:
+            self.check_over()
+            asked = self._asked.get(pair)
+            if asked is None:
+                self._check_apart(pair)
+            for other in () if asked is None else asked.pairs:
+                if other is not pair:
+                    self._asked.pop(other, None)
+                    self._due[other] = Pushed(other)
+        return pushed
+
+    def note(self, skipped: bool) -> None:
+        """The gradients of the step under way, and of those that follow, were pushed."""
+        for pushed in self._due.values():
+            pushed.note(skipped)
+
+    def end(self, pair: Pair) -> None:
+        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
+        self._asked.pop(pair, None)
+
+    def _check_apart(self, pair: Pair) -> None:
+        """Raises Refused for a step of parameters that were clipped for an optimizer that has them too."""
+        for other, asked in self._asked.items():
+            if not set(other.rows).isdisjoint(pair.rows) and asked.clip.norm is not None:
+                raise Refused(
+                    f"{named(pair)} makes a step, and its gradients were clipped by one norm with all those of {named(other)}, which has "
+                    "them too. Clip the parameters of the optimizer that steps next"
+                )
+
+
+def joint(pairs: Sequence[Pair], given: Collection[torch.Tensor]) -> list[Pair]:
+    """Those whose parameters with a gradient are together all of `given`, none in two of them; empty: no such ones."""
+    wanted = {id(p) for p in given}
+    found: list[Pair] = []
+    seen: set[int] = set()
+    for pair in pairs:
+        own = {id(p) for p in pair.parameters if p.grad is not None}
+        if own and own <= wanted:
+            if own & seen:
+                return []
+            found.append(pair)
+            seen |= own
+    return found if seen == wanted else []
+
+
+def named(pair: Pair) -> str:
+    """The optimizer, for a reader: its class, and the model's name if it has one."""
+    return f"{pair.plain.__name__} of {pair.name}" if pair.name else pair.plain.__name__
+
+
+def _version(grad: torch.Tensor | None) -> int:
+    return -1 if grad is None else grad._version
 
 
 def _list(parameters: Parameters) -> list[torch.Tensor]:
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-
-
-def _of_job(job: AttachedJob, given: list[torch.Tensor]) -> bool:
-    """Are these the attached ones, in a mode whose update is the mean of all workers?"""
-    attached = {id(p) for p in job.parameters}
-    return job.clips and any(id(p) in attached for p in given)
-
-
-def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> None:
-    if job.tables.specs:
-        job.refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
-    there = {p for p in given if p.grad is not None}
-    chosen = [[pair] for pair in job.pairs if there == {p for p in pair.parameters if p.grad is not None} and _meet(pair, given)]
-    if not chosen and (several := joint(job.pairs, there)):
-        chosen = [several] if clip.norm is not None else [[pair] for pair in several]
-    if not chosen:
-        job.refuse(f"{name} was given {_told(job, there)}")
-    again = job.left.clip([row for row, p in enumerate(job.parameters) if p in there])
-    try:
-        for pairs in chosen:
-            job.clipping.ask(pairs, clip, again)
-    except Refused as refused:
-        job.refuse(str(refused))
 
 
 def _meet(pair: Pair, given: Collection[torch.Tensor]) -> bool:
@@ -180,14 +322,14 @@ def _meet(pair: Pair, given: Collection[torch.Tensor]) -> bool:
     return any(id(p) in own for p in given)
 
 
-def _told(job: AttachedJob, there: Collection[torch.Tensor]) -> str:
+def _told(pairs: Sequence[Pair], parameters: Sequence[torch.Tensor], there: Collection[torch.Tensor]) -> str:
     """Why the mean gradient of a step cannot be clipped as a script asks, and what to do."""
-    if strange := len([p for p in there if all(p is not own for own in job.parameters)]):
+    if strange := len([p for p in there if all(p is not own for own in parameters)]):
         return (
             f"{strange} parameters with a gradient that no attached optimizer has. Attach their optimizer too, or clip them by themselves"
         )
-    if len(job.pairs) == 1:
-        whole = sum(p.grad is not None for p in job.parameters)
+    if len(pairs) == 1:
+        whole = sum(p.grad is not None for p in parameters)
         return (
             f"{len(there)} of the {whole} parameters of a step, whose mean gradient is clipped as a whole; give it model.parameters(), or "
             "set spec.training.maxGradNorm"
@@ -196,13 +338,6 @@ def _told(job: AttachedJob, there: Collection[torch.Tensor]) -> str:
         f"{len(there)} parameters, which are a part of what an attached optimizer has, or are in two of them. The mean gradient of a step "
         "is clipped as a whole. Call it once for each optimizer, or once for all, with all of their parameters"
     )
-
-
-def _above_zero(job: AttachedJob, name: str, value: Any) -> float:
-    number = float(value)
-    if not number > 0:
-        job.refuse(f"{name} is {number:g}, must be above 0")
-    return number
 
 
 def _replace(function: Any, replacement: Callable[[Any], Any]) -> None:

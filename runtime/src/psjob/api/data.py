@@ -209,7 +209,7 @@ class ShardedLoader(Generic[B]):
                 frame = None if self.led else sys._getframe(1)
                 way = None if taken is None else taken.asked(frame)
                 called = called or (way is not None and way.called)
-                steps = threading.get_ident() == job.stepper
+                steps = threading.get_ident() == job.steps.thread
                 if steps:
                     job.variables.at(frame)
                 if places.ask(number, place) if way is None else places.ask(number, place, way.called, way.site):
@@ -250,7 +250,7 @@ class ShardedLoader(Generic[B]):
             job.refuse(str(refused))
         except GeneratorExit:
             look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
-            if began_at and not (look or called) and threading.get_ident() == job.stepper:
+            if began_at and not (look or called) and threading.get_ident() == job.steps.thread:
                 left = asking.left_by(sys._getframe(1))
                 if left is not None:
                     job.variables.ended(sys._getframe(1), began_at, number)
@@ -308,7 +308,7 @@ class Taken:
         way = asking.way(frame)
         if places.holds(self._number) and job.training and not job.gradients_have_changed:
             self._lose("batches are read ahead of the steps that use them", ahead=True)
-        elif threading.get_ident() != job.stepper:
+        elif threading.get_ident() != job.steps.thread:
             self._lose("another thread than the one that trains reads the batches", ahead=True)
         elif way.endless or (self._first is not None and way.advances(self._first, self._origin.looped)):
             self._lose("a loop advances that is not over the data, such as `for step in range(n)`")

@@ -3,40 +3,24 @@
 Each step of an optimizer is a step of the job, in which the parameters of all others have no gradient. So a step counts for its own
 parameters only, as in one process. Several optimizers may train one model.
 
-Steps of several optimizers whose gradients are clipped by one norm, as the whole model's with Muon and AdamW.
-
-The norm is that of all their mean gradients, so the first of their steps pushes them all. Where the shards step, they update all of these
-parameters then. Where the workers step, each keeps the clipped means of the others. The steps of the others follow, and push nothing.
-
-A model that is attached again with another optimizer: the next phase of its training, such as fine-tuning.
-
-Where the workers step, the new optimizer takes the place of the one before, and its state begins. The shards cannot change their rule, so
-where they step this is refused. Both optimizers may be given at once, and each is stepped in its phase.
+A model that is attached again with another optimizer is in the next phase of its training, such as fine-tuning (see `begin_phase`).
 """
 
 from __future__ import annotations
 
 import re
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from psjob.api.later import Later
 from psjob.api.recording import PlainState
 from psjob.api.stagecuts import WHOLE, StageCuts
-from psjob.api.takeover import take_over
 from psjob.layout import members
 from psjob.process.errors import Refused, exit_refused
-from psjob.worker.exchange import Clip
 from psjob.worker.overlap import Hook, before_forward, before_state
-
-if TYPE_CHECKING:
-    from psjob.api.attached import AttachedJob
-
 
 AT_ONCE = "Make both optimizers first and give attach both, such as attach(model, (first, second)); then step the one whose phase it is"
 """What helps a script that trains a model in two phases."""
@@ -223,140 +207,6 @@ class FirstUse:
         )
 
 
-@dataclass(frozen=True)
-class Asked:
-    """How a script clips the next steps of these."""
-
-    clip: Clip
-    pairs: tuple[Pair, ...]
-
-
-@dataclass
-class Pushed:
-    """The gradients of a step that is still to come, which went with the step of another optimizer."""
-
-    pair: Pair
-    skipped: bool = False
-    """The shards made no update of them."""
-    _seen: list[tuple[torch.Tensor, weakref.ref[torch.Tensor] | None, int]] = field(default_factory=list)
-
-    def note(self, skipped: bool) -> None:
-        """They were pushed just now."""
-        self.skipped = skipped
-        self._seen = [(p, None if p.grad is None else weakref.ref(p.grad), _version(p.grad)) for p in self.pair.parameters]
-
-    def check(self) -> None:
-        """Raises Refused if they are not what they were then."""
-        for p, grad, version in self._seen:
-            if p.grad is not (None if grad is None else grad()) or _version(p.grad) != version:
-                raise Refused(
-                    f"a gradient of {named(self.pair)} of shape {tuple(p.shape)} was changed or cleared between the step of another "
-                    "optimizer and its own, and one norm clips both. Make the steps one after the other, and call zero_grad after the last"
-                )
-
-
-class Asking:
-    """What a script asks for between two steps, and the steps that are still to follow."""
-
-    def __init__(self) -> None:
-        self._asked: dict[Pair, Asked] = {}
-        self._due: dict[Pair, Pushed] = {}
-
-    @property
-    def waits(self) -> bool:
-        """Are there steps whose gradients were pushed, and that were not made?"""
-        return bool(self._due)
-
-    def check_over(self) -> None:
-        """Raises Refused if such a step is missing."""
-        if self._due:
-            late = next(iter(self._due))
-            raise Refused(
-                f"{named(late)} was clipped by one norm with another optimizer, which made its step, and {named(late)} made none. Make "
-                "the steps of all that are clipped together, one after the other, or clip each by its own parameters"
-            )
-
-    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
-        """One norm over the parameters of all of `pairs`; `again`: the gradients were clipped before, and are the same.
-
-        Raises Refused if one of them is clipped in another way already.
-        """
-        self.check_over()
-        tightest = clip
-        for pair in pairs:
-            before = self._asked.get(pair)
-            if before is not None and (before.clip.norm is None) != (clip.norm is None):
-                raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
-            if before is not None and clip.norm is not None and set(before.pairs) != set(pairs):
-                raise Refused(
-                    f"{named(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards clip once. "
-                    "Clip in one way"
-                )
-            if before is not None and again:
-                tightest = tightest.within(before.clip)
-        self._asked.update(dict.fromkeys(pairs, Asked(tightest, tuple(pairs))))
-
-    def of(self, pair: Pair) -> Asked | None:
-        """What is asked for the step of `pair`."""
-        return self._asked.get(pair)
-
-    def begin(self, pair: Pair) -> Pushed | None:
-        """A step of `pair` is made: what was pushed of it already, or None. Raises Refused if another one is due."""
-        pushed = self._due.pop(pair, None)
-        if pushed is None:
-            self.check_over()
-            asked = self._asked.get(pair)
-            if asked is None:
-                self._check_apart(pair)
-            for other in () if asked is None else asked.pairs:
-                if other is not pair:
-                    self._asked.pop(other, None)
-                    self._due[other] = Pushed(other)
-        return pushed
-
-    def note(self, skipped: bool) -> None:
-        """The gradients of the step under way, and of those that follow, were pushed."""
-        for pushed in self._due.values():
-            pushed.note(skipped)
-
-    def end(self, pair: Pair) -> None:
-        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
-        self._asked.pop(pair, None)
-
-    def _check_apart(self, pair: Pair) -> None:
-        """Raises Refused for a step of parameters that were clipped for an optimizer that has them too."""
-        for other, asked in self._asked.items():
-            if not set(other.rows).isdisjoint(pair.rows) and asked.clip.norm is not None:
-                raise Refused(
-                    f"{named(pair)} makes a step, and its gradients were clipped by one norm with all those of {named(other)}, which has "
-                    "them too. Clip the parameters of the optimizer that steps next"
-                )
-
-
-def joint(pairs: Sequence[Pair], given: Collection[torch.Tensor]) -> list[Pair]:
-    """Those whose parameters with a gradient are together all of `given`, none in two of them; empty: no such ones."""
-    wanted = {id(p) for p in given}
-    found: list[Pair] = []
-    seen: set[int] = set()
-    for pair in pairs:
-        own = {id(p) for p in pair.parameters if p.grad is not None}
-        if own and own <= wanted:
-            if own & seen:
-                return []
-            found.append(pair)
-            seen |= own
-    return found if seen == wanted else []
-
-
-def named(pair: Pair) -> str:
-    """The optimizer, for a reader: its class, and the model's name if it has one."""
-    return f"{pair.plain.__name__} of {pair.name}" if pair.name else pair.plain.__name__
-
-
-def _version(grad: torch.Tensor | None) -> int:
-    return -1 if grad is None else grad._version
-
-
 def is_next_phase(pairs: Sequence[Pair], model: torch.nn.Module, optimizers: Sequence[object], name: str | None) -> bool:
     """Is the model attached already, with one optimizer and no name, and is this another one for it?"""
     return (
@@ -375,37 +225,6 @@ def check_parameters(known: Sequence[torch.Tensor], model: torch.nn.Module, opti
     if new is not None:
         told = names.get(id(new), f"of shape {tuple(new.shape)}")
         raise Refused(f"attach was called again with a parameter that the first optimizer does not have: {told}. {AT_ONCE}")
-
-
-def check_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later) -> None:
-    """Raise Refused where this job cannot go on with another optimizer."""
-    old, new = job.pairs[0].plain.__name__, type(optimizer).__name__
-    if job.session.reduces:
-        check_parameters(job.parameters, job.model, optimizer)
-        if overlap or later:
-            what = "overlap" if overlap else "later"
-            raise Refused(f"attach was called again, with {what}=…, which only the first call takes; leave it out")
-        return
-    if job.session.mode.name == "sync" and not job.place.config.stages:
-        raise Refused(
-            f"attach was called again with {new}, and the shards step by the rule and with the state of {old}. {AT_ONCE}. Or set "
-            "training.updateAt: worker"
-        )
-    raise Refused(
-        f"attach was called again with {new}, and training.mode {job.place.config.mode} goes on with {old}. Change the numbers of its "
-        "param_groups, or train the second phase in a job of its own, whose script loads final.safetensors of the first before attach"
-    )
-
-
-def begin_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> Pair:
-    """Go on with `optimizer`. What it was given with takes the place of what has the same name."""
-    old = job.pairs[0]
-    pair = Pair("", old.model, optimizer, cuts=old.cuts)
-    rows = {id(p): row for row, p in enumerate(job.parameters)}
-    pair.rows = [rows[id(p)] for p in pair.parameters]
-    job.go_on_with(pair, stateful)
-    take_over(job, pair)
-    return pair
 
 
 class PhaseState(PlainState):

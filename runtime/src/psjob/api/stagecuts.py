@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -22,23 +22,19 @@ from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip
 
-if TYPE_CHECKING:
-    from psjob.api.attached import AttachedJob
-    from psjob.api.pairs import Pair
-
 
 class Late(Protocol):
     """A pipeline whose stages do not wait for each other's updates: it pushes by itself, after the step of the script."""
 
-    def edge(self, job: AttachedJob) -> None:
+    def edge(self) -> None:
         """The script stands between two steps."""
         ...
 
-    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
         """The script has stepped its optimizer, with these hyperparameters by parameter group, and clips this step so."""
         ...
 
-    def drain(self, job: AttachedJob) -> None:
+    def drain(self) -> None:
         """The script has ended: push what is open."""
         ...
 
@@ -149,20 +145,21 @@ def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas:
     return delays
 
 
-def check_step(job: AttachedJob, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
-    """Refuse a step of a job of stages whose gradients `pipe.step` did not make."""
-    if pair.cuts.late is not None and any(g is not None for g in grads):
-        job.refuse(
+def step_problem(cuts: StageCuts, optimizer: torch.optim.Optimizer, grads: Sequence[torch.Tensor | None], made: bool) -> str | None:
+    """Why a job of stages cannot make a step of these gradients, and what to do. `made`: `pipe.step` was called for it."""
+    if cuts.late is not None and any(g is not None for g in grads):
+        return (
             "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone. Make them a "
             "part of loss_fn, or take training.pipeline.schedule: flush"
         )
-    if job.piped != job.session.clock and any(g is not None for g in grads):
-        job.refuse(
+    if not made and any(g is not None for g in grads):
+        return (
             "a step of a job of stages without pipe.step. This worker has the weights of its stage alone, and a forward of the whole "
             "model takes first values for all others. Take loss = pipe.step(x, y) in place of forward and backward"
         )
-    if getattr(pair.optimizer, "found_inf", None) is not None or getattr(pair.optimizer, "grad_scale", None) is not None:
-        job.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale. Train in bfloat16")
+    if getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None:
+        return "GradScaler in a job of stages: pipe.step makes the backward itself, without its scale. Train in bfloat16"
+    return None
 
 
 class StageMemory:

@@ -608,27 +608,29 @@ class StagedPipeline:
             return torch.zeros((), dtype=torch.float32, device="cpu")
         self.inside = True
         try:
-            return self.turns(job).step(x, y)
+            return self.turns().step(x, y)
         finally:
             self.inside = False
 
-    def turns(self, job: AttachedJob) -> StageTurns:
+    def turns(self) -> StageTurns:
         """What this worker does in a job that it has joined."""
         if self._turns is None:
+            job = self.attached()
+            assert job is not None
             self._turns = StageTurns(self, job)
         return self._turns
 
-    def edge(self, job: AttachedJob) -> None:
+    def edge(self) -> None:
         """See `stagecuts.Late`."""
-        self.turns(job).edge()
+        self.turns().edge()
 
-    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
         """See `stagecuts.Late`."""
-        self.turns(job).stepped(hyperparameters, clip)
+        self.turns().stepped(hyperparameters, clip)
 
-    def drain(self, job: AttachedJob) -> None:
+    def drain(self) -> None:
         """See `stagecuts.Late`."""
-        self.turns(job).drain()
+        self.turns().drain()
 
     @property
     def delays(self) -> Mapping[int, int]:

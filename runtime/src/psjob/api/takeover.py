@@ -1,72 +1,27 @@
 """The optimizer that `attach` gives back: the script's own object, whose `step` goes through the job.
 
 The state of an optimizer whose steps the shards make: scripts that look for it here are told where it is.
+
+A model that is attached again with another optimizer is in the next phase of its training. Where the workers step, the new optimizer
+takes the place of the one before, and its state begins. The shards cannot change their rule, so where they step this is refused. Both
+optimizers may be given at once, and each is stepped in its phase.
 """
 
 from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from psjob.api.later import next_added
+from psjob.api.attached import AttachedJob
+from psjob.api.later import Later, next_added
+from psjob.api.pairs import AT_ONCE, Pair, check_parameters
+from psjob.process.errors import Refused
 from psjob.rules import optimizers
 
-if TYPE_CHECKING:
-    from psjob.api.attached import AttachedJob
-    from psjob.api.pairs import Pair
-
-
 Reconstruction = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-class OnShards(dict[Any, Any]):
-    """Stands for `optimizer.state`. It is empty to a loop; a look at a parameter's state, and a change, are refused.
-
-    `refuse` ends the process with a sentence.
-    """
-
-    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
-        super().__init__()
-        self._refuse = refuse
-
-    def __reduce__(self) -> tuple[type[dict[Any, Any]], tuple[()]]:
-        return dict, ()
-
-    def __deepcopy__(self, _memo: object) -> dict[Any, Any]:
-        return {}
-
-    def _read(self, *_given: object) -> NoReturn:
-        self._refuse(
-            "optimizer.state of a parameter: the shards hold it. optimizer.state_dict()['state'] has a copy, by the parameter's number. "
-            "Or set training.updateAt: worker"
-        )
-
-    def _write(self, *_given: object, **_named: object) -> NoReturn:
-        self._refuse(
-            "a change of optimizer.state: the shards hold it, and would not see that. Set training.updateAt: worker, so that the script's "
-            "own optimizer makes the steps"
-        )
-
-    __getitem__ = __contains__ = get = _read
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _write
-
-
-def reconstruction(kind: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, state: Mapping[int, Any] | None) -> Reconstruction:
-    """How pickles and copies make torch's own optimizer of an attached one.
-
-    Args:
-        kind: its class before attach.
-        optimizer: the attached one.
-        state: as `state_dict()["state"]`, by the number of the parameter; None: the optimizer has its own.
-    """
-    held = dict(kind.__getstate__(optimizer))
-    if state is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        held["state"] = {parameters[number]: one for number, one in state.items()}
-    return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
 
 def take_over(job: AttachedJob, pair: Pair) -> None:
@@ -150,6 +105,84 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
     optimizer.__dict__.pop("step", None)
     optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours
     optimizer.__class__ = type(original.__name__, (original,), names)
+
+
+def check_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later) -> None:
+    """Raise Refused where this job cannot go on with another optimizer."""
+    old, new = job.pairs[0].plain.__name__, type(optimizer).__name__
+    if job.session.reduces:
+        check_parameters(job.parameters, job.model, optimizer)
+        if overlap or later:
+            what = "overlap" if overlap else "later"
+            raise Refused(f"attach was called again, with {what}=…, which only the first call takes; leave it out")
+        return
+    if job.session.mode.name == "sync" and not job.place.config.stages:
+        raise Refused(
+            f"attach was called again with {new}, and the shards step by the rule and with the state of {old}. {AT_ONCE}. Or set "
+            "training.updateAt: worker"
+        )
+    raise Refused(
+        f"attach was called again with {new}, and training.mode {job.place.config.mode} goes on with {old}. Change the numbers of its "
+        "param_groups, or train the second phase in a job of its own, whose script loads final.safetensors of the first before attach"
+    )
+
+
+def begin_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> Pair:
+    """Go on with `optimizer`. What it was given with takes the place of what has the same name."""
+    old = job.pairs[0]
+    pair = Pair("", old.model, optimizer, cuts=old.cuts)
+    rows = {id(p): row for row, p in enumerate(job.parameters)}
+    pair.rows = [rows[id(p)] for p in pair.parameters]
+    job.go_on_with(pair, stateful)
+    take_over(job, pair)
+    return pair
+
+
+class OnShards(dict[Any, Any]):
+    """Stands for `optimizer.state`. It is empty to a loop; a look at a parameter's state, and a change, are refused.
+
+    `refuse` ends the process with a sentence.
+    """
+
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __reduce__(self) -> tuple[type[dict[Any, Any]], tuple[()]]:
+        return dict, ()
+
+    def __deepcopy__(self, _memo: object) -> dict[Any, Any]:
+        return {}
+
+    def _read(self, *_given: object) -> NoReturn:
+        self._refuse(
+            "optimizer.state of a parameter: the shards hold it. optimizer.state_dict()['state'] has a copy, by the parameter's number. "
+            "Or set training.updateAt: worker"
+        )
+
+    def _write(self, *_given: object, **_named: object) -> NoReturn:
+        self._refuse(
+            "a change of optimizer.state: the shards hold it, and would not see that. Set training.updateAt: worker, so that the script's "
+            "own optimizer makes the steps"
+        )
+
+    __getitem__ = __contains__ = get = _read
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _write
+
+
+def reconstruction(kind: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, state: Mapping[int, Any] | None) -> Reconstruction:
+    """How pickles and copies make torch's own optimizer of an attached one.
+
+    Args:
+        kind: its class before attach.
+        optimizer: the attached one.
+        state: as `state_dict()["state"]`, by the number of the parameter; None: the optimizer has its own.
+    """
+    held = dict(kind.__getstate__(optimizer))
+    if state is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        held["state"] = {parameters[number]: one for number, one in state.items()}
+    return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
 
 def _begun(job: AttachedJob) -> dict[int, Any]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
-if TYPE_CHECKING:
-    from psjob.api.attached import AttachedJob
-
+from psjob.worker.session import WorkerSession
 
 VALUES: Final = 1 << 14
 """Values that one look reads. A model of fewer is compared as a whole."""
@@ -57,7 +55,7 @@ class _Turn:
         return [torch.cat(views) for views in self.views]
 
 
-class ByHand:
+class WeightChangeDetector:
     """`lent` says of a row whether its values are the shard's own memory, which may move on by itself."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], lent: Callable[[int], bool]) -> None:
@@ -197,11 +195,18 @@ def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
 
 
 class WeightGuard:
-    """Of an attached job. Where the workers step by themselves, or weights land while the script runs, it looks until the first step."""
+    """Of an attached job. Where the workers step by themselves, or weights land while the script runs, it looks until the first step.
 
-    def __init__(self, job: AttachedJob) -> None:
-        self._job = job
-        self._weights = ByHand(job.parameters, lambda row: job.session.exchange.sharing.shows(row, job.parameters[row]))
+    `refuse` ends the process with a sentence, and `carry_out` runs a call of the session.
+    """
+
+    def __init__(
+        self, session: WorkerSession, parameters: Sequence[torch.Tensor], steps_alone: bool, lands_later: bool,
+        carry_out: Callable[[Callable[[], Any]], Any], refuse: Callable[[str], NoReturn],
+    ) -> None:  # fmt: skip
+        self._session, self._steps_alone, self._lands_later = session, steps_alone, lands_later
+        self._carry_out, self._refuse = carry_out, refuse
+        self._weights = WeightChangeDetector(parameters, lambda row: session.exchange.sharing.shows(row, parameters[row]))
 
     def joined(self) -> None:
         """The model holds the job's weights for the first time."""
@@ -209,7 +214,7 @@ class WeightGuard:
 
     def stepped(self) -> None:
         """The shards have answered a step."""
-        if self._job.overlap is None:
+        if not self._lands_later:
             self._weights.remember()
 
     def forget(self) -> None:
@@ -218,26 +223,26 @@ class WeightGuard:
 
     def refuse_before_step(self) -> None:
         """The next step would undo what was changed."""
-        if not self._job.steps_alone and (found := self._change()) is not None:
-            self._job.refuse(
-                f"parameter {found[0]} was changed by hand after step {self._job.session.clock} ({found[1].seen}), and the shards hold "
+        if not self._steps_alone and (found := self._change()) is not None:
+            self._refuse(
+                f"parameter {found[0]} was changed by hand after step {self._session.clock} ({found[1].seen}), and the shards hold "
                 "the weights. Change them before attach or under a parametrization, put them back before a step, or set "
                 "training.updateAt: worker"
             )
         self._weights.forget()
 
-    def refuse_without_step(self) -> None:
-        """The script trains in another way than by the attached optimizer."""
-        if self._job.made == 0 and (found := self._change()) is not None:
-            self._job.refuse(
+    def refuse_without_step(self, made: int) -> None:
+        """The script trains in another way than by the attached optimizer, of which it has come through `made` steps."""
+        if made == 0 and (found := self._change()) is not None:
+            self._refuse(
                 f"parameter {found[0]} was changed by hand ({found[1].seen}), and no step of the attached optimizer was made. "
                 "Train with optimizer.step() of the one that was given to attach"
             )
 
-    def leave(self) -> bool:
-        """The job ends with the weights of the last step; has the script left them in the model?"""
-        self.refuse_without_step()
-        found = None if self._job.steps_alone else self._change()
+    def leave(self, made: int) -> bool:
+        """The job ends, after `made` steps, with the weights of the last; has the script left them in the model?"""
+        self.refuse_without_step(made)
+        found = None if self._steps_alone else self._change()
         if found is not None:
             print(
                 f"psjob: parameter {found[0]} was changed by hand after the last step ({found[1].seen}); final.safetensors holds the "
@@ -255,7 +260,7 @@ class WeightGuard:
         def again() -> Any:
             nonlocal asked
             if asked or self._weights.change() is not None:
-                self._job.refuse(
+                self._refuse(
                     f"{name} evaluates its closure at other weights inside its step, whose gradients a job does not "
                     "average. Move the weights in the script, put them back, and step torch's optimizer"
                 )
@@ -269,5 +274,5 @@ class WeightGuard:
         change = self._weights.change()
         if change is None:
             return None
-        self._job.carry_out(self._job.session.check)  # the shards may have begun anew
-        return self._job.session.layout.table[change.row].name, change
+        self._carry_out(self._session.check)  # the shards may have begun anew
+        return self._session.layout.table[change.row].name, change
