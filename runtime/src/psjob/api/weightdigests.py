@@ -26,7 +26,7 @@ from psjob.api import advice
 from psjob.api.pairs import AT_ONCE, Pair
 from psjob.embeddings.statetable import Table
 from psjob.layout import members, memory
-from psjob.protocol.coordinator.drift import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
+from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker.exchange import Clip
 from psjob.worker.session import WorkerSession
 
