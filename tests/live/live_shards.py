@@ -25,7 +25,7 @@ from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
 from psjob.process.encryption import Encryption, encryption
 from psjob.shard.acceptor import Acceptor
-from psjob.shard.coordination import Coordination
+from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
@@ -257,7 +257,7 @@ def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
     assert eventually(goes_on), f"{machine.progress.committed} checkpoints are committed, {count} are due"
 
 
-def within(coordinator: Coordination, act: Callable[[], None]) -> None:
+def within(coordinator: CoordinatorDriver, act: Callable[[], None]) -> None:
     """Let a part of the coordinator do something of itself, in its own thread, at its next tick."""
     recovery = coordinator.machine.recovery
     tick = recovery.tick

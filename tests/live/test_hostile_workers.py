@@ -14,7 +14,7 @@ from torch import nn
 
 from psjob import rules
 from psjob.protocol.coordinator import events
-from psjob.shard import coordination
+from psjob.shard import coordinator_driver
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.status_server import status
 from psjob.wire.frame import Kind, WireError
@@ -153,7 +153,7 @@ def test_a_job_without_stages_hears_nothing_of_stages(tmp_path: Path, kind: Kind
 
 def test_what_a_worker_reports_waits_at_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a flood of it would take the memory of shard 0: to send a word costs less than to hear it."""
-    monkeypatch.setattr(coordination, "MOST_UNHEARD", 40)
+    monkeypatch.setattr(coordinator_driver, "MOST_UNHEARD", 40)
     with serving(tmp_path, shards=1, transport="tcp") as shards:
         coordinator = shards.servers[0].coordinator
         assert coordinator is not None
@@ -210,5 +210,5 @@ def test_shards_end_a_job_that_refuses_what_a_worker_lets_pass(tmp_path: Path) -
         for worker in workers:
             worker.die()
         training.join(SECONDS)
-        assert ended and any("worker 1's gradient of" in str(server.words.get("error")) for server in shards.servers)
+        assert ended and any("worker 1's gradient of" in str(server.termination_message.get("error")) for server in shards.servers)
         assert all(p.isfinite().all() for worker in workers for p in worker.model.parameters())

@@ -18,7 +18,7 @@ from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
 from psjob.protocol.shard.phase import Phase
-from psjob.shard.coordination import Coordination
+from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
@@ -61,7 +61,7 @@ def final(shards: Shards) -> set[float]:
     return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}
 
 
-def coordinator(shards: Shards) -> Coordination:
+def coordinator(shards: Shards) -> CoordinatorDriver:
     found = shards.servers[0].coordinator
     assert found is not None
     return found
@@ -222,7 +222,7 @@ def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_p
             said[phase] = stream.recv_json(stream.recv_header(10.0))["serving"]
             server.control.machine.phase = Phase.SERVING
             # An order, or it would not dial again.
-            stream.send_json(Header(Kind.PEER, run=server.run), {"do": "nothing"})
+            stream.send_json(Header(Kind.PEER, run=server.context.run), {"do": "nothing"})
             stream.close()
         server.exit_with(0)
         thread.join(SECONDS)
