@@ -24,7 +24,7 @@ from psjob.api.takeover import take_over
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
 from psjob.shard.acceptor import Acceptor
-from psjob.shard.coordination import Coordination
+from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
@@ -256,7 +256,7 @@ def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
     assert eventually(goes_on), f"{machine.progress.committed} checkpoints are committed, {count} are due"
 
 
-def within(coordinator: Coordination, act: Callable[[], None]) -> None:
+def within(coordinator: CoordinatorDriver, act: Callable[[], None]) -> None:
     """Let a part of the coordinator do something of itself, in its own thread, at its next tick."""
     recovery = coordinator.machine.recovery
     tick = recovery.tick
@@ -367,7 +367,7 @@ def all_well(workers: Sequence[Worker], act: Callable[[Worker], None]) -> None:
             raise error
 
 
-def coordinator(shards: Shards) -> Coordination:
+def coordinator(shards: Shards) -> CoordinatorDriver:
     found = shards.servers[0].coordinator
     assert found is not None
     return found

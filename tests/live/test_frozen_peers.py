@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psjob.rules.base import BlockState
-from psjob.shard.stateframes import MORE_STATES
+from psjob.shard.session import MORE_STATES
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError

@@ -24,7 +24,7 @@ import psjob as ps
 from psjob import rules
 from psjob.contract import HEALTH_PATH
 from psjob.protocol.coordinator import events
-from psjob.shard import coordination
+from psjob.shard import coordinator_driver
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.status_server import status
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES, Flag, Kind, WireError
@@ -167,7 +167,7 @@ def test_a_job_without_stages_hears_nothing_of_stages(tmp_path: Path, kind: Kind
 
 def test_what_a_worker_reports_waits_at_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a flood of it would take the memory of shard 0: to send a word costs less than to hear it."""
-    monkeypatch.setattr(coordination, "MOST_UNHEARD", 40)
+    monkeypatch.setattr(coordinator_driver, "MOST_UNHEARD", 40)
     with serving(tmp_path, shards=1, transport="tcp") as shards:
         coordinator = shards.servers[0].coordinator
         assert coordinator is not None
@@ -224,7 +224,7 @@ def test_shards_end_a_job_that_refuses_what_a_worker_lets_pass(tmp_path: Path) -
         for worker in workers:
             worker.die()
         training.join(SECONDS)
-        assert ended and any("worker 1's gradient of" in str(server.words.get("error")) for server in shards.servers)
+        assert ended and any("worker 1's gradient of" in str(server.termination_message.get("error")) for server in shards.servers)
         assert all(p.isfinite().all() for worker in workers for p in worker.model.parameters())
 
 

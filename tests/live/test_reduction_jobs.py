@@ -152,7 +152,7 @@ def test_a_reduction_that_fails_ends_the_job_with_its_sentence(tmp_path: Path) -
             if step == 1.0:
                 assert [push.join(20) for push in pushes] == [None, None] and workers[0].session.clock == 1
         assert shards.wait_ended() == [EXIT_REFUSED]
-        words = shards.servers[0].words["error"]
+        words = shards.servers[0].termination_message["error"]
         for worker, push in zip(workers, pushes, strict=True):
             worker.session._end(SessionEnd("lost"))
             push.join(20)

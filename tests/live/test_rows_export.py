@@ -14,8 +14,8 @@ from torch import nn
 import psjob as ps
 from psjob.checkpoint import files
 from psjob.embeddings import lookup
-from psjob.shard import rowframes
-from psjob.shard.rowframes import RowFrames
+from psjob.shard import row_frames
+from psjob.shard.row_frames import RowFrames
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.reading import Wants
 from psjob.worker import rows
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("last_words"), pytest.mark.timeout(120)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of few ids, and parts of few rows."""
-    for module in (rowframes, rows):
+    for module in (row_frames, rows):
         monkeypatch.setattr(module, "ID_PAGE", PAGE)
     monkeypatch.setattr(lookup, "PART_BYTES", 4 * 4 * 5)
 

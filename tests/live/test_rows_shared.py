@@ -12,7 +12,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.layout import memory
-from psjob.shard import rowframes as rowlending
+from psjob.shard import row_frames as rowlending
 from psjob.shard.table import RowGradient
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
 from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
@@ -155,7 +155,7 @@ def test_a_push_that_does_not_fit_is_sent(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_out_of_reach_means_tcp(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(tmp_path, workers=1, shards=2) as shards:
-        shards.servers[1].counter.close()  # type: ignore[union-attr]
+        shards.servers[1].context.broker.close()  # type: ignore[union-attr]
         worker = worker_of(shards)
 
         def act(worker: Worker) -> None:

@@ -178,7 +178,7 @@ def test_async_workers_are_not_at_one_step_for_sync(desk_of: Callable[..., Desk]
     desk = desk_of(mode="async")
     cut(desk, desk.begun(), [5, 1])
     refused = desk_of(mode="sync", run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder))).servers[0]
-    assert refused._exit == [contract.EXIT_REFUSED] and "that run was async, this job is sync" in refused.words["error"]
+    assert refused._exit == [contract.EXIT_REFUSED] and "that run was async, this job is sync" in refused.termination_message["error"]
 
 
 def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:

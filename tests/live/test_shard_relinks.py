@@ -171,7 +171,7 @@ def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_p
             said[phase] = stream.recv_json(stream.recv_header(10.0))["serving"]
             server.control.machine.phase = Phase.SERVING
             # An order, or it would not dial again.
-            stream.send_json(Header(Kind.PEER, run=server.run), {"do": "nothing"})
+            stream.send_json(Header(Kind.PEER, run=server.context.run), {"do": "nothing"})
             stream.close()
         server.exit_with(0)
         thread.join(SECONDS)

@@ -182,7 +182,7 @@ def test_out_of_reach_means_tcp(tmp_path: Path, mode: str, caplog: pytest.LogCap
         folder.mkdir()
         with serving(folder, workers=1, shards=2, mode=mode) as shards:
             if not reach:
-                shards.servers[1].counter.close()  # type: ignore[union-attr]
+                shards.servers[1].context.broker.close()  # type: ignore[union-attr]
             model = build()
 
             def act(worker: Worker) -> None:
@@ -201,7 +201,7 @@ def test_tcp_is_kept_to_where_the_job_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, shards=1, transport="tcp") as shards:
         model = build()
         all_well([Worker(shards, 0, model, sgd(model))], lambda worker: None)
-        assert shards.servers[0].counter is None and shards.servers[0].sessions[0].transport == "tcp"
+        assert shards.servers[0].context.broker is None and shards.servers[0].sessions[0].transport == "tcp"
 
 
 def test_lent_frames_without_or_outside_of_lent_memory_end_their_stream(tmp_path: Path) -> None:

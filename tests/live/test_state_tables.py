@@ -221,7 +221,7 @@ def test_a_sum_beyond_int32_ends_the_job_with_a_sentence(tmp_path: Path) -> None
         pushed.join(SECONDS)
         with pytest.raises(ValueError, match="sums reach 2147483648, beyond int32"):
             model.count.push(torch.tensor([1, 1]), torch.cat([most, most]))
-    assert shards.servers[0].words["error"].startswith("step 1 of table count: sums reach 2147483648, beyond int32")
+    assert shards.servers[0].termination_message["error"].startswith("step 1 of table count: sums reach 2147483648, beyond int32")
 
 
 @pytest.mark.parametrize(

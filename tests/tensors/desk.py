@@ -24,7 +24,7 @@ from psjob.resume import record
 from psjob.rules.optimizers import OUTER
 from psjob.shard.acceptor import hello_body
 from psjob.shard.checks import group_hyperparameters
-from psjob.shard.coordination import Coordination
+from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session
@@ -56,7 +56,9 @@ class Clerk(Session):
     """A worker as shard 0 has it: it keeps what it is told."""
 
     def __init__(self, server: Server, rank: int, start: int, rewinds: int, hello: dict[str, Any]) -> None:
-        super().__init__(server, cast(NonBlockingStream, Nowhere()), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
+        super().__init__(
+            server.context, cast(NonBlockingStream, Nowhere()), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello
+        )
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""
@@ -75,8 +77,8 @@ class Clerk(Session):
     def gone(self) -> None:
         """The stream has ended."""
         self.done.set()
-        assert self.server.coordinator is not None
-        self.server.coordinator.ended(self)
+        assert self.context.coordinator is not None
+        self.context.coordinator.ended(self)
 
 
 class Desk:
@@ -94,7 +96,7 @@ class Desk:
         places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
         self.rule = "reduce" if update_at == "worker" else more.get("update_rule") or (OUTER if mode == "local" else "sgd")
-        self.coordination = cast(Coordination, self.servers[0].coordinator)
+        self.coordination = cast(CoordinatorDriver, self.servers[0].coordinator)
         self.c = self.coordination.machine
         self.later = 0.0
         """Seconds by which the desk's clock is ahead of the machine's."""

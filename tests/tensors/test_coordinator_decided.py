@@ -104,13 +104,13 @@ def test_large_records_are_asked_for_before_a_cut(tmp_path: Path) -> None:
         desk.settle()
         desk.tick()
     server = desk.servers[0]
-    assert server.wishes and desk.manifests()[-1].step == 0
+    assert server.job.record_requested and desk.manifests()[-1].step == 0
     for clerk in clerks[:2]:
         desk.edge(clerk, 3)
     desk.tick()
     desk.settle()
     made = desk.manifests()[-1]
-    assert (made.step, clocks(made), kept(desk, made)) == (3, [3, 3, 0], {0: 3, 1: 3}) and not server.wishes
+    assert (made.step, clocks(made), kept(desk, made)) == (3, [3, 3, 0], {0: 3, 1: 3}) and not server.job.record_requested
     after = Desk(tmp_path, number=2, **BACKUP)
     late = after.hello(2, start=2)
     after.settle()

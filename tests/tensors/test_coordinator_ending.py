@@ -8,7 +8,7 @@ from pathlib import Path
 from psjob import contract
 from psjob.process.errors import LONGEST_MESSAGE
 from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS, LINGER_SECONDS, TOLD_SECONDS
-from psjob.shard.server import last_words as leave_last_words
+from psjob.shard.status_server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.tensors.desk import Clerk, Desk, in_the_way
 

@@ -16,8 +16,8 @@ from psjob.protocol.coordinator import decode
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard.believed import known
-from psjob.shard.coordination import numbers_of
 from psjob.shard.coordinator_disk import read_part
+from psjob.shard.coordinator_driver import numbers_of
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind, load
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, slowest

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 import torch
 
+from psjob.shard.lane import EarlyPushes
 from psjob.shard.pending import Gradient
-from psjob.shard.session import EarlyPushes
 from psjob.wire.frame import Header, Kind, WireError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from psjob.layout.blocks import MAX_NAME, RESERVED, TensorSpec, check_aliases, check_table
 from psjob.shard.checks import MOST_AHEAD
-from psjob.shard.coordination import numbers_of
+from psjob.shard.coordinator_driver import numbers_of
 from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind
 from psjob_operator.cluster.progress import parse

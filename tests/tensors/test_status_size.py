@@ -40,7 +40,7 @@ def test_the_status_of_the_largest_job_is_read_whole(tmp_path: Path) -> None:
     coordinator.progress.report(0, {"\u6743" * 60 + f"{number:04d}": long for number in range(2 * MAX_METRICS)})
     for step in range(64):
         coordinator.progress.passed(2**63 - step, time.time())
-    server.waiting_for = f"workers {list(range(WORKERS))} have not pushed step {2**63 - 1} (block 100000), for 100000 s"
+    server.job.waiting_for = f"workers {list(range(WORKERS))} have not pushed step {2**63 - 1} (block 100000), for 100000 s"
     raw = json.dumps(status(server)).encode()
     assert STATUS_BYTES / 2 < len(raw) < STATUS_BYTES
     found = parse(raw)

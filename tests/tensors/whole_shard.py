@@ -96,7 +96,7 @@ class WholeShard:
             return True
         rows = store.admission.rows.values()
         odd = any(row.left_at is not None or row.incarnation > (1, 0) or row.complete > 1 << 20 for row in rows)
-        return odd or bool(self.server._exit) or self.coordinator.machine.ended or self.server.final
+        return odd or bool(self.server._exit) or self.coordinator.machine.ended or self.server.job.final
 
     @staticmethod
     def _as_begun(store: Store) -> bool:

@@ -24,14 +24,12 @@ BODIES = frozenset({"hello", "body", "told", "raw", "said"})
 NOT_A_WORKERS = {
     "coordinator_disk.py": {"read_part"},
     "push_metrics.py": {"heard", "read"},
-    "peers.py": {"__init__", "run"},
     "keeper.py": {"_hear"},
     "coordinated_updates.py": {"begin_order", "end_order", "ordered_now", "read_order"},
     "state_memory.py": {"found"},
     "store.py": {"take_up", "carry_out"},
-    "status_server.py": {"status"},
-    "server.py": {"last_words"},
-    "coordination.py": {"answer", "carry_out", "_late", "status", "take_up"},
+    "status_server.py": {"status", "last_words"},
+    "coordinator_driver.py": {"answer", "carry_out", "_late", "status", "take_up", "__init__", "run"},
     "decode.py": {
         "shard_hello", "decode_shard_message", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored",
         "_unwritten", "_awaited", "_stands", "_late",

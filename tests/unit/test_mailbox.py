@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from psjob.shard.peers import MANY, Mailbox
+from psjob.shard.coordinator_driver import MANY, Mailbox
 
 LONG = 30.0
 

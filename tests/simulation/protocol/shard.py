@@ -18,7 +18,7 @@ from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
 from psjob.protocol.shard.phase import Phase
 from psjob.shard import admission
-from psjob.shard.recordframes import RecordsHere
+from psjob.shard.session import RecordsHere
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records

@@ -69,9 +69,9 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
 
     torch.set_num_threads(1)
     from psjob.rules.reduction import ReductionProblem
-    from psjob.shard.server import Server, exit_now, last_words
+    from psjob.shard.server import Server, exit_now
     from psjob.shard.state_memory import Untaken
-    from psjob.shard.status_server import serve_status
+    from psjob.shard.status_server import last_words, serve_status
 
     assert here.checkpoints is not None
     stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
@@ -103,10 +103,11 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
 
 def _break_off(server: Any, sentence: str) -> None:
     """A thread broke: leave the reason with the last status, and count as a crash."""
-    from psjob.shard.server import exit_now, last_words
+    from psjob.shard.server import exit_now
+    from psjob.shard.status_server import last_words
 
     print(f"psjob: {sentence}", file=sys.stderr, flush=True)
-    server.words["problem"] = sentence
+    server.termination_message["problem"] = sentence
     try:
         last_words(server)
     finally:

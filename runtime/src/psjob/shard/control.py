@@ -14,10 +14,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from psjob import modes
 from psjob.process import supervise
+from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Pulse
 from psjob.protocol.shard import actions as a
@@ -27,18 +30,16 @@ from psjob.protocol.shard.actions import Hello
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
 from psjob.shard.acceptor import hello_body
+from psjob.shard.lane import JobState
 from psjob.shard.restore import Restoring, standing
 from psjob.shard.snapshot import DiskThread, Snapshots
+from psjob.shard.store import Store
 from psjob.tables import TableSpec
 from psjob.wire import tcp
-from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
-
-if TYPE_CHECKING:
-    from psjob.shard.server import Server
-
 
 TICK_SECONDS = 0.25
 STALENESS_SECONDS = 2.0
@@ -46,17 +47,40 @@ STALENESS_SECONDS = 2.0
 log = logging.getLogger("psjob.shard")
 
 
+@dataclass(frozen=True)
+class ExitCalls:
+    """How a shard's process ends."""
+
+    leave: Callable[[int, str], None]
+    """With a status, and why."""
+    exit_with: Callable[[int], None]
+    fenced: Callable[[Fenced], None]
+
+
+@dataclass(frozen=True)
+class WorkerCalls:
+    """What the coordinator's orders do to all workers of this shard."""
+
+    changed: Callable[[], None]
+    """This shard has come to another view or phase."""
+    drop: Callable[[bool], None]
+    """End their streams; True: they rewind."""
+    release: Callable[[int], None]
+    """Those that marked for a snapshot may go on."""
+    finished: Callable[[], None]
+    """The job is over."""
+
+
 class Control:
     """`answer` carries a reply to the coordinator; `link` is the stream to it, None in shard 0's process."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        place, store = server.place, server.store
+    def __init__(self, place: Place, folder: Path, store: Store, job: JobState, workers: WorkerCalls, exits: ExitCalls) -> None:
+        self._store, self._workers, self._exits = store, workers, exits
         self.disk = DiskThread()
         self.pulse = Pulse("control")
-        self.snapshots = Snapshots(store, server.folder, self.disk, self.post)
+        self.snapshots = Snapshots(store, folder, self.disk, self.post)
         self.restoring = Restoring(store, self.disk, self.snapshots, self.post)
-        self.link = CoordinatorLink(server, self.post) if place.index else None
+        self.link = CoordinatorLink(place, store, self.post) if place.index else None
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
         peer = place.config.shards[0]
         state = LinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
@@ -67,7 +91,7 @@ class Control:
         self._serving = False
         self._told = 0.0
         self._counted: dict[str, Any] = {}
-        self._carriers: Mapping[type, Callable[[Any], None]] = {
+        self._action_handlers: Mapping[type, Callable[[Any], None]] = {
             a.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
             a.Answer: lambda act: self.answer(dict(act.body)),
             a.Exit: self._exit,
@@ -79,7 +103,7 @@ class Control:
             a.TakeView: lambda act: setattr(store, "view", act.view),
             a.AdoptMode: self._adopt,
             a.LayOut: self._lay_out,
-            a.DropSessions: lambda act: server.drop_sessions(act.rewind),
+            a.DropSessions: lambda act: workers.drop(act.rewind),
             a.Read: self.restoring.read,
             a.SetFences: self.restoring.set_fences,
             a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
@@ -89,12 +113,12 @@ class Control:
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
-            a.AskRecords: lambda act: setattr(server, "cut_step", act.step),
+            a.AskRecords: lambda act: setattr(job, "cut_step", act.step),
             a.Hold: self.snapshots.hold,
             a.Write: lambda act: self.snapshots.write(act.cut),
             a.GiveUp: lambda act: self.snapshots.give_up(act.cut),
             a.Discard: lambda act: self.snapshots.discard(act.cut),
-            a.Release: lambda act: server.release(act.cut),
+            a.Release: lambda act: workers.release(act.cut),
             a.TellFinished: self._tell_finished,
         }
 
@@ -158,17 +182,17 @@ class Control:
             self._handle(self._events.get())
 
     def _handle(self, event: e.Event) -> None:
-        store = self.server.store
+        store = self._store
         if isinstance(event, e.Initialised) and not store.initialised():
             return  # of a set-up before
         if isinstance(event, e.Connected):
             event = e.Connected(event.stream, 0 if store.decided is None else store.decided.carried)
         for action in self.machine.handle(event, time.monotonic()):
-            self._carriers[type(action)](action)
+            self._action_handlers[type(action)](action)
 
     def tell_counts(self, now: float, at_once: bool = False) -> None:
         """What was counted, and the staleness of pushes, now and then: the coordinator adds up what all shards see."""
-        store = self.server.store
+        store = self._store
         counted = store.counters.word(store.attempt)
         lost = counted["updatesLost"] != self._counted.get("updatesLost")
         if self.link is None or not (at_once or lost or now - self._told >= STALENESS_SECONDS):
@@ -183,16 +207,15 @@ class Control:
     # -- out -----------------------------------------------------------------------------------
 
     def _exit(self, act: a.Exit) -> None:
-        server = self.server
         if act.fenced is not None:
-            server.fenced(Fenced(act.text, act.fenced))
+            self._exits.fenced(Fenced(act.text, act.fenced))
         elif act.text:
-            server.leave(act.code, act.text)
+            self._exits.leave(act.code, act.text)
         else:
-            server.exit_with(act.code)
+            self._exits.exit_with(act.code)
 
     def _reset(self, act: a.Reset) -> None:
-        store = self.server.store
+        store = self._store
         if store.phase is not act.phase:
             self.restoring.forget()
             store.phase = act.phase
@@ -201,23 +224,23 @@ class Control:
 
     def _adopt(self, act: a.AdoptMode) -> None:
         self.restoring.forget()
-        self.server.store.adopt(modes.read(act.mode))
+        self._store.adopt(modes.read(act.mode))
 
     def _lay_out(self, act: a.LayOut) -> None:
         self.restoring.forget()
-        store = self.server.store
+        store = self._store
         store.set_up(act.table, act.rule, tuple(TableSpec.from_json(spec) for spec in act.tables))
-        self.server.changed()
+        self._workers.changed()
         if store.initialised():
-            self.server.initialised()
+            self.post(e.Initialised())
 
     def _serve(self, act: a.Serve) -> None:
-        self.server.store.open(act.view, act.recovery)
+        self._store.open(act.view, act.recovery)
         self.tell_counts(time.monotonic(), at_once=True)
-        self.server.changed()
+        self._workers.changed()
 
     def _carry_out(self, act: a.CarryOut) -> None:
-        store = self.server.store
+        store = self._store
         if store.decided is None:
             self.post(e.Misfit("the coordinator decides on updates, and this shard's mode does not let it"))
             return
@@ -227,13 +250,13 @@ class Control:
             self.post(e.Misfit(str(error)))
 
     def _tell_arrivals(self) -> None:
-        store = self.server.store
+        store = self._store
         if store.decided is not None:
             store.decided.tell_again()
         store.norms.tell_again()
 
     def _look_up(self, act: a.LookUp) -> None:
-        store = self.server.store
+        store = self._store
         with store.lock:
             known = store.admission.rows
             rows = [(rank, known[rank].complete, len(known[rank].open)) for rank in act.ranks if rank in known]
@@ -242,10 +265,7 @@ class Control:
 
     def _tell_finished(self, act: a.TellFinished) -> None:
         self.tell_counts(time.monotonic(), at_once=True)
-        self.server.final = True
-        self.server.changed()
-        for session in list(self.server.sessions.values()):
-            session.tell(Kind.FINISHED)
+        self._workers.finished()
 
 
 DIAL_SECONDS = 3.0
@@ -255,9 +275,9 @@ NOTICE_SECONDS = 30.0
 class CoordinatorLink:
     """At most one stream at a time is in use; nobody who says something waits for it. `post` takes what came."""
 
-    def __init__(self, server: Server, post: Callable[[e.Event], None]) -> None:
-        self._server, self._post = server, post
-        self._peer = server.place.config.shards[0]
+    def __init__(self, place: Place, store: Store, post: Callable[[e.Event], None]) -> None:
+        self._place, self._store, self._post = place, store, post
+        self._run, self._peer = run_digest(place.run), place.config.shards[0]
         self._dials: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[tuple[Stream, Kind, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self._over = False
@@ -279,7 +299,7 @@ class CoordinatorLink:
 
     def hello(self, action: Hello) -> None:
         """The first frame of a stream."""
-        store, stream = self._server.store, self._stream
+        store, stream = self._store, self._stream
         if stream is not None and action.stream == self._number:
             body = hello_body(store.index, store.attempt, action.view, action.serving, action.recovery, action.mode, action.carried)
             self._out.put((stream, Kind.HELLO, body))
@@ -338,7 +358,7 @@ class CoordinatorLink:
     def _greeted(self, stream: Stream) -> bool:
         """Prove who dials; whether the coordinator answered and has proven itself too."""
         try:
-            greet(stream, self._server.place, 0)
+            greet(stream, self._place, 0)
         except (StreamClosed, TimeoutError):
             return False
         except WireError as error:
@@ -365,8 +385,8 @@ class CoordinatorLink:
     def _send_loop(self) -> None:
         while (item := self._out.get()) is not None:
             stream, kind, body = item
-            store = self._server.store
-            header = Header(kind, run=self._server.run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
+            store = self._store
+            header = Header(kind, run=self._run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
             try:
                 stream.send_json(header, body)
             except StreamClosed:

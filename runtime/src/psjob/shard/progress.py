@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from psjob.modes import ServedMode
 from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Admission, Tally
 from psjob.shard.pending import Served, Waiter
+
+TELL_SECONDS = 1.0
 
 
 class ShardProgress:
@@ -96,6 +99,46 @@ class ShardProgress:
                 return
             self._reported = step
         self.on_step(step)
+
+
+class StragglerReport:
+    """Which workers this shard's answers wait for, told to the coordinator once a second. `tell` belongs to one thread.
+
+    `answer` reaches the coordinator, `missing` are the workers of whom another shard has not all.
+    """
+
+    def __init__(self, answer: Callable[[dict[str, Any]], None], missing: Callable[[], list[int]]) -> None:
+        self._answer, self._missing = answer, missing
+        self._told = 0.0
+        self._any = False
+
+    def tell(self, progress: ShardProgress, cells: Iterable[Served], now: float, clocks: bool) -> None:
+        """Tell for how long each worker is waited for; shard 0 also tells the `clocks` of all workers."""
+        if now - self._told < TELL_SECONDS:
+            return
+        self._told = now
+        seconds = self._waits(progress, cells, now)
+        if clocks:
+            self._answer({"did": "awaited", "seconds": seconds, "clocks": progress.clocks()})
+        elif seconds or self._any:
+            self._answer({"did": "awaited", "seconds": seconds})
+        self._any = bool(seconds)
+
+    def _waits(self, progress: ShardProgress, cells: Iterable[Served], now: float) -> dict[int, float]:
+        """By rank, for how many seconds an answer waits for its push."""
+        found: dict[int, float] = {}
+        for cell in cells:
+            if not cell.waiters:
+                continue
+            with cell.lock:
+                waiter = min(cell.waiters, key=lambda one: one.since, default=None)
+                missing = [] if waiter is None else progress.awaited(cell, waiter)[0]
+            if waiter is None:
+                continue
+            for rank in missing or self._missing():
+                if rank != waiter.rank:
+                    found[rank] = max(found.get(rank, 0.0), now - waiter.since)
+        return found
 
 
 def room_problem(workers: int, mode: ServedMode, pushes: int, budget: int, clips: bool = False) -> str | None:

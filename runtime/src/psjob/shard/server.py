@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import re
@@ -19,33 +18,31 @@ from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
 from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
-from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
+from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
 from psjob.protocol import records
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.phase import Phase
 from psjob.rules import reduction
 from psjob.shard.acceptor import HelloRoom, Notices
-from psjob.shard.awaited import Awaited
 from psjob.shard.block import Cell
 from psjob.shard.checks import own_hyperparameters
-from psjob.shard.control import Control
-from psjob.shard.coordination import Coordination
+from psjob.shard.control import Control, ExitCalls, WorkerCalls
+from psjob.shard.coordinator_driver import CoordinatorDriver, PeerStream
 from psjob.shard.keeper import Held, Keeping
-from psjob.shard.peers import PeerStream
+from psjob.shard.lane import JobState
 from psjob.shard.pending import Waiter, named
+from psjob.shard.progress import StragglerReport
 from psjob.shard.push_metrics import PushNorms
-from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rendezvous import KeptCuts, Meetings
-from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.shard.session import WAITING_SECONDS, CoordinatorCalls, RecordsHere, Session, SessionContext
 from psjob.shard.state_memory import Outliving
-from psjob.shard.status_server import status
 from psjob.shard.store import Store
 from psjob.shard.table import RowCell
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
-from psjob.wire.reading import StreamClosed, Wants
+from psjob.wire.reading import Wants
 from psjob.wire.shared_memory import SharedMemoryBroker
 from psjob.wire.unauthenticated import one_line
 
@@ -67,10 +64,8 @@ class Server:
     def __init__(self, place: Place, folder: Path, keeping: Keeping | None = None) -> None:
         config = place.config
         self.place, self.folder = place, folder
-        self.run = run_digest(place.run)
         lends = config.transport != "tcp" and shared_memory.possible()
-        self.counter = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
-        """Where workers of this host come for the memory that this shard lends."""
+        broker = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
             reduction.named(config.reduction), config.stages,
@@ -85,25 +80,26 @@ class Server:
         self.store.own = functools.cache(functools.partial(own_hyperparameters, config))  # asked at each change of hyperparameters
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.view, self.store.flushes = place.view, config.flushes
-        self.admitting: dict[Session, None] = {}
-        """Sessions that wait until this shard serves their view."""
+        self.job = JobState()
         self.sessions: dict[int, Session] = {}
-        self.records = RecordsHere()
-        self.awaited = Awaited(self)
+        """The newest one by rank."""
         self.bad_connections = 0
-        self.cut_step = -1
-        self.wishes = False
-        """In a decided mode: every answer asks for its worker's record."""
-        self.waiting_for: str | None = None
-        self.final = False
-        self.words: dict[str, Any] = {}
+        self.termination_message: dict[str, Any] = {}
         self.problem: str | None = None
         """What keeps this shard from its folder."""
-        self.control = Control(self)
+        exits = ExitCalls(self.leave, self.exit_with, self.fenced)
+        workers = WorkerCalls(self.changed, self.drop_sessions, self.release, self.finished)
+        self.control = Control(place, folder, self.store, self.job, workers, exits)
         if self.store.decided is not None:
             self.store.decided.arrived = lambda body: self.control.answer(body)
         self.store.norms.measured = lambda body: self.control.answer(body)
-        self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
+        self.coordinator = CoordinatorDriver(place, folder, self.store, self.job, self.control.order, exits) if place.index == 0 else None
+        self.stragglers = StragglerReport(lambda body: self.control.answer(body), self._missing_elsewhere)
+        self.context = SessionContext(
+            place, run_digest(place.run), self.store, self.job, broker, lambda body: self.control.answer(body), self.initialised,
+            None if (c := self.coordinator) is None else CoordinatorCalls(c.hello, c.behind, c.frame, c.ended),
+            RecordsHere(), self.control.mark, self.control.left, self.sessions,
+        )  # fmt: skip
         self.cuts = KeptCuts(place, folder) if place.index == 0 else None
         self.meetings = Meetings(place, self._gone_workers, lambda: self.store.phase is Phase.SERVING) if place.index == 0 else None
         pulses = [self.control.pulse, self.control.disk.pulse]
@@ -112,7 +108,7 @@ class Server:
         self._notices = Notices()
         self._exit: list[int] = []
         self._gone = threading.Event()
-        self.closed = self._took_up = False
+        self._took_up = False
         self._hello_room: tuple[Layout, HelloRoom] | None = None
         self._told_waiting = 0.0
 
@@ -151,7 +147,7 @@ class Server:
     def asked(self) -> bool:
         """Could this shard be asked for something: does its coordinator run, or has it heard the coordinator?"""
         link = self.control.machine.link
-        return link is None or link.met or self.final
+        return link is None or link.met or self.job.final
 
     def _settle_in(self) -> None:
         """Before any other disk work: the run's folder is there, what an earlier life left half done is gone. A full disk is waited for."""
@@ -193,7 +189,7 @@ class Server:
             yield from self._worker(stream, header, hello)
             return None
         if hello.get("role") == "shard" and self.coordinator is not None:
-            return PeerStream(self, stream, hello).run
+            return PeerStream(self.coordinator, stream, hello).run
         raise WireError(f"role {str(hello.get('role'))[:40]!r} is not served by shard {self.place.index}; expected worker or shard")
 
     def _gone_workers(self) -> list[int]:
@@ -203,7 +199,7 @@ class Server:
 
     def changed(self) -> None:
         """This shard has come to another view or phase: look again at the sessions that wait for that."""
-        for session in list(self.admitting):
+        for session in list(self.context.admitting):
             session.stream.wake()
 
     def _worker(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[None]:
@@ -217,7 +213,7 @@ class Server:
                 raise WireError(f"worker {header.worker}: a lane before its first stream; dial again")
             yield from known.run_lane(stream, hello)
             return
-        session = Session(self, stream, header, hello)
+        session = Session(self.context, stream, header, hello)
         with self._lock:
             old = self.sessions.get(header.worker)
             if old is not None and old.incarnation > session.incarnation and not old.done.is_set():
@@ -226,23 +222,6 @@ class Server:
         if old is not None:
             old.close()
         yield from session.run(old)
-
-    def replaced(self, session: Session) -> bool:
-        return self.sessions.get(session.rank) is not session
-
-    def check(self, header: Header, session: Session) -> None:
-        """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
-        if header.run != self.run or header.worker != session.rank or (header.start, header.rewinds) != session.incarnation:
-            raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
-        if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_IDS):
-            store = self.store
-            if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
-                if store.mode.rewinds_together:
-                    session.rewind()
-                else:
-                    session.tell(Kind.WAITING, {})
-                    session.hang_up()
-                raise StreamClosed(f"worker {session.rank} speaks of view {header.view}, this is {store.view}")
 
     def drop_sessions(self, rewind: bool) -> None:
         """End every worker's stream (before a restore)."""
@@ -277,18 +256,26 @@ class Server:
             more = f" ({untold} more were closed since the last such line)" if untold else ""
             log.warning("closed a stream of %s: %s%s", stream.peer, one_line(error, 1000), more)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
-        stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
+        stream.put_frame(Header(Kind.ERROR, run=self.context.run, view=self.store.view, attempt=self.store.attempt), raw)
 
     def release(self, cut: int) -> None:
         """Workers that marked for a cut may go on."""
         for session in list(self.sessions.values()):
             session.tell(Kind.RELEASE, request=cut)
 
+    def finished(self) -> None:
+        """The job is over: tell every worker."""
+        self.job.final = True
+        self.changed()
+        for session in list(self.sessions.values()):
+            session.tell(Kind.FINISHED)
+
     # -- waiting, ending -----------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Every 2 s tell held pulls who is missing; note it for the status."""
-        self.awaited.tell(now)
+        if self.place.config.step_timeout is not None:
+            self.stragglers.tell(self.store, self.store.all_cells(), now, clocks=not self.store.index)
         self.store.keep_counts()
         if now - self._told_waiting < WAITING_SECONDS:
             return
@@ -304,18 +291,21 @@ class Server:
                         held[waiter.rank] = (seconds, waiter, cell, *self.store.awaited(cell, waiter))
         for seconds, waiter, cell, missing, _ in held.values():
             waiter.to.waiting(waiter, cell, missing, seconds)
-        self.waiting_for = None
+        self.job.waiting_for = None
         if held:
             seconds, _, cell, missing, step = max(held.values(), key=lambda entry: entry[0])
-            self.waiting_for = f"{self.missing(missing, step)} ({cell.name}), for {seconds:.0f} s"
+            self.job.waiting_for = f"{self.missing(missing, step)} ({cell.name}), for {seconds:.0f} s"
 
     def missing(self, ranks: list[int], step: int) -> str:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
             return f"workers {named(ranks)} have not pushed step {step}"
-        if not ranks and self.coordinator is not None:
-            ranks = self.coordinator.missing()  # of whom another shard has not all
+        ranks = ranks or self._missing_elsewhere()
         return f"update {step} waits for pushes of workers {named(ranks)}" if ranks else f"update {step} waits for the coordinator"
+
+    def _missing_elsewhere(self) -> list[int]:
+        """Workers of whom another shard has not all, as far as this process knows."""
+        return [] if self.coordinator is None else self.coordinator.missing()
 
     def initialised(self) -> None:
         """Every block and table has its first values."""
@@ -329,14 +319,14 @@ class Server:
             self.control.post(e.Terminated())
 
     def fenced(self, fenced: Fenced) -> None:
-        self.words["fenced"] = {"view": fenced.view}
+        self.termination_message["fenced"] = {"view": fenced.view}
         self.leave(contract.EXIT_FENCED, str(fenced))
 
     def leave(self, code: int, message: str) -> None:
         """Say why, then exit with `code`."""
         log.warning("%s", message)
         if code in (contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST):
-            self.words["error"] = message[:1000]
+            self.termination_message["error"] = message[:1000]
         self.exit_with(code)
 
     def _broken(self, sentence: str) -> None:
@@ -352,38 +342,14 @@ class Server:
 
     def close(self) -> None:
         """End the threads of a shard that is to exit, where its process lives on."""
-        self.closed = True
         self.liveness.close()
         self.control.disk.close()
         if self.control.link is not None:
             self.control.link.close()
         if self.coordinator is not None:
-            self.coordinator.jobs.put(None)
-        if self.counter is not None:
-            self.counter.close()
-
-
-def last_words(server: Server) -> None:
-    """The last status as termination message: a shard ends between two polls of those who look."""
-    words = status(server)
-    coordinator = words.get("coordinator", {})
-    kept = (
-        "step", "loss", "metrics", "reported", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged",
-        "drift",
-    )  # fmt: skip
-    said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
-    if coordinator:
-        said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
-    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
-    body = server.words | met | {"status": said}
-    for part, name in (
-        (said["counters"], "acknowledged"),
-        (said.get("coordinator", {}), "reported"),
-        (said.get("coordinator", {}), "metrics"),
-    ):
-        if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported
-            part.pop(name, None)
-    leave_message(body)
+            self.coordinator.close()
+        if self.context.broker is not None:
+            self.context.broker.close()
 
 
 def exit_now(code: int) -> None:

@@ -10,22 +10,22 @@ that overlap sent before their step was made count when a push names them, and a
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
-from psjob import codecs, contract
-from psjob.codecs import Codec, CodecError, CodecKey, choice
+from psjob.codecs import Codec
 from psjob.layout import memory
-from psjob.layout.blocks import Block
 from psjob.modes import written
-from psjob.process.config import Place
-from psjob.protocol.records import PIECE
+from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
+from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
@@ -42,217 +42,76 @@ from psjob.shard.checks import (
     most_info,
     most_info_values,
 )
-from psjob.shard.lane import ShardLane
-from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
+from psjob.shard.lane import Lending, ShardContext, ShardLane, WorkerState, lent_bytes, slots_of, transports_of
 from psjob.shard.pending import Gradient, Received
-from psjob.shard.recordframes import RecordFrames
-from psjob.shard.rowframes import RowFrames
-from psjob.shard.stateframes import StateFrames
-from psjob.wire.event_loop import NonBlockingStream
-from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
+from psjob.shard.row_frames import RowFrames
+from psjob.wire.event_loop import NonBlockingStream, Sending
+from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.reading import Pause, StreamClosed, Wants
 from psjob.wire.shared_memory import Region
 
-if TYPE_CHECKING:
-    from psjob.shard.server import Server
-
-
-class Encoded:
-    """`hello` is the worker's; `one_host`: the stream never leaves this machine. Used by the threads of all its lanes."""
-
-    def __init__(self, place: Place, rank: int, hello: dict[str, Any], one_host: bool) -> None:
-        self._config, self._seed, self._rank = place.config.compression, place.config.seed, rank
-        wanted = {self._config.push, self._config.pull}
-        if contract.AUTO_CODEC in wanted:
-            wanted |= {name for _, name in choice.LADDER}
-        offered = hello.get("codecs", [])
-        listed = offered if isinstance(offered, list) else []
-        self.agreed = [codecs.NONE, *sorted(name for name in codecs.CODECS if name in wanted and name in listed)]
-        self._numbers = {codec.number for name, codec in codecs.CODECS.items() if name in self.agreed}
-        self.push = self._named(hello.get("push"), self._config.push, one_host)
-        self.pull = self._named(hello.get("pull"), self._config.pull, one_host)
-        self._seen = choice.Goodput()
-        self._lock = threading.Lock()
-
-    # -- pushes --------------------------------------------------------------------------------
-
-    def codec_of(self, header: Header, block: Block) -> Codec | None:
-        """What a push is written in, its size checked; None: as it is. Raises WireError for what was not agreed."""
-        if not header.codec:
-            return None
-        if header.codec not in self._numbers:
-            raise WireError(f"codec {header.codec} was not agreed in hello; {', '.join(self.agreed)} were")
-        codec = codecs.numbered(header.codec)
-        if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.STORE | Flag.HELD) or codecs.for_block(codec, block, self._config.ratio) is None:
-            raise WireError(f"push of block {header.block} ({block.length} elements of {block.dtype}) cannot be in {codec.name}")
-        try:
-            codec.check_size(header.length, block.length, self._config.ratio)
-        except CodecError as error:
-            raise WireError(f"push of block {header.block}: {error}") from None
-        return codec
-
-    def decode(self, codec: Codec, header: Header, body: torch.Tensor, out: torch.Tensor) -> None:
-        """Write a push's numbers to `out`. Raises WireError for a body that no worker can have written."""
-        try:
-            codec.decode(body, out, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
-        except CodecError as error:
-            raise WireError(f"push of block {header.block}: {error}") from None
-
-    def measured(self, header: Header, seconds: float, lanes: int) -> dict[str, Any] | None:
-        """A push came in `seconds` after its header, by one of `lanes`; once that makes a measurement, what to tell the worker."""
-        with self._lock:
-            if self.push != contract.AUTO_CODEC:
-                return None
-            self._seen.add(header.clock, header.length, seconds)
-            if not self._seen.enough(header.clock):
-                return None
-            bits = self._seen.bits * lanes
-            name = choice.for_push(bits)
-            self.push = name if name in self.agreed else codecs.NONE
-        return {"push": self.push, "bits": round(bits)}
-
-    # -- answers -------------------------------------------------------------------------------
-
-    def chosen(self, name: object) -> None:
-        """The worker has measured its link and wants weights so from now on. Raises WireError for what was not agreed."""
-        if name not in self.agreed or name not in contract.PULL_CODECS:
-            raise WireError(f"CODEC asks for weights in {str(name)[:40]!r}; agreed are {', '.join(self.agreed)}")
-        self.pull = str(name)
-
-    def answer(
-        self, header: Header, block: Block, numbers: torch.Tensor, spares: memory.Spares
-    ) -> tuple[int, torch.Tensor, torch.Tensor | None]:  # fmt: skip
-        """(codec's number, body, which of `spares` holds it) of an answer; None: it is `numbers` itself."""
-        codec = None if self.pull == contract.AUTO_CODEC else codecs.for_block(codecs.named(self.pull), block, self._config.ratio)
-        if codec is None:
-            return 0, numbers, None
-        spare = spares.take(codec.bound(block.length, self._config.ratio))
-        body = spare[: codec.bound(block.length, self._config.ratio)]
-        size = codec.encode(numbers, body, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
-        return (codec.number, body[:size], spare) if size else (0, numbers, spare)
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _named(self, said: object, asked: str, one_host: bool) -> str:
-        """What this stream begins with: what the job asks for, or where that is left open what the worker chose before."""
-        name = asked if asked != contract.AUTO_CODEC else str(said)
-        if name in self.agreed:
-            return name
-        return contract.AUTO_CODEC if asked == contract.AUTO_CODEC and not one_host else codecs.NONE
-
-
-def said_of(streams: Iterable[Encoded]) -> str | None:
-    """How the workers' numbers travel, such as `push int8, pull bf16`; several names where they differ, None where all go as they are."""
-    known = list(streams)
-    sides = [("push", sorted({stream.push for stream in known})), ("pull", sorted({stream.pull for stream in known}))]
-    if all(names in ([], [codecs.NONE]) for _, names in sides):
-        return None
-    return ", ".join(f"{side} {'+'.join(names)}" for side, names in sides)
-
-
-class EarlyPushes:
-    """Of one worker, and used by the threads that read its streams: at most one gradient a block, and `most` bytes together."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
-        self._by_block: dict[int, tuple[int, int, Gradient]] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, header: Header, gradient: Gradient) -> None:
-        """Hold what came by an EARLY frame, if there is room and no later one of its block is here; else give it back."""
-        with self._lock:
-            clock, number, _ = self._by_block.get(header.block, (-1, -1, None))
-            if (clock, number) < (header.clock, header.request):
-                self._drop(header.block)
-                size = _nbytes(gradient)
-                if self._bytes + size <= self._most:
-                    self._by_block[header.block] = (header.clock, header.request, gradient)
-                    self._bytes += size
-                    return
-        gradient.free()
-
-    def take(self, header: Header) -> Gradient:
-        """The gradient that a HELD push names. Raises WireError where it is not here; the worker then pushes the block whole."""
-        with self._lock:
-            clock, number, gradient = self._by_block.pop(header.block, (-1, 0, None))
-            self._bytes -= 0 if gradient is None else _nbytes(gradient)
-        if gradient is None or (clock, number) != (header.clock, header.part):
-            raise WireError(f"push of block {header.block} names early data {header.part} of step {header.clock}, which is not held here")
-        return gradient
-
-    def drop(self, block: int, clock: int) -> None:
-        """Other contents of the block come, or none: what was held up to that clock is not the push."""
-        with self._lock:
-            if self._by_block.get(block, (clock + 1,))[0] <= clock:
-                self._drop(block)
-
-    def clear(self) -> None:
-        """A stream has ended, and the others do."""
-        with self._lock:
-            for block in list(self._by_block):
-                self._drop(block)
-
-    def nbytes(self) -> int:
-        """Bytes that are held."""
-        return self._bytes
-
-    def _drop(self, block: int) -> None:
-        held = self._by_block.pop(block, None)
-        if held is not None:
-            self._bytes -= _nbytes(held[2])
-            held[2].free()
-
-
-def _nbytes(gradient: Gradient) -> int:
-    return gradient.flat.numel() * gradient.flat.element_size()
-
-
 BEHIND_SECONDS = 0.01
 """From one look to the next at whether the coordinator has heard what a worker has said."""
-log = logging.getLogger("psjob.shard")
+WAITING_SECONDS = 2.0
+OF_VIEW = (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_IDS)
+"""Frames that only a shard which serves their view takes."""
+END_SECONDS = 5.0
+"""For the end of a session whose worker has dialled again."""
+MORE_STATES = 16
+"""A worker that asks again, on a step that it repeats, asks for a few twice."""
 
 
-class Session:
+@dataclass(frozen=True)
+class CoordinatorCalls:
+    """What the coordinator hears of workers, in shard 0's process."""
+
+    hello: Callable[[Session], None]
+    behind: Callable[[Session], bool]
+    frame: Callable[[Session, Header, dict[str, Any], bytes], None]
+    ended: Callable[[Session], None]
+
+
+@dataclass(frozen=True)
+class SessionContext(ShardContext):
+    """What sessions have of their shard beside that. `coordinator`: None in any process but shard 0's."""
+
+    coordinator: CoordinatorCalls | None
+    records: RecordsHere
+    marked: Callable[[int, int], None]
+    """Told of a worker's rank and the snapshot that it holds its pushes for."""
+    left: Callable[[int], None]
+    sessions: dict[int, Session] = field(default_factory=dict)
+    """The newest one by rank."""
+    admitting: dict[Session, None] = field(default_factory=dict)
+    """Those that wait until this shard serves their view."""
+
+
+class Session(WorkerState):
     """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `let_in` (others).
 
     Raises WireError for a hello that asks for what no worker has.
     """
 
-    def __init__(self, server: Server, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> None:
-        self.server, self.store = server, server.store
-        self.rank, self.hello = header.worker, hello
-        self.incarnation = (header.start, header.rewinds)
-        self.encoded = Encoded(server.place, header.worker, hello, not stream.is_remote)
-        self.done = threading.Event()
+    context: SessionContext
+
+    def __init__(self, context: SessionContext, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> None:
+        super().__init__(context, stream, header, hello)
+        self._coordinator = context.coordinator
         self.after: list[Callable[[], None]] = []
         """Called when this session is over."""
         self.welcomed = False
-        self.generation = -1
-        self.base = Header(
-            Kind.PARAM, run=server.run, attempt=self.store.attempt, worker=self.rank, start=header.start, rewinds=header.rewinds
-        )
-        """What every frame to this worker has in common."""
-        self.held = EarlyPushes(self.store.budget // self.store.workers)
-        self.lanes = [ShardLane(self, stream)]
-        self.row_frames = RowFrames(self)
-        self.records = RecordFrames(self)
+        self.row_frames = RowFrames(self, self.judge)
+        self.lanes.append(ShardLane(self, stream, self.row_frames.answer))
+        self.records = RecordFrames(self, context.records, self.to_coordinator)
         self.states = StateFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
-        self.lending: Lending | None = None
-        """Where this worker's blocks lie, from when it has come for memory that this shard lends until the session is over."""
         self._lent = False
         self._ticket = ""
         self._slots = slots_of(hello)
         self._transports = transports_of(hello, "transports")
-        self.row_transports = transports_of(hello, "rowTransports")
         self._lock = threading.Lock()
         self._reading = 1
-
-    @property
-    def stream(self) -> NonBlockingStream:
-        """The one that hello came by."""
-        return self.lanes[0].stream
 
     def run(self, old: Session | None = None) -> Wants[None]:
         """Serve until the stream ends, once `old` is over. Raises WireError on a broken rule; the server answers it."""
@@ -260,7 +119,7 @@ class Session:
 
     def run_lane(self, stream: NonBlockingStream, hello: dict[str, Any]) -> Wants[None]:
         """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
-        lane = ShardLane(self, stream)
+        lane = ShardLane(self, stream, self.row_frames.answer)
         with self._lock:
             if self.done.is_set() or not secrets.compare_digest(str(hello.get("token")), self._token):
                 raise WireError(f"worker {self.rank}: this lane belongs to another session; dial again")
@@ -284,7 +143,7 @@ class Session:
             while True:
                 if lane.stream.full:
                     yield from lane.stream.emptied()
-                while self.server.coordinator is not None and self.server.coordinator.behind(self):
+                while self._coordinator is not None and self._coordinator.behind(self):
                     yield Pause(BEHIND_SECONDS)
                 header = yield from lane.stream.next_header(None)
                 wants = self._handle(lane, header)
@@ -307,10 +166,10 @@ class Session:
         self.held.clear()
         for act in self.after:
             act()
-        if self.server.coordinator is not None:
-            self.server.coordinator.ended(self)
-        if self.server.counter is not None:
-            self.server.counter.forget(self._ticket)
+        if self._coordinator is not None:
+            self._coordinator.ended(self)
+        if self.context.broker is not None:
+            self.context.broker.forget(self._ticket)
         self.lending = None  # gigabytes, which would stay with whatever still knows this session
         self.row_frames.close()
 
@@ -365,12 +224,6 @@ class Session:
         self.tell(Kind.WELCOME, body | self._offer() | self.row_frames.offer() | extra)
 
     @property
-    def near(self) -> bool:
-        """May this worker and the shard lend each other memory?"""
-        place = self.server.place
-        return not self.stream.is_remote and (place.config.sharing == "host" or place.index == self.rank)
-
-    @property
     def transport(self) -> str:
         """How this worker's blocks and rows come and go: shared, tcp, or mixed."""
         blocks = "shared" if self._lent else "tcp"
@@ -378,8 +231,8 @@ class Session:
 
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""
-        counter, store = self.server.counter, self.store
-        if counter is None or store.places is None or not self.near or "shared" not in self._transports:
+        broker, store = self.context.broker, self.store
+        if broker is None or store.places is None or not self.near or "shared" not in self._transports:
             return {}
         span, region, slots = store.places, store.region, self._slots
 
@@ -393,9 +246,9 @@ class Session:
                 self.lending, self._lent = lending, True
             return lending.answers
 
-        counter.forget(self._ticket)
-        self._ticket = counter.expect(give)
-        return {"shared": {"name": counter.address, "token": self._ticket, "bytes": lent_bytes(store, slots)}}
+        broker.forget(self._ticket)
+        self._ticket = broker.expect(give)
+        return {"shared": {"name": broker.address, "token": self._ticket, "bytes": lent_bytes(store, slots)}}
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -419,7 +272,7 @@ class Session:
             try:
                 check_acked(self.store, self.rank, acked)
             except WireError:
-                self.server.control.answer({"did": "doubts"})  # a lost process that lived on, cut off, may have acknowledged more
+                self.context.answer({"did": "doubts"})  # a lost process that lived on, cut off, may have acknowledged more
                 raise
             lost = self.store.admission.jump(self.rank, acked)
             self.store.samples.forget(self.rank)
@@ -429,7 +282,7 @@ class Session:
 
     def _handle(self, lane: ShardLane, header: Header) -> Wants[None] | None:
         """Do what a frame asks for; what is left to be done once more of it has come. Raises WireError."""
-        self.server.check(header, self)
+        self._check(header)
         kind = header.kind
         if kind in REACHED and not self.stale:
             check_reached(self.store, header)
@@ -451,12 +304,12 @@ class Session:
             return self._init(header)
         elif kind is Kind.MARK:
             self.to_coordinator(header, {})
-            self.server.control.mark(self.rank, header.request)
+            self.context.marked(self.rank, header.request)
         elif kind is Kind.LEAVE:
             if not self.stale:
                 check_leave(self.store, header)
                 self.store.leave(self.rank, header.clock)
-                self.server.control.left(self.rank)
+                self.context.left(self.rank)
                 self.to_coordinator(header, {})
         elif kind is Kind.RECORD:
             return self.records.whole(header)
@@ -469,6 +322,20 @@ class Session:
         else:
             return self._said(header)
         return None
+
+    def _check(self, header: Header) -> None:
+        """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
+        if header.run != self.context.run or header.worker != self.rank or (header.start, header.rewinds) != self.incarnation:
+            raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
+        if header.kind in OF_VIEW:
+            store = self.store
+            if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
+                if store.mode.rewinds_together:
+                    self.rewind()
+                else:
+                    self.tell(Kind.WAITING, {})
+                    self.hang_up()
+                raise StreamClosed(f"worker {self.rank} speaks of view {header.view}, this is {store.view}")
 
     def _said(self, header: Header) -> Wants[None]:
         """A frame with a body that the coordinator or this stream itself is told."""
@@ -556,17 +423,12 @@ class Session:
         weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype), device="cpu")
         yield from self.stream.payload(header, [memory.view(weights)])
         if self.store.initialise(header.block, weights):
-            self.server.initialised()
+            self.context.initialised()
 
     def to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
         """Let the coordinator have a frame, if it is in this process."""
-        if self.server.coordinator is not None:
-            self.server.coordinator.frame(self, header, body, blob)
-
-
-WAITING_SECONDS = 2.0
-END_SECONDS = 5.0
-"""For the end of a session whose worker has dialled again."""
+        if self._coordinator is not None:
+            self._coordinator.frame(self, header, body, blob)
 
 
 def let_in(session: Session, old: Session | None) -> Wants[None]:
@@ -576,16 +438,16 @@ def let_in(session: Session, old: Session | None) -> Wants[None]:
         old.after.append(session.stream.wake)
         while not old.done.is_set() and (left := until - time.monotonic()) > 0:
             yield Pause(left)
-    server, store = session.server, session.store
-    if server.coordinator is not None:
-        server.coordinator.hello(session)
+    context, store = session.context, session.store
+    if context.coordinator is not None:
+        context.coordinator.hello(session)
         return
-    server.admitting[session] = None
+    context.admitting[session] = None
     try:
         yield from _served(session)
     finally:
-        server.admitting.pop(session, None)
-    if server.final:
+        context.admitting.pop(session, None)
+    if context.job.final:
         session.tell(Kind.FINISHED)
         session.hang_up()
         return
@@ -599,15 +461,120 @@ def let_in(session: Session, old: Session | None) -> Wants[None]:
 
 def _served(session: Session) -> Wants[None]:
     """Wait until this shard serves the worker's view, or all is over; tell the worker now and then."""
-    server, store, hello = session.server, session.store, session.hello
+    context, store, hello = session.context, session.store, session.hello
     told = time.monotonic()
-    while not server.final:
+    while not context.job.final:
         ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and hello.get("init"))
         if ready and store.view >= int(hello.get("view", 0)):
             return
         yield Pause(max(0.0, told + WAITING_SECONDS - time.monotonic()))
-        if server.replaced(session):
+        if context.sessions.get(session.rank) is not session:
             raise StreamClosed(session.stream.peer)
         if time.monotonic() - told >= WAITING_SECONDS:
             told = time.monotonic()
             session.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})
+
+
+class RecordsHere:
+    """Records by rank, as far as they have come. They outlive the streams that bring them, so that a break does not begin one anew."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_rank: dict[int, RecordIn] = {}
+
+    def take(self, rank: int, record: RecordId, offset: int, data: bytes | bytearray) -> tuple[int, bytes | None]:
+        """A piece came: how much of its record is here, and the record where `RecordIn.take` gives it."""
+        with self._lock:
+            here = self._by_rank.setdefault(rank, RecordIn())
+            whole = here.take(record, offset, data)
+            return here.count, whole
+
+
+class RecordFrames:
+    """The record frames of one worker. `records` are those of all; `give` hands a whole one to the coordinator, if it is here."""
+
+    def __init__(self, worker: WorkerState, records: RecordsHere, give: Callable[[Header, dict[str, Any], bytes], None]) -> None:
+        self._worker, self._records, self._give = worker, records, give
+        self._stream = RecordsOnStream()
+
+    def whole(self, header: Header) -> Wants[None]:
+        """A RECORD of the worker. Raises WireError."""
+        record = bytes((yield from self._worker.stream.body(header)))  # above PIECE a worker sends it in pieces
+        self._stream.last = record if len(record) <= PIECE else None
+        self._give(header, {}, record)
+
+    def delta(self, header: Header) -> Wants[None]:
+        """A RECORD_DELTA of the worker. Raises WireError where it does not go with the record before."""
+        worker, (crc, size) = self._worker, header.version
+        data = bytes((yield from worker.stream.body(header, PIECE)))
+        if size > PIECE:
+            raise WireError(f"a record of {size} bytes in one frame; above {PIECE} it comes in pieces")
+        try:
+            record = self._stream.take(RecordDelta(header.part, crc, size, data))
+        except ValueError as error:
+            raise WireError(f"worker {worker.rank}: {error}") from None
+        self._give(header._replace(kind=Kind.RECORD, part=header.generation), {}, record)
+
+    def piece(self, header: Header) -> Wants[None]:
+        """A RECORD_PIECE of the worker. Raises WireError where it is none that a coordinator takes."""
+        worker, record = self._worker, RecordId(header.clock, *header.version)
+        if worker.context.place.index or not 0 < record.size <= MAX_RECORD:
+            raise WireError(f"a piece of a record of {record.size} bytes; shard 0 takes records of 1 to {MAX_RECORD}")
+        body = yield from worker.stream.body(header, PIECE)
+        count, whole = self._records.take(worker.rank, record, header.part, body)
+        if whole is not None:
+            self._give(header._replace(kind=Kind.RECORD, part=header.generation), {}, whole)
+        has = worker.base._replace(kind=Kind.RECORD_HAS, view=worker.store.view, clock=record.clock, version=header.version, part=count)
+        worker.stream.put_frame(has)
+
+    def give_back(self, header: Header, blob: bytes) -> None:
+        """Send a record in pieces, other frames between them, from where the worker's hello says that it has it."""
+        worker, stream, view = self._worker, self._worker.stream, memoryview(blob)
+        record = RecordId(header.clock, zlib.crc32(blob), len(blob))
+        has = worker.hello.get("has")
+        began = has[3] if isinstance(has, list) and len(has) == 4 and has[:3] == list(record) and type(has[3]) is int else 0
+
+        def send(at: int) -> Sending:
+            data = view[at : at + PIECE]
+            head = header._replace(kind=Kind.RECORD_PIECE, part=at, version=(record.crc, record.size))
+            if at + PIECE < len(view):
+                stream.put(lambda: send(at + PIECE))
+            return Sending(stream.framed(head, data))
+
+        stream.put(lambda: send(min(max(0, began), len(blob))))
+
+
+class StateFrames:
+    """The STATE frames of one worker."""
+
+    def __init__(self, worker: WorkerState) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._count = 0
+        """Blocks whose state was asked for and not sent yet."""
+
+    def asked(self, header: Header) -> None:
+        """Answer with the state of a block that is no one worker's: slots one after the other, counters as JSON first.
+
+        It is copied when its turn to be sent has come: at most one copy a worker is held. Raises WireError for too many at a time.
+        """
+        worker = self._worker
+        cell = worker.store.cell(header.block)
+        if self._count >= len(worker.store.cells) + MORE_STATES:
+            raise WireError(f"worker {worker.rank} has asked for the state of {self._count} blocks and taken none")
+        with self._lock:
+            self._count += 1
+        worker.stream.put(partial(self._answer, header, cell), True)
+
+    def _answer(self, header: Header, cell: Cell) -> Sending | None:
+        with self._lock:
+            self._count -= 1
+        with cell.lock:
+            if cell.state is None:
+                return None  # a restore has come between, which ends this stream
+            copy = cell.state.shared().copy()
+        worker = self._worker
+        head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
+        parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]
+        answer = worker.base._replace(kind=Kind.STATE, view=worker.store.view, request=header.request, block=header.block)
+        return Sending(worker.stream.framed_parts(answer, parts))

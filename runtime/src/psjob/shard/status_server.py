@@ -17,18 +17,16 @@ import time
 from collections.abc import Callable
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
+from psjob.process.errors import LONGEST_MESSAGE, leave_message
 from psjob.protocol.shard.phase import Phase
-from psjob.shard.session import said_of
+from psjob.shard.lane import said_of
+from psjob.shard.server import Server
 from psjob.wire.unauthenticated import UnauthenticatedPeers
-
-if TYPE_CHECKING:
-    from psjob.shard.server import Server
-
 
 SAID = 32
 """Digits of a nonce before its seal: when it was made, in microseconds, and half of them random."""
@@ -223,6 +221,29 @@ def hang_up(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
+def last_words(server: Server) -> None:
+    """The last status as termination message: a shard ends between two polls of those who look."""
+    words = status(server)
+    coordinator = words.get("coordinator", {})
+    kept = (
+        "step", "loss", "metrics", "reported", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged",
+        "drift",
+    )  # fmt: skip
+    said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
+    if coordinator:
+        said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
+    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
+    body = server.termination_message | met | {"status": said}
+    for part, name in (
+        (said["counters"], "acknowledged"),
+        (said.get("coordinator", {}), "reported"),
+        (said.get("coordinator", {}), "metrics"),
+    ):
+        if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported
+            part.pop(name, None)
+    leave_message(body)
+
+
 def history(server: Server) -> dict[str, Any] | None:
     """The JSON of contract.HISTORY_PATH; None of any shard but 0."""
     return None if server.coordinator is None else {"entries": server.coordinator.machine.progress.past.told()}
@@ -262,7 +283,7 @@ def status(server: Server) -> dict[str, Any]:
 
 
 def _state(server: Server) -> str:
-    if server.final:
+    if server.job.final:
         return "finished"
     phase, machine = server.store.phase, server.control.machine
     if phase is Phase.SERVING:

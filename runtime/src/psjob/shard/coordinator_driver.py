@@ -11,14 +11,15 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
 from psjob import rules
-from psjob.contract import keys
+from psjob.contract import MOST_RISE, keys
 from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_aliases, check_table
 from psjob.modes import written
 from psjob.process import supervise
@@ -31,37 +32,44 @@ from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
 from psjob.shard.checks import rule_problem
+from psjob.shard.control import ExitCalls
 from psjob.shard.coordinated_updates import read_order
 from psjob.shard.coordinator_disk import DiskWork, Job, read_part
-from psjob.shard.peers import Mailbox
+from psjob.shard.lane import JobState
 from psjob.shard.push_metrics import JobCounts, Lateness
 from psjob.shard.session import Session
+from psjob.shard.store import Store
 from psjob.tables import TableSpec
-from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
+from psjob.wire import tcp
+from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError, run_digest
 from psjob.wire.unauthenticated import one_line
-
-if TYPE_CHECKING:
-    from psjob.shard.server import Server
 
 MOST_UNHEARD = 2048
 """Frames of a worker that the coordinator has not heard; with more, no more of its frames are read."""
 TICK_SECONDS = 0.05
+MANY = 256
+"""So many that wait wake the thread all the same."""
+BEAT_SECONDS = 2.0
+"""The coordinator says something down each stream at least this often."""
 PATIENT_SECONDS = 1.0
 """Where checkpoints are at least so far apart, steps and records between them are handled by ticks."""
 STALENESS_SECONDS = 0.5
 MAX_TABLES: Final = 10_000
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 log = logging.getLogger("psjob.coordinator")
+T = TypeVar("T")
 SendOrder = Callable[[Mapping[str, Any]], None]
 
 
-class Coordination:
+class CoordinatorDriver:
     """What is public may be called from any thread, but for `feed` and `carry_out`, which are the coordinator's own."""
 
-    def __init__(self, place: Place, server: Server, folder: Path) -> None:
-        self.place, self.server = place, server
+    def __init__(self, place: Place, folder: Path, store: Store, job: JobState, order: SendOrder, exits: ExitCalls) -> None:
+        """`order` carries an order out in this process."""
+        self.place, self.store, self._job, self._exits = place, store, job, exits
+        self.closed = False
         self.clock: Callable[[], float] = time.monotonic
-        self.machine = Coordinator(job_of(place, server, folder), self.clock())
+        self.machine = Coordinator(job_of(place, store, folder), self.clock())
         self.disk = DiskWork(place, folder)
         self.lateness, self.counts = Lateness(), JobCounts()
         self.beat = time.monotonic()
@@ -71,7 +79,7 @@ class Coordination:
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._streams: dict[Session, int] = {}
-        self._orders: dict[int, SendOrder] = {0: lambda body: server.control.order(body)}
+        self._orders: dict[int, SendOrder] = {0: order}
         self._table: tuple[list[Any], tuple[TensorSpec, ...]] = ([], ())
         """The one that came last, as it came and as it was read: workers of one job share it."""
         self._lock = threading.Lock()
@@ -81,12 +89,17 @@ class Coordination:
 
     def take_up(self, said: Mapping[str, Any]) -> None:
         """Before `start`: this process goes on from memory, which says that of the whole."""
-        store = self.server.store
+        store = self.store
         assert store.layout is not None and store.kept is not None
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
         cut, clip = store.kept.highest_cut, store.kept.clip
         self.feed(events.TookUp(said["view"], said["recovery"], said["mode"], store.layout, workers, cut, clip))
+
+    def close(self) -> None:
+        """End its threads."""
+        self.closed = True
+        self.jobs.put(None)
 
     def start(self) -> None:
         """Begin, in threads of its own."""
@@ -96,7 +109,7 @@ class Coordination:
     def _run(self) -> None:
         self.feed(events.Started())
         ticked = 0.0
-        while not self.machine.ended and not self.server.closed:
+        while not self.machine.ended and not self.closed:
             event: Event | None = None
             try:
                 event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
@@ -139,7 +152,7 @@ class Coordination:
         """Look at the time."""
         now = self.clock()
         self._look(now)
-        self.feed(events.Tick(self.server.store.furthest()))
+        self.feed(events.Tick(self.store.furthest()))
 
     # -- from other threads --------------------------------------------------------------------
 
@@ -269,8 +282,8 @@ class Coordination:
             return None
         said = machine.status(self.clock(), time.time())
         with self._lock:
-            self.counts.heard(0, self.server.store.counters.word(self.server.store.attempt))
-        waiting = said["waiting"] or self.server.waiting_for or machine.stages.waiting(self.clock())
+            self.counts.heard(0, self.store.counters.word(self.store.attempt))
+        waiting = said["waiting"] or self._job.waiting_for or machine.stages.waiting(self.clock())
         return said | {"waiting": waiting} | self.lateness.told() | self.counts.told()
 
     def missing(self) -> list[int]:
@@ -296,23 +309,23 @@ class Coordination:
                 if (session := self._sessions.get(action.stream)) is not None:
                     session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
             case actions.WishRecords(on):
-                self.server.wishes = on
+                self._job.record_requested = on
             case actions.Order(link, body, most_from_here):
                 if most_from_here:
-                    body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.server.store.clocks().items()}}
+                    body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.store.clocks().items()}}
                 if body["do"] == "cut":
-                    self.server.store.note_cut(int(body["cut"]))
+                    self.store.note_cut(int(body["cut"]))
                 elif body["do"] == "clip":
-                    self.server.store.note_clip(*read_order(body))
+                    self.store.note_clip(*read_order(body))
                 if (order := self._orders.get(link)) is not None:
                     order(body)
             case actions.Leave(code, why):
                 if why is None:
-                    self.server.exit_with(code)
+                    self._exits.exit_with(code)
                 else:
-                    self.server.leave(code, why)
+                    self._exits.leave(code, why)
             case actions.LeaveFenced(view, why):
-                self.server.fenced(Fenced(why, view))
+                self._exits.fenced(Fenced(why, view))
             case _:
                 self.jobs.put(action)
 
@@ -346,7 +359,7 @@ class Coordination:
 
     def _look(self, now: float) -> None:
         """This shard's own part of how late pushes are."""
-        store = self.server.store
+        store = self.store
         if store.staleness is not None and now - self._staleness_told >= STALENESS_SECONDS:
             self._staleness_told = now
             self._late(0, store.staleness.word(store.attempt))
@@ -439,12 +452,107 @@ def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
+def job_of(place: Place, store: Store, folder: Path) -> JobFacts:
     """The job as the machine knows it."""
     config, saved = place.config, place.config.checkpoint
     return JobFacts(
-        place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
+        place.run, str(folder), store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
         config.update_at, config.update_rule, config.reduction, config.step_timeout, config.stages, saved.request,
         config.flushes, config.stage_names,
     )  # fmt: skip
+
+
+class PeerStream:
+    """The coordinator's end of another shard's stream: orders go down it, answers come up.
+
+    Orders are sent by a thread, so that a slow shard never holds the coordinator.
+    """
+
+    def __init__(self, coordinator: CoordinatorDriver, stream: tcp.Stream, hello: Mapping[str, Any]) -> None:
+        self._coordinator, self.stream, self.hello = coordinator, stream, hello
+        self.index = int(hello["index"])
+        self._out: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        view, own = int(hello["view"]), coordinator.store.view
+        if view > own + MOST_RISE:
+            raise WireError(f"shard {self.index} says view {view}, this one is of view {own}; a view rises by {MOST_RISE} at most")
+
+    def run(self) -> None:
+        coordinator = self._coordinator
+        hello, order = self.hello, self._out.put
+        if hello.get("early"):
+            coordinator.announced(int(hello["view"]))
+            return
+        if self.stream.gone():
+            return  # the shard has dialled again meanwhile; an old hello must not displace the new one
+        link = coordinator.shard(self.index, hello, order)
+        supervise.start(self._send_loop, f"to-shard-{self.index}")
+        try:
+            while True:
+                header = self.stream.recv_header(None)
+                if header.kind is not Kind.PEER:
+                    raise WireError(f"{header.kind.name} is not a shard's message")
+                coordinator.answer(self.index, self.stream.recv_json(header))
+        finally:
+            self._out.put(None)
+            coordinator.lost(self.index, link)
+
+    def _send_loop(self) -> None:
+        place, store = self._coordinator.place, self._coordinator.store
+        header = Header(Kind.PEER, run=run_digest(place.run), view=store.view, attempt=store.attempt)
+        while True:
+            try:
+                body = self._out.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                body = {"do": "nothing"}
+            if body is None:
+                return
+            try:
+                self.stream.send_json(header, body)
+            except tcp.StreamClosed:
+                return
+
+
+class Mailbox(Generic[T]):
+    """What waits for one thread, in its order: any thread may put, one takes.
+
+    What is not urgent wakes nobody: it is taken with what comes next, or when the thread looks.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[T] = deque()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asleep = False
+
+    def put(self, item: T, urgent: bool = True) -> None:
+        """Behind all that was put before; only what is urgent ends a wait of `get`."""
+        self._waiting.append(item)
+        if self._asleep and (urgent or len(self._waiting) > MANY):
+            self._asleep = False
+            self._wakes.put(None)
+
+    def get(self, timeout: float) -> T:
+        """The next one; waits `timeout` seconds for one that is urgent. Raises queue.Empty."""
+        self._asleep = True  # before it is looked: what is put from here on either is seen or wakes
+        if not self._waiting:
+            try:
+                self._wakes.get(timeout=timeout)
+            except queue.Empty:
+                pass
+        self._asleep = False
+        return self.get_nowait()
+
+    def get_nowait(self) -> T:
+        """The next one. Raises queue.Empty."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            raise queue.Empty from None
+
+    def qsize(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def empty(self) -> bool:
+        """Does none wait?"""
+        return not self._waiting

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from psjob.layout import memory
 from psjob.protocol.shard.phase import Phase
+from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_ahead, check_info
-from psjob.shard.pending import Waiter
+from psjob.shard.lane import WorkerState
+from psjob.shard.pending import Received, Waiter
 from psjob.shard.table import Buffers, RowCell, RowGradient
 from psjob.tables import TableSpec
 from psjob.wire.event_loop import LARGE, Sending
@@ -31,9 +34,6 @@ from psjob.wire.frame import (
 from psjob.wire.reading import Pause, Wants
 from psjob.wire.shared_memory import Region
 
-if TYPE_CHECKING:
-    from psjob.shard.session import Session
-
 MAX_HELD = 64
 """Lookups of one worker that wait for a table's next version."""
 MAX_QUEUED = 16
@@ -41,10 +41,10 @@ MAX_QUEUED = 16
 
 
 class RowFrames:
-    """Belongs to one Session; answers are queued by whichever thread moves a table on."""
+    """Of one worker; answers are queued by whichever thread moves a table on. `judge` gives back, or ends, what was not taken."""
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._store = session, session.store
+    def __init__(self, worker: WorkerState, judge: Callable[[Header, Verdict, str, Received | None], None]) -> None:
+        self._worker, self._store, self._judge = worker, worker.store, judge
         self._pushes: list[Buffers] = []
         self._queued = 0
         self._counting = threading.Lock()
@@ -70,25 +70,25 @@ class RowFrames:
 
     def offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for memory of rows; nothing for any other, and where there is no table."""
-        session, counter = self._session, self._session.server.counter
-        if counter is None or not session.near or not self._store.row_cells or "shared" not in session.row_transports:
+        worker, broker = self._worker, self._worker.context.broker
+        if broker is None or not worker.near or not self._store.row_cells or "shared" not in worker.row_transports:
             return {}
-        counter.forget(self._ticket)
-        self._ticket = counter.expect(self._give)
-        return {"sharedRows": {"name": counter.address, "token": self._ticket, "bytes": LENT_ANSWERS}}
+        broker.forget(self._ticket)
+        self._ticket = broker.expect(self._give)
+        return {"sharedRows": {"name": broker.address, "token": self._ticket, "bytes": LENT_ANSWERS}}
 
     def close(self) -> None:
         """The session is over: nobody comes for its memory any more."""
-        if self._session.server.counter is not None:
-            self._session.server.counter.forget(self._ticket)
+        if self._worker.context.broker is not None:
+            self._worker.context.broker.forget(self._ticket)
         self._lending = self._listed = None
 
     def _give(self, fd: int) -> Region:
         lending = RowLending(fd)
         self._lending, self._came = lending, True
-        if self._session.done.is_set():
+        if self._worker.done.is_set():
             self._lending = None
-            raise WireError(f"worker {self._session.rank} has gone meanwhile")
+            raise WireError(f"worker {self._worker.rank} has gone meanwhile")
         return lending.answers
 
     def _lent(self, header: Header, cell: RowCell) -> RowLending:
@@ -107,28 +107,28 @@ class RowFrames:
             if header.flags & Flag.PLACE:
                 place = self._lent(header, cell).place(header, cell.spec, header.length // ID_BYTES)
             ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
-            yield from self._session.stream.payload(header, [memory.view(ids)])
+            yield from self._worker.stream.payload(header, [memory.view(ids)])
             _check_ids(cell, ids)
         while self._queued >= MAX_QUEUED:
             yield Pause()
         with cell.lock:
             if cell.waiters.of(header.worker) >= MAX_HELD:
                 raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
-            waiter = self._store.waiter(header, self._session.lanes[0], header.version[1], ids)
+            waiter = self._store.waiter(header, self._worker.lanes[0], header.version[1], ids)
             waiter.place = place
             cell.wait_for(waiter)
             cell.answer((header.worker,))
 
     def _which(self, header: Header) -> Wants[None]:
         """Answer with the ids that a table has above the one that is given, a page of them."""
-        session, cell = self._session, self._store.row_cell(header.table)
+        worker, cell = self._worker, self._store.row_cell(header.table)
         if header.length not in (0, ID_BYTES) or header.flags:
             raise WireError(
                 f"ROW_IDS of {cell.name} has {header.length} bytes and flags {header.flags}, expected one id or none, and no flag"
             )
         above = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
         if header.length:
-            yield from session.stream.payload(header, [memory.view(above)])
+            yield from worker.stream.payload(header, [memory.view(above)])
         while self._queued >= MAX_QUEUED:
             yield Pause()
         if not header.length or self._listed is None or self._listed[0] is not cell:
@@ -140,7 +140,7 @@ class RowFrames:
         page = ids[begin : begin + ID_PAGE]
         if len(page) < ID_PAGE:
             self._listed = None
-        answer = session.base._replace(
+        answer = worker.base._replace(
             kind=Kind.ROW_IDS, view=self._store.view, clock=header.clock, request=header.request, table=cell.number, block=cell.index,
             version=(self._store.attempt, cell.n),
         )  # fmt: skip
@@ -148,7 +148,7 @@ class RowFrames:
 
     def _push(self, header: Header) -> Wants[None]:
         """Take a clock's gradient rows."""
-        session, store, cell = self._session, self._store, self._store.row_cell(header.table)
+        worker, store, cell = self._worker, self._store, self._store.row_cell(header.table)
         grad = None
         check_ahead(store, header, cell)
         if header.flags & (Flag.ABSENT | Flag.SKIP):
@@ -160,13 +160,13 @@ class RowFrames:
             check_info(store, header, cell.name)
         if not header.flags & (Flag.ABSENT | Flag.SKIP):
             grad = yield from self._received(header, cell, rows)
-        session.judge(header, store.push(header, cell, grad, session.lanes[0], session.generation), cell.name, grad)
+        self._judge(header, store.push(header, cell, grad, worker.lanes[0], worker.generation), cell.name, grad)
 
     def _received(self, header: Header, cell: RowCell, rows: int) -> Wants[RowGradient | None]:
         """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""
         if not header.flags & Flag.LENT:
             grad = RowGradient(self._pushes, rows, cell.spec)
-            yield from self._session.stream.payload(header, [memory.view(grad.ids), memory.view(grad.grads)])
+            yield from self._worker.stream.payload(header, [memory.view(grad.ids), memory.view(grad.grads)])
         elif self._store.wanted(header, cell):
             ids, grads = self._lent(header, cell).pushed(header, cell.spec, rows)
             judged = cell.push_norms is not None or not cell.non_finite.passes  # of a copy, which nobody can change any more
@@ -182,28 +182,28 @@ class RowFrames:
 
     def _initial(self, header: Header) -> Wants[None]:
         """Take first values of rows from rank 0."""
-        session, store, cell = self._session, self._store, self._store.row_cell(header.table)
-        if session.rank != 0 or store.phase is not Phase.INIT:
-            raise WireError(f"ROW_INIT from worker {session.rank} while this shard is {store.phase.value}; only rank 0 starts a new run")
+        worker, store, cell = self._worker, self._store, self._store.row_cell(header.table)
+        if worker.rank != 0 or store.phase is not Phase.INIT:
+            raise WireError(f"ROW_INIT from worker {worker.rank} while this shard is {store.phase.value}; only rank 0 starts a new run")
         rows = _rows(header, cell, lookup_limit(cell.spec.dim))
         if rows:
             info = check_info(store, header, cell.name)
             first = RowGradient(self._pushes, rows, cell.spec)
-            yield from session.stream.payload(header, [memory.view(first.ids), memory.view(first.grads)])
+            yield from worker.stream.payload(header, [memory.view(first.ids), memory.view(first.grads)])
             _check_ids(cell, first.ids)
             with cell.lock:
                 cell.begin(first.ids, first.grads, info.rows)
             first.free()
         if header.flags & Flag.STORE and store.initialised_one(cell.index):
-            session.server.initialised()
+            worker.context.initialised()
 
     def answer(self, cell: RowCell, waiter: Waiter) -> None:
         """Gather a lookup's rows now (the table's lock is held) and queue them."""
-        header = self._session.base._replace(
+        header = self._worker.base._replace(
             kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
             block=cell.index, version=(self._store.attempt, cell.n),
         )  # fmt: skip
-        stream = self._session.stream
+        stream = self._worker.stream
         if waiter.ids is None:
             stream.put_frame(header)
             return
@@ -217,7 +217,7 @@ class RowFrames:
 
     def _put(self, header: Header, body: torch.Tensor) -> None:
         """Queue an answer that has been gathered."""
-        stream = self._session.stream
+        stream = self._worker.stream
         with self._counting:
             self._queued += 1
         stream.put(lambda: Sending(stream.framed(header, memory.view(body)), self._one_less), large=body.nbytes >= LARGE)
@@ -228,7 +228,7 @@ class RowFrames:
             self._queued -= 1
             full = self._queued == MAX_QUEUED - 1
         if full:
-            self._session.stream.wake()
+            self._worker.stream.wake()
 
 
 def _rows(header: Header, cell: RowCell, limit: int) -> int:
