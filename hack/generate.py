@@ -55,8 +55,8 @@ def copies() -> dict[Path, str]:
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
     from hack import argocd, believedtable, housemap, metricspage, pythonpage, reasonspage
+    from psjob_client.cli.help import reference_page
     from psjob_client.cli.main import cli
-    from psjob_client.cli.reference import reference
     from psjob_operator.api.crd import crd_yaml
     from psjob_operator.api.docs import api_page
     from tests.programs import page as programspage
@@ -66,7 +66,7 @@ def files() -> dict[Path, str]:
         ROOT / "crds/psjob.dev_pstrainingjobs.yaml": crd,
         ROOT / "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml": in_chart(crd),
         ROOT / "docs/api.md": api_page(),
-        ROOT / "docs/cli.md": reference(cli),
+        ROOT / "docs/cli.md": reference_page(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reasons.md": reasonspage.page(),
         believedtable.PAGE: believedtable.page(),
