@@ -25,8 +25,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def texts() -> dict[Path, str]:
     """The whole files, with the verbs as they have to be."""
-    client = {**_verbs("client.py", "AsyncClient"), **_verbs("looking.py", "Looking")}
-    verbs = {"Client": client, "Job": _verbs("handle.py", "AsyncJob")}
+    client = _verbs("client.py", "AsyncClient")
+    verbs = {"Client": client, "Job": _verbs("client.py", "AsyncJob")}
 
     def made(match: re.Match[str]) -> str:
         kind = match[2]

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from psjob_client.jobs.runs import RunSource
+from psjob_client.jobs.runs import LocalJobs
 from psjob_client.local import run_folder
 from psjob_client.local.resume import manifests
 from psjob_client.local.run_folder import read_file
 from psjob_client.problems import JobProblem
-from psjob_client.sdk.machine import Machine
 
 HOLDS = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print('held', flush=True); time.sleep(60)"
 
@@ -48,7 +47,7 @@ def told(run: Path, pid: object) -> None:
 
 def ended(tmp_path: Path, name: str = "job-1") -> str:
     try:
-        asyncio.run(Machine(tmp_path).delete(name, 1.0))
+        asyncio.run(LocalJobs(tmp_path).delete(name, 1.0))
     except JobProblem as problem:
         return str(problem)
     return ""
@@ -101,7 +100,7 @@ def test_files_that_are_none_hang_nobody(tmp_path: Path, run: Path, name: str, w
         other.mkdir()
     else:
         other.symlink_to("/dev/zero")
-    source = RunSource(tmp_path)
+    source = LocalJobs(tmp_path)
     found = asyncio.run(source.list())
     assert [job.id for job in found] == ["job-1"]
     for job in found:

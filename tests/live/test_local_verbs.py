@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from psjob import AsyncClient, Client
+from psjob_client.jobs import runs
 from psjob_client.local import run_folder
 from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
-from psjob_client.sdk import machine
 from tests.live import cli_inside
 from tests.live.local_standin import Run, environment, manifest, run
 
@@ -28,7 +28,7 @@ from tests.live.local_standin import Run, environment, manifest, run
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in which `psjob run` finds the stand-in and is a fork; whatever still runs there at the end is ended."""
-    monkeypatch.setattr(machine.subprocess, "Popen", Run)
+    monkeypatch.setattr(runs.subprocess, "Popen", Run)
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from psjob_client.local.manifest import worker_commands
-from psjob_client.sdk import building
-from psjob_client.sdk.shipping import script_of
+from psjob_client.sdk import manifest
+from psjob_client.sdk.manifest import script_of
 
 
 def plain(a: int, b: str = "x") -> None:
@@ -46,8 +46,8 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
         "import sys, helper\nprint(helper.ONE, sys.argv[1:], __file__.endswith('.py'), '$(HOME)', '$$', sys.orig_argv[1:] == [__file__])\n"
     )
     (tmp_path / "helper.py").write_text("ONE = 1\n")
-    made = building.build(file, packages=["pytest>=1"], env={"N": 1})
-    command = worker_commands(building.job_of(made), tmp_path)[0]
+    made = manifest.build(file, packages=["pytest>=1"], env={"N": 1})
+    command = worker_commands(manifest.job_of(made), tmp_path)[0]
     done = subprocess.run(
         command.argv, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **command.env, "TMPDIR": str(tmp_path)}
     )
@@ -57,7 +57,7 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
 
 def test_what_pip_cannot_install_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    command = worker_commands(building.job_of(building.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
+    command = worker_commands(manifest.job_of(manifest.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
     env = {**os.environ, "PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command.argv, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("packages: pip could not install pytest<1")

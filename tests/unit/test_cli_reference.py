@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from psjob_client.cli.main import cli
-from psjob_client.cli.where import Where, plain
+from psjob_client.cli.options import Where, plain
 from psjob_client.problems import BadInput
 from tests.typed import CliRunner, built
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from psjob_client.jobs import series
-from psjob_client.jobs.told import coordinator_facts, finite, shard_view, worker_view
+from psjob_client.jobs import translate
+from psjob_client.jobs.translate import coordinator_facts, finite, shard_view, worker_view
 from psjob_client.local import console, record, run, status
 from psjob_client.local.faults import Faults, Recovery, parse_faults
 from psjob_client.local.monitor import Watch
@@ -114,7 +114,7 @@ def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
             shard_view(0, "Serving", 1, one)
             for worker in status.part(one, "coordinator").get("workers") or ():
                 worker_view(0, "Running", 1, worker, 5)
-            series.history([entry for entry in [status.part(one, "coordinator")] if entry])
+            translate.history([entry for entry in [status.part(one, "coordinator")] if entry])
 
     fuzz(cases, make, read, MOST)
 

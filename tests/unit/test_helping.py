@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from psjob_client.cli.helping import broken, first_sentence
+from psjob_client.cli.help import broken, first_sentence
 from psjob_client.cli.main import cli
 
 WIDE = 80

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from psjob_client.sdk.building import IMAGE
+from psjob_client.sdk.manifest import IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from psjob_client.cli import rows
-from psjob_client.jobs import clustered, recorded, series
-from psjob_client.jobs.html import job_html
-from psjob_client.jobs.recorded import RunFiles
+from psjob_client.jobs import translate
+from psjob_client.jobs.cluster import processes
 from psjob_client.jobs.runs import _some
-from psjob_client.jobs.view import HistoryView, JobView
+from psjob_client.jobs.translate import RunFiles
+from psjob_client.jobs.view import HistoryView, JobView, job_html
 from psjob_client.local.record import Samples
 from psjob_client.problems import call, no_such_job
 from psjob_client.text import amount, span
@@ -51,7 +51,7 @@ def files(**change: Any) -> RunFiles:
 
 
 def test_a_running_run() -> None:
-    job = recorded.job_view(files())
+    job = translate.run_view(files())
     assert (job.id, job.name, job.where, job.phase, job.mode, job.fresh, job.active) == (
         "j-1",
         "j",
@@ -82,24 +82,24 @@ def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
         },
         {"name": "back", "idle": "x", "waiting": "gradients, for 4 s"}, "odd",
     ]  # fmt: skip
-    job = recorded.job_view(files(live={"time": 999.0, "coordinator": {**TOLD, "stages": stages}, "shards": []}))
+    job = translate.run_view(files(live={"time": 999.0, "coordinator": {**TOLD, "stages": stages}, "shards": []}))
     assert rows.stages(job) == [
         ("front", "1/2", "9", "0", "25%", "1 MiB", "3 MiB", "-", ""),
         ("back", "0/0", "-", "-", "-", "-", "-", "-", "gradients, for 4 s"),
     ]
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job
-    assert recorded.job_view(files()).stages == ()
+    assert translate.run_view(files()).stages == ()
     status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idle": 0.5, "peakDeviceBytes": 1 << 30}]}
-    stored = clustered.job_view({**RAW, "status": status}, "kind")
+    stored = translate.cluster_view({**RAW, "status": status}, "kind")
     assert rows.stages(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
-    live = clustered.job_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
+    live = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
     assert [stage.workers_ready for stage in live.stages] == ["1/2"]
-    quiet = clustered.job_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": TOLD}})
+    quiet = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": TOLD}})
     assert quiet.stages == stored.stages
 
 
 def test_a_run_that_was_killed_has_failed_and_can_be_resumed() -> None:
-    job = recorded.job_view(files(alive=False))
+    job = translate.run_view(files(alive=False))
     assert job.phase == "Failed" and job.reason == "Killed" and "psjob resume j-1" in job.message
     assert {one.state for one in (*job.shards, *job.workers)} == {"Ended"}
 
@@ -107,26 +107,26 @@ def test_a_run_that_was_killed_has_failed_and_can_be_resumed() -> None:
 @pytest.mark.parametrize("result", ["Complete", "Failed", "Suspended"])
 def test_a_run_that_has_ended(result: str) -> None:
     run = {"job": "j", "created": 899.0, "ended": 950.0, "result": result, "failure": "ScriptFailed: boom" if result == "Failed" else None}
-    job = recorded.job_view(files(alive=False, run=run))
+    job = translate.run_view(files(alive=False, run=run))
     assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
     said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
     assert (job.reason, job.message) == said[result]
     assert rows.job(job, 2000.0, rows.JOBS)[1] == ("Complete, diverged" if result == "Complete" else result)
     if result == "Complete":
-        apart = recorded.job_view(files(alive=False, run=run, live={"coordinator": {"drift": "weights differ"}}))
+        apart = translate.run_view(files(alive=False, run=run, live={"coordinator": {"drift": "weights differ"}}))
         assert (apart.reason, apart.message) == ("WorkersDiffer", "weights differ")
         assert rows.job(apart, 2000.0, rows.JOBS)[1] == "Complete, workers differ"
-    well = recorded.job_view(files(alive=False, run=run, live={}))
+    well = translate.run_view(files(alive=False, run=run, live={}))
     assert rows.job(well, 2000.0, rows.JOBS)[1] == result
 
 
 @pytest.mark.parametrize("broken", [{"status": {"phase": 3}}, {"live": {}, "status": {}}, {"story": (), "config": {}, "run": {}}])
 def test_a_folder_that_is_damaged_or_of_an_older_psjob_is_still_shown(broken: dict[str, Any]) -> None:
-    assert recorded.job_view(files(**broken)).id == "j-1"
+    assert translate.run_view(files(**broken)).id == "j-1"
 
 
 def test_the_timeline_has_a_span_a_phase_and_a_process() -> None:
-    spans = recorded.timeline(STORY, until=920.0)
+    spans = translate.run_timeline(STORY, until=920.0)
     assert [(one.lane, one.state, one.number, one.begin, one.end, one.ending) for one in spans] == [
         ("job", "Pending", 0, 900, 904, ""),
         ("job", "Running", 0, 904, None, ""),
@@ -135,11 +135,11 @@ def test_the_timeline_has_a_span_a_phase_and_a_process() -> None:
         ("shard 0", "Starting", 2, 911, 920.0, ""),
         ("worker 0", "Running", 1, 902, 920.0, ""),
     ]
-    assert recorded.timeline(STORY, until=None)[-1].end is None
+    assert translate.run_timeline(STORY, until=None)[-1].end is None
 
 
 def test_events_are_what_is_news() -> None:
-    assert [(one.reason, one.about) for one in recorded.events(STORY)] == [("Ended", "j-ps-0-a1"), ("Started", "j-ps-0-a2")]
+    assert [(one.reason, one.about) for one in translate.run_events(STORY)] == [("Ended", "j-ps-0-a1"), ("Started", "j-ps-0-a2")]
 
 
 def pod(role: str, index: int, number: int, **status: Any) -> dict[str, Any]:
@@ -173,8 +173,8 @@ RAW: dict[str, Any] = {
 
 
 def test_a_job_of_a_cluster_without_and_with_what_its_shards_say() -> None:
-    pods = clustered.processes([pod("shard", 0, 2), pod("worker", 0, 1), pod("worker", 0, 2, containerStatuses=ended("worker", 3))], "u")
-    job = clustered.job_view(RAW, "kind", pods)
+    pods = processes([pod("shard", 0, 2), pod("worker", 0, 1), pod("worker", 0, 2, containerStatuses=ended("worker", 3))], "u")
+    job = translate.cluster_view(RAW, "kind", pods)
     assert (job.place, job.phase, job.reason, job.fresh, job.progress.step, job.progress.metrics) == (
         "kind/n",
         "Running",
@@ -187,14 +187,14 @@ def test_a_job_of_a_cluster_without_and_with_what_its_shards_say() -> None:
     assert [(one.index, one.state, one.restarts) for one in job.workers] == [(0, "Failed", 1), (1, "Pending", 0)]
     assert "exit code 3" in (job.workers[0].problem or "") and job.workers[1].problem == "ImagePullBackOff: no such image"
     assert job.problems == ("worker 1: ImagePullBackOff: no such image",)
-    live = clustered.job_view(RAW, "kind", pods, {0: {"coordinator": TOLD, **SHARD}}, now=1000.0)
+    live = translate.cluster_view(RAW, "kind", pods, {0: {"coordinator": TOLD, **SHARD}}, now=1000.0)
     assert (
         live.fresh and live.progress.step == 40 and live.mode == "bounded:3" and live.shards[0].pushes == 7 and live.progress.time == 1000.0
     )
 
 
 def test_the_manifest_of_a_job_is_what_its_author_wrote() -> None:
-    made = clustered.manifest_of(RAW)
+    made = translate.manifest_of(RAW)
     assert made["metadata"] == {"name": "j", "namespace": "n", "annotations": {"mine": "x"}} and set(made) == {
         "apiVersion",
         "kind",
@@ -205,8 +205,8 @@ def test_the_manifest_of_a_job_is_what_its_author_wrote() -> None:
 
 def test_the_timeline_of_a_cluster() -> None:
     raw = [pod("shard", 0, 1, containerStatuses=ended("shard", 0)), pod("worker", 0, 1, conditions=[{"type": "Ready", "status": "True"}])]
-    pods = clustered.processes(raw, "u")
-    spans = clustered.timeline(clustered.job_view(RAW, "kind", pods), pods, RAW, clustered.finished(raw))
+    pods = processes(raw, "u")
+    spans = translate.cluster_timeline(translate.cluster_view(RAW, "kind", pods), pods, RAW, translate.finished(raw))
     assert [(one.lane, one.state, one.ending) for one in spans] == [
         ("job", "Pending", ""),
         ("job", "Running", ""),
@@ -227,7 +227,7 @@ def test_events_of_both_apis_in_their_order() -> None:
         },
         {"eventTime": "2026-01-01T00:00:01.5Z", "regarding": {"kind": "PSTrainingJob", "name": "j"}, "reason": "A", "note": "x\ny"},
     ]
-    first, second = clustered.events(raw)
+    first, second = translate.cluster_events(raw)
     assert (first.reason, first.about, first.message) == ("A", "", "x y") and (second.about, second.count, second.type) == (
         "p",
         3,
@@ -242,7 +242,7 @@ def test_series_skip_what_is_no_number_and_no_news() -> None:
         {"time": 3, "step": 2, "rate": 6.0, "metrics": {"loss": float("nan"), "acc": 0.2}},
         {"step": 3},
     ]
-    history = series.history(lines)
+    history = translate.history(lines)
     assert [(one.name, one.steps, one.values) for one in history.series] == [
         ("loss", (1,), (2.0,)), ("rate", (1, 2), (5.0, 6.0)), ("acc", (1, 2), (0.1, 0.2)),
     ]  # fmt: skip
@@ -255,7 +255,7 @@ def test_a_report_is_one_point_at_its_own_step() -> None:
         {"time": at, "step": at, "rate": 1.0, "metrics": {"loss": loss, "acc": acc}, "reported": [of_loss, of_acc]}
         for at, loss, of_loss, acc, of_acc in told
     ]
-    history = series.history(lines)
+    history = translate.history(lines)
     loss, acc = history.of("loss"), history.of("acc")
     assert loss is not None and (loss.steps, loss.values) == ((5, 6, 7, 9, 10), (0.9, 0.8, 0.8, 0.7, 0.7))
     assert acc is not None and (acc.steps, acc.values) == ((4, 8, 10), (0.5, 0.5, 0.6)), "the same value again is a report too"
@@ -263,7 +263,7 @@ def test_a_report_is_one_point_at_its_own_step() -> None:
 
 @pytest.mark.parametrize(("lines", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (11, 5), (1000, 7), (9, None)])
 def test_of_a_long_record_so_many_lines_are_read_and_the_last_is_among_them(lines: int, most: int | None) -> None:
-    kept = series.thinned(list(range(lines)), most)
+    kept = translate.thinned(list(range(lines)), most)
     assert len(kept) <= (most or lines) and list(kept[-1:]) == list(range(lines))[-1:]
     assert len(kept) >= min(lines, (most or lines) // 2)
     if most is not None:
@@ -284,14 +284,14 @@ def test_a_file_of_samples_stays_small_and_keeps_the_ends(tmp_path: Path) -> Non
 
 def test_html_is_escaped_and_names_its_curve() -> None:
     history = HistoryView.model_validate({"series": [{"name": "loss", "times": [1, 2], "steps": [1, 9], "values": [2.0, 1.0]}]})
-    job = recorded.job_view(files()).model_copy(update={"id": "<b>&", "warnings": ("<script>",)})
+    job = translate.run_view(files()).model_copy(update={"id": "<b>&", "warnings": ("<script>",)})
     text = job_html(job, history, now=1000.0)
     assert "<script>" not in text and "&lt;b&gt;&amp;" in text and 'aria-label="loss 2 to 1, steps 1 to 9"' in text
     assert "<polyline" not in job_html(job, HistoryView(), now=1000.0)
 
 
 def test_rows_are_as_wide_as_their_heads() -> None:
-    job = recorded.job_view(files())
+    job = translate.run_view(files())
     assert all(len(rows.job(job, 1000.0, head)) == len(head) for head in (rows.JOBS, rows.WATCHED, rows.WIDE))
     assert {len(row) for row in rows.processes(job)} == {len(rows.PROCESSES)}
     assert dict(rows.facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"

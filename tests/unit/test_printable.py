@@ -22,8 +22,7 @@ from psjob_client.cli.output import TextForm
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.doctor.findings import Finding
-from psjob_client.jobs.html import job_html
-from psjob_client.jobs.view import EventView, JobView, ProcessView, Series, ShardView, WorkerView
+from psjob_client.jobs.view import EventView, JobView, ProcessView, Series, ShardView, WorkerView, job_html
 from psjob_client.local.console import Display, screen
 from psjob_client.local.monitor import Watch
 from psjob_client.problems import JobProblem

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psjob_client.jobs.view import HistoryView, JobView
-from psjob_client.sdk import notebook
+from psjob_client.sdk import job
 
 JOB = JobView(id="digits", name="digits", where="local", place="/x", phase="Running")
 
@@ -34,7 +34,7 @@ def ipython(monkeypatch: pytest.MonkeyPatch, shell: Any) -> list[str]:
 
 def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ipython(monkeypatch, SimpleNamespace(kernel=object(), execution_count=1))
-    board = notebook.board()
+    board = job.notebook_board()
     assert board is not None
     board(JOB, HistoryView())
     board(JOB.model_copy(update={"phase": "Complete"}), HistoryView())
@@ -44,9 +44,9 @@ def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shell", [None, SimpleNamespace()], ids=["no shell", "a terminal"])
 def test_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, shell: Any) -> None:
     ipython(monkeypatch, shell)
-    assert notebook.board() is None
+    assert job.notebook_board() is None
 
 
 def test_without_ipython_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert notebook.board() is None
+    assert job.notebook_board() is None

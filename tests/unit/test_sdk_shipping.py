@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from psjob_client.problems import JobProblem
-from psjob_client.sdk import building
-from psjob_client.sdk.shipping import LARGEST, CannotShip, script_of
+from psjob_client.sdk import manifest
+from psjob_client.sdk.manifest import LARGEST, CannotShip, script_of
 
 SETTING = 3
 
@@ -84,7 +84,7 @@ def test_a_file_travels_as_it_is(tmp_path: Path) -> None:
 
 def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:
     over = {"training": {"maxGradNorm": 1.0}, "checkpoint": {"everySteps": 5}}
-    made = building.build(["python", "train.py"], name="n", workers=3, shards=2, mode="sync", resources={"gpu": 2}, spec=over)
+    made = manifest.build(["python", "train.py"], name="n", workers=3, shards=2, mode="sync", resources={"gpu": 2}, spec=over)
     spec = made["spec"]
     assert (
         spec["training"] == {"mode": "sync", "maxGradNorm": 1.0} and spec["ps"] == {"shards": 2} and spec["checkpoint"] == {"everySteps": 5}
@@ -106,13 +106,13 @@ def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:
 def test_bad_values_name_their_field(tmp_path: Path, words: dict[str, Any], said: str) -> None:
     (tmp_path / "train.py").write_text("")
     with pytest.raises(JobProblem) as told:
-        building.build(tmp_path / "train.py", **words)
+        manifest.build(tmp_path / "train.py", **words)
     assert said in str(told.value)
 
 
 def test_a_name_is_made_from_what_is_trained() -> None:
-    assert building.named(plain, unique=False) == "plain"
-    assert building.named("My Train_v2.py", unique=False) == "my-train-v2"
-    assert building.named(["torchrun", "a/b/fit.py"], unique=False) == "fit"
-    assert building.named("2.py", unique=False) == "job-2"
-    assert len(building.named("x" * 100 + ".py")) <= 40 and building.named(plain) != building.named(plain)
+    assert manifest.named(plain, unique=False) == "plain"
+    assert manifest.named("My Train_v2.py", unique=False) == "my-train-v2"
+    assert manifest.named(["torchrun", "a/b/fit.py"], unique=False) == "fit"
+    assert manifest.named("2.py", unique=False) == "job-2"
+    assert len(manifest.named("x" * 100 + ".py")) <= 40 and manifest.named(plain) != manifest.named(plain)

@@ -88,6 +88,12 @@ class Conflict(JobProblem):
     __module__ = "psjob"
 
 
+class BadManifest(JobProblem):
+    """The manifest that was asked for is not valid; a line a problem."""
+
+    __module__ = "psjob"
+
+
 class JobFailed(JobProblem):
     """The job that was waited for has failed."""
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from psjob.embeddings.statetable import Table
     from psjob.process.errors import Refused
     from psjob_client.problems import (
+        BadManifest,
         Conflict,
         DeadlinePassed,
         JobFailed,
@@ -69,11 +70,9 @@ if TYPE_CHECKING:
         Unreachable,
     )  # fmt: skip
     from psjob_client.sdk.blocking import Client
-    from psjob_client.sdk.building import BadManifest
-    from psjob_client.sdk.client import AsyncClient
-    from psjob_client.sdk.handle import AsyncJob
+    from psjob_client.sdk.client import AsyncClient, AsyncJob
     from psjob_client.sdk.job import Job
-    from psjob_client.sdk.shipping import CannotShip
+    from psjob_client.sdk.manifest import CannotShip
 
 __all__ = [
     "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Refused", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_",
@@ -96,10 +95,13 @@ _HOME = {
 }  # fmt: skip
 
 _CLIENT = {
-    "Client": "sdk.blocking", "Job": "sdk.job", "AsyncClient": "sdk.client", "AsyncJob": "sdk.handle",
-    "BadManifest": "sdk.building", "CannotShip": "sdk.shipping",
+    "Client": "sdk.blocking", "Job": "sdk.job", "AsyncClient": "sdk.client", "AsyncJob": "sdk.client",
+    "CannotShip": "sdk.manifest",
     **dict.fromkeys(
-        ("Conflict", "DeadlinePassed", "JobFailed", "JobProblem", "NoSuchJob", "NoWeights", "NotAllowed", "NotServed", "Unreachable"),
+        (
+            "BadManifest", "Conflict", "DeadlinePassed", "JobFailed", "JobProblem", "NoSuchJob", "NoWeights", "NotAllowed", "NotServed",
+            "Unreachable",
+        ),
         "problems",
     ),
 }  # fmt: skip

@@ -22,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client import problems
-from psjob_client.cli.completing import Settings
-from psjob_client.cli.completing import modes as modes_of
+from psjob_client.cli.options import Settings, complete_modes
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, say
 from psjob_client.compare import outcome, report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome, judged, repeated
@@ -59,7 +58,7 @@ def compare(
         typer.Option(
             metavar="MODE,…",
             help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async.",
-            autocompletion=modes_of,
+            autocompletion=complete_modes,
         ),
     ] = None,
     settings: Settings = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from psjob_client.cli.helping import Helped
+from psjob_client.cli.help import Helped
 from psjob_client.cli.output import emit, say
 from psjob_client.convert import write
 from psjob_client.convert.draft import Converted, Wishes

@@ -1,7 +1,11 @@
-"""`psjob doctor`: what stands between a job and its training, on this machine or on a cluster."""
+"""`psjob doctor`: what stands between a job and its training, on this machine or on a cluster.
+
+A job against a cluster: what the cluster says of its pods, its volumes and itself. Nothing is created.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,15 +14,17 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli.against import against
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
+from psjob_client.cli.render import documents
 from psjob_client.doctor import look
-from psjob_client.doctor.cluster import judge_cluster
+from psjob_client.doctor.cluster import ClusterFacts, judge_cluster
 from psjob_client.doctor.findings import Finding, problem, sick
+from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_client.doctor.machine import judge_machine
 from psjob_client.local.manifest import read_job, worker_commands
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import PSTrainingJob
+from psjob_operator.render.objects import LABEL_ROLE, LABEL_STAGE
 
 EXIT_WELL, EXIT_SICK = 0, 1
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -78,3 +84,22 @@ def _print(found: Sequence[Finding], form: TextForm) -> None:
         echo(f"{MARKS[finding.level]}  {finding.about:<{wide}}  {finding.figure}{limit}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in ("problem", "warning")}
     echo(", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()))
+
+
+def against(
+    job: PSTrainingJob | None, kubeconfig: str | None, context: str | None, namespace: str | None
+) -> tuple[ClusterFacts, list[Finding]]:
+    """What is seen of the cluster, and what that means for `job`; no finding without one. `namespace` None: the job's, else default."""
+    from psjob_client.doctor.ask import Tried, cluster  # the Kubernetes client takes a second to import
+
+    place = namespace or (job.metadata.namespace if job is not None else None) or "default"
+    if job is None:
+        return asyncio.run(cluster(kubeconfig, context, place, None, [])), []
+    asking, given = documents(job), documents(job, asks_nothing=True)
+    seats = {}
+    for one, bare in zip(asking, given, strict=True):
+        if one["kind"] == "Pod":
+            labels = one["metadata"]["labels"]
+            seats[labels[LABEL_ROLE], labels.get(LABEL_STAGE)] = Tried(one, bare)
+    facts = asyncio.run(cluster(kubeconfig, context, place, job.to_manifest(), list(seats.values())))
+    return facts, judge_fit(facts, job, pods_of(job, asking), pods_of(job, given))

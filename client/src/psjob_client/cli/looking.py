@@ -1,4 +1,4 @@
-"""The verbs that look: list, get, logs, events, metrics, checkpoints. The same for runs of this machine and for jobs of a cluster."""
+"""The verbs that look: list, get, logs, events, metrics, checkpoints, top. The same for runs of this machine and for jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import asyncio
 import csv
 import enum
 import io
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from psjob_client.cli import rows
-from psjob_client.cli.output import Form, Output, data, echo, emit, job_names, log_line, say, table
-from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Name, Namespace, Where, go, has_cluster, plain
-from psjob_client.jobs.view import JobView
+from psjob_client.cli.options import ANYWHERE, MaybeName, Name, Where, go, has_cluster, plain
+from psjob_client.cli.output import STYLES, Form, Output, data, echo, emit, grid, job_names, log_line, say, table
+from psjob_client.jobs.view import HistoryView, JobView
 from psjob_client.problems import BadInput, JobProblem
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.text import as_json, as_yaml
+from psjob_operator.printable import printable
 
 EVERYWHERE = ""
 LIST_EXAMPLES = """Examples:
@@ -43,6 +48,15 @@ LOGS_EXAMPLES = """Examples:
   psjob logs digits -p worker-0 -f
 
   psjob logs digits -n team-a --tail 20"""
+TOP_EXAMPLES = """Examples:
+
+  psjob top
+
+  psjob top digits -n team-a
+
+  psjob top --once | head"""
+MOST = 40
+"""Rows that are shown."""
 
 
 class Points(enum.StrEnum):
@@ -57,28 +71,19 @@ class Points(enum.StrEnum):
 def list_jobs(
     output: Output = Form.table,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")] = False,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """List runs of this machine and jobs of the cluster, the newest first."""
-    where = Where(local, folder, EVERYWHERE if everywhere else namespace, context, kubeconfig)
+    where = replace(where, namespace=EVERYWHERE) if everywhere else where
     _print_jobs(_all(where), output, _nothing(where))
 
 
 def get(
     name: MaybeName = None,
     output: Output = Form.table,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Show a job: phase, progress, processes, checkpoint, warnings. Without a name: as list."""
-    where = Where(local, folder, namespace, context, kubeconfig)
     if name is None:
         _print_jobs(_all(where), output, _nothing(where))
         return
@@ -104,14 +109,10 @@ def logs(
     process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, ps-1, or a whole name; absent: all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each process.")] = None,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Print what the processes of a job print; with several of them, each line begins with its process."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
 
     async def printing() -> int:
         lines = 0
@@ -133,14 +134,10 @@ def logs(
 def events(
     name: Name,
     output: Output = Form.table,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Show what happened to a job, the oldest first: starts, restarts, failures, checkpoints."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
     found = go(client, client.events(plain(name)))
     if data(output, found):
         return
@@ -153,14 +150,10 @@ def events(
 def checkpoints(
     name: Name,
     output: Output = Form.table,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """List a job's committed checkpoints, the newest first; on a cluster the newest alone is known."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
     found = go(client, client.checkpoints(plain(name)))
     if data(output, found):
         return
@@ -174,14 +167,10 @@ def metrics(
     name: Name,
     only: Annotated[list[str] | None, typer.Option("--name", help="Only this number, such as loss. Repeatable.")] = None,
     output: Annotated[Points, typer.Option("--output", "-o", help="table, csv, json or yaml.")] = Points.table,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Show loss, steps a second and the script's own numbers; csv has two points a second. Of a cluster those of running jobs are known."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
     history = go(client, client.metrics(plain(name)))
     unknown = [one for one in only or () if history.of(one) is None]
     if unknown:
@@ -248,3 +237,88 @@ def _nothing(where: Where) -> str:
 def renamed(where: Where, namespace: str | None) -> Where:
     """The same, in the namespace that a manifest names."""
     return where if where.namespace is not None or namespace is None else replace(where, namespace=namespace)
+
+
+def top(
+    name: MaybeName = None,
+    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once, as where this is no terminal.")] = False,
+    where: Where = ANYWHERE,
+) -> None:
+    """Watch running jobs, or one job and its processes; Ctrl-C ends the watching alone."""
+    clients = (where.of(plain(name)),) if name else gather(where)
+    try:
+        asyncio.run(_watch(clients, plain(name) if name else None, every, once or not sys.stdout.isatty()))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _watch(clients: tuple[AsyncClient, ...], name: str | None, every: float, once: bool) -> None:
+    try:
+        if once:
+            await _print(clients, name)
+            return
+        with Live(Text("…"), auto_refresh=False, transient=False) as live:
+            while True:
+                shown, active = await _picture(clients, name)
+                live.update(shown, refresh=True)
+                if name and not active:
+                    return
+                await asyncio.sleep(every)
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+async def _print(clients: tuple[AsyncClient, ...], name: str | None) -> None:
+    now = time.time()
+    if name is None:
+        jobs, problems = await _jobs(clients)
+        for problem in problems:
+            say(f"psjob: {problem}")
+        table(rows.WATCHED, rows.jobs(jobs, now, rows.WATCHED))
+        return
+    job = await clients[0].get(name)
+    for word, text in rows.facts(job, now):
+        echo(f"{word + ':':<12} {text}")
+    table(rows.PROCESSES, rows.processes(job))
+
+
+async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[RenderableType, bool]:
+    now = time.time()
+    if name is not None:
+        job, history = await clients[0].get(name), await clients[0].metrics(name)
+        return of_job(job, history, now), job.active
+    jobs, problems = await _jobs(clients)
+    parts: list[RenderableType] = [Text(printable(problem), "yellow") for problem in problems]
+    more = [Text(f"and {len(jobs) - MOST} more", "dim")] if len(jobs) > MOST else []
+    shown = (
+        grid(rows.WATCHED, rows.jobs(jobs[:MOST], now, rows.WATCHED)) if jobs else Text("nothing runs; `psjob list` shows what has ended")
+    )
+    return Group(*parts, shown, *more), True
+
+
+async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[str]]:
+    answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
+    found: list[JobView] = []
+    problems: list[str] = []
+    for answer in answers:
+        if isinstance(answer, JobProblem):
+            if len(clients) == 1:
+                raise answer
+            problems.append(answer.in_terminal)
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found += [job for job in answer if job.active]
+    return sorted(found, key=lambda job: job.created or 0.0, reverse=True), problems
+
+
+def of_job(job: JobView, history: HistoryView, now: float) -> RenderableType:
+    """One job: what is known, curves of its numbers, its processes."""
+    lines = [
+        Text.assemble((f"{word + ':':<12} ", "dim"), (text, STYLES.get(text.split(" ")[0], ""))) for word, text in rows.facts(job, now)
+    ]
+    curves = grid(rows.METRICS, [rows.metric(one) for one in history.series[:8]]) if history.series else Text("")
+    listed = rows.processes(job)
+    more = [Text(f"and {len(listed) - MOST} more", "dim")] if len(listed) > MOST else []
+    return Group(*lines, Text(""), curves, Text(""), grid(rows.PROCESSES, listed[:MOST]), *more)

@@ -9,22 +9,21 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import simulate, verbs
+from psjob_client.cli import looking, simulate, steering
 from psjob_client.cli.compare import EXAMPLES as COMPARE_EXAMPLES
 from psjob_client.cli.compare import compare
 from psjob_client.cli.convert import EXAMPLES as CONVERT_EXAMPLES
 from psjob_client.cli.convert import LineCommand, convert
-from psjob_client.cli.crd import crd
 from psjob_client.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from psjob_client.cli.doctor import doctor
-from psjob_client.cli.helping import Helped, HelpedGroup
+from psjob_client.cli.help import Helped, HelpedGroup
 from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
 from psjob_client.cli.init import init
+from psjob_client.cli.options import ScriptCommand, grouped
 from psjob_client.cli.output import echo, say
-from psjob_client.cli.render import render
-from psjob_client.cli.running import EXAMPLES as RUN_EXAMPLES
-from psjob_client.cli.running import run
-from psjob_client.cli.scripts import ScriptCommand
+from psjob_client.cli.render import crd, render
+from psjob_client.cli.run import EXAMPLES as RUN_EXAMPLES
+from psjob_client.cli.run import run
 from psjob_client.cli.stages import EXAMPLES as STAGES_EXAMPLES
 from psjob_client.cli.stages import plan_stages
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
@@ -109,8 +108,21 @@ cli.command(cls=Helped, epilog="Example: psjob render job.yaml | less")(render)
 cli.command(cls=Helped, epilog=STAGES_EXAMPLES)(plan_stages)
 cli.command(cls=Helped, epilog=TOPOLOGY_EXAMPLES)(plan_topology)
 cli.add_typer(simulate.cli, name="simulate")
-verbs.register(cli)
-cli.command("ui", cls=Helped, epilog=UI_EXAMPLES)(ui_command)
+cli.command("list", cls=Helped, epilog=looking.LIST_EXAMPLES)(grouped(looking.list_jobs))
+cli.command(cls=Helped, epilog=looking.GET_EXAMPLES)(grouped(looking.get))
+cli.command(cls=Helped, epilog=looking.LOGS_EXAMPLES)(grouped(looking.logs))
+cli.command(cls=Helped, epilog="Example: psjob events digits -n team-a")(grouped(looking.events))
+cli.command(cls=Helped, epilog="Example: psjob metrics digits --name loss -o csv > loss.csv")(grouped(looking.metrics))
+cli.command(cls=Helped, epilog=looking.TOP_EXAMPLES)(grouped(looking.top))
+cli.command(cls=ScriptCommand, epilog=steering.SUBMIT_EXAMPLES)(grouped(steering.submit))
+cli.command("wait", cls=Helped, epilog=steering.WAIT_EXAMPLES)(grouped(steering.wait_for))
+cli.command(cls=Helped, epilog="Example: kubectl psjob suspend digits -n team-a")(grouped(steering.suspend))
+cli.command(cls=Helped, epilog="Example: kubectl psjob resume digits -n team-a")(grouped(steering.resume))
+cli.command(cls=Helped, epilog="Example: psjob checkpoint digits")(grouped(steering.checkpoint))
+cli.command(cls=Helped, epilog="Example: psjob checkpoints digits")(grouped(looking.checkpoints))
+cli.command(cls=Helped, epilog="Example: psjob delete digits -n team-a")(grouped(steering.delete))
+cli.command(cls=Helped, epilog=steering.CLEAN_EXAMPLES)(grouped(steering.clean))
+cli.command("ui", cls=Helped, epilog=UI_EXAMPLES)(grouped(ui_command))
 cli.command(cls=Helped, epilog=VALIDATE_EXAMPLES)(validate)
 
 

@@ -1,4 +1,4 @@
-"""`psjob render`: every object that the operator would create for a job, without a cluster."""
+"""`psjob render`: the Kubernetes objects that the operator makes of a job; `psjob crd`: the PSTrainingJob's definition."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from psjob_client.cli.completing import Settings
+from psjob_client.cli.options import Settings
 from psjob_client.cli.output import emit
 from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
+from psjob_operator.api.crd import crd_yaml
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
@@ -92,3 +93,8 @@ class _Plain(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def crd() -> None:
+    """Print the CRD of PSTrainingJob, ready for `kubectl apply -f -`."""
+    emit(crd_yaml())

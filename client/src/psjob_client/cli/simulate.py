@@ -6,13 +6,15 @@ import enum
 import json
 import os
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from psjob_client import problems
-from psjob_client.cli.helping import HelpedGroup
+from psjob_client.cli.help import HelpedGroup
+from psjob_client.cli.options import grouped
 from psjob_client.cli.output import TextForm, TextOutput
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
@@ -37,20 +39,38 @@ Problem = Annotated[str, typer.Option(metavar="WHAT", help="digits (numbers as i
 RuleName = Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of docs/rules/index.md, such as nag or dana-zero.")]
 Numbers = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A number of the rule, as lr=0.05. Repeatable.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Seed of first weights and batches.")]
-# step times
-How = Annotated[str, typer.Option(metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times.")]
-Mean = Annotated[float, typer.Option(metavar="T", help="Mean time of a step, in any unit.")]
-Shape = Annotated[float, typer.Option(metavar="K", help="Shape of the gamma distribution; 100 is a spread of 10 %.")]
-Spread = Annotated[float | None, typer.Option(metavar="V", help="Coefficient of variation between machines; 0.6 when heterogeneous.")]
-Slow = Annotated[list[str] | None, typer.Option(metavar="W=F", help="Worker W takes F times as long. Repeatable.")]
-Stall = Annotated[str | None, typer.Option(metavar="PxF", help="Of all steps the part P takes F times as long; P+M: M mean steps longer.")]
-Crash = Annotated[list[str] | None, typer.Option(metavar="W@T+A", help="Worker W is lost at T for A (without +A: for good). Repeatable.")]
-Up = Annotated[float, typer.Option(metavar="T", help="Time that a push takes to the server.")]
-Down = Annotated[float, typer.Option(metavar="T", help="Time that weights take to a worker.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """Step times."""
+
+    speeds: Annotated[
+        str, typer.Option(metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times.")
+    ] = "homogeneous"
+    mean: Annotated[float, typer.Option(metavar="T", help="Mean time of a step, in any unit.")] = 128.0
+    shape: Annotated[float, typer.Option(metavar="K", help="Shape of the gamma distribution; 100 is a spread of 10 %.")] = 100.0
+    spread: Annotated[
+        float | None, typer.Option(metavar="V", help="Coefficient of variation between machines; 0.6 when heterogeneous.")
+    ] = None
+    slow: Annotated[list[str] | None, typer.Option(metavar="W=F", help="Worker W takes F times as long. Repeatable.")] = None
+    stall: Annotated[
+        str | None, typer.Option(metavar="PxF", help="Of all steps the part P takes F times as long; P+M: M mean steps longer.")
+    ] = None
+    crash: Annotated[
+        list[str] | None, typer.Option(metavar="W@T+A", help="Worker W is lost at T for A (without +A: for good). Repeatable.")
+    ] = None
+    up: Annotated[float, typer.Option(metavar="T", help="Time that a push takes to the server.")] = 0.0
+    down: Annotated[float, typer.Option(metavar="T", help="Time that weights take to a worker.")] = 0.0
+
+
+USUAL = Speeds()
+"""No option says anything of step times."""
+
+
 @cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")
+@grouped
 def schedule(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -58,15 +78,7 @@ def schedule(
     time_seed: TimeSeed = 0,
     interrupt: Interrupt = False,
     trace: Trace = None,
-    speeds: How = "homogeneous",
-    mean: Mean = 128.0,
-    shape: Shape = 100.0,
-    spread: Spread = None,
-    slow: Slow = None,
-    stall: Stall = None,
-    crash: Crash = None,
-    up: Up = 0.0,
-    down: Down = 0.0,
+    times: Speeds = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Compare modes on the same step times, without gradients."""
@@ -74,6 +86,7 @@ def schedule(
 
 
 @cli.command(epilog="Example: psjob simulate train --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv")
+@grouped
 def train(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -91,15 +104,7 @@ def train(
         bool, typer.Option("--replayable", help="On torch, with constant hyperparameters, and a --trace that replay can play.")
     ] = False,
     library: Annotated[Library, typer.Option(help="The arrays that the rule runs on.")] = Library.numpy,
-    speeds: How = "homogeneous",
-    mean: Mean = 128.0,
-    shape: Shape = 100.0,
-    spread: Spread = None,
-    slow: Slow = None,
-    stall: Stall = None,
-    crash: Crash = None,
-    up: Up = 0.0,
-    down: Down = 0.0,
+    times: Speeds = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train once on a simulated schedule."""
@@ -107,6 +112,7 @@ def train(
 
 
 @cli.command(epilog="Example: psjob simulate compare --slow 0=4 -o json")
+@grouped
 def compare(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -116,15 +122,7 @@ def compare(
     rule: RuleName = "nag",
     numbers: Numbers = None,
     seed: Seed = 0,
-    speeds: How = "homogeneous",
-    mean: Mean = 128.0,
-    shape: Shape = 100.0,
-    spread: Spread = None,
-    slow: Slow = None,
-    stall: Stall = None,
-    crash: Crash = None,
-    up: Up = 0.0,
-    down: Down = 0.0,
+    times: Speeds = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train in several modes on the same step times; the curves with -o json."""
@@ -132,6 +130,7 @@ def compare(
 
 
 @cli.command("digits-64", epilog="Example: psjob simulate digits-64 --quick")
+@grouped
 def digits_64(
     quick: Annotated[bool, typer.Option("--quick", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds.")] = False,
     only: Annotated[str | None, typer.Option(metavar="A,B", help="Some of the table's entries.")] = None,
@@ -139,15 +138,7 @@ def digits_64(
     seeds: Annotated[int | None, typer.Option(metavar="N", help="How many, from 0.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
     processes: Annotated[int | None, typer.Option(metavar="N", help="Default: one a core.")] = None,
-    speeds: How = "homogeneous",
-    mean: Mean = 128.0,
-    shape: Shape = 100.0,
-    spread: Spread = None,
-    slow: Slow = None,
-    stall: Stall = None,
-    crash: Crash = None,
-    up: Up = 0.0,
-    down: Down = 0.0,
+    times: Speeds = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Make the table of ten rules with 1 to 64 workers, and check its gate."""
@@ -155,12 +146,14 @@ def digits_64(
 
 
 @cli.command(epilog="Example: psjob simulate trace trace.csv")
+@grouped
 def trace(file: File, form: TextOutput = TextForm.text) -> None:
     """Print mean staleness (lag), histogram and SHA-256 of a trace file."""
     start("trace", locals())
 
 
 @cli.command(epilog="Example: psjob simulate replay trace.csv --shards 2")
+@grouped
 def replay(
     file: File,
     shards: Annotated[int, typer.Option(metavar="N", help="Processes on this machine.")] = 2,
@@ -174,7 +167,9 @@ def request(does: str, given: dict[str, Any]) -> str:
     """What was asked for, in the words that `python -m psjob.simulate` takes."""
     renamed = {"numbers": "set"}
     repeatable = ("mode", "numbers", "slow", "crash", "inner_set")
-    plain = {renamed.get(name, name): [] if value is None and name in repeatable else value for name, value in given.items()}
+    flat = {**given, **asdict(given["times"])} if "times" in given else dict(given)
+    flat.pop("times", None)
+    plain = {renamed.get(name, name): [] if value is None and name in repeatable else value for name, value in flat.items()}
     plain["json"] = plain.pop("form") is TextForm.json
     return json.dumps({"does": does, **plain}, default=str)
 

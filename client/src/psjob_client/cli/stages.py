@@ -15,8 +15,8 @@ from psjob.planning.plan import WAYS, Grid, Plan, Stage, Way, cuts_of, devices_o
 from psjob.planning.predict import Case, Figures, Prediction, alone, predict, way_fits
 from psjob.planning.profile import Profile, Work
 from psjob.planning.solve import SOLVERS, least_memory, solve
-from psjob_client.cli.machines import machines_of
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
+from psjob_client.cli.topology import machines_of
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import profile_script
 from psjob_client.problems import BadInput

@@ -12,20 +12,18 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from psjob_client.cli import scripts
-from psjob_client.cli.completing import Settings
+from psjob_client.cli import options
 from psjob_client.cli.looking import gather, renamed
+from psjob_client.cli.options import ANYWHERE, Name, Names, Settings, Where, go, plain
 from psjob_client.cli.output import Form, data, echo, job_names, say
-from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Name, Names, Namespace, Where, go, plain
 from psjob_client.convert.draft import job_name
 from psjob_client.convert.fromscript import image_of
+from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.view import JobView
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.problems import BadInput, Conflict
-from psjob_client.sdk.building import IMAGE, build
 from psjob_client.sdk.client import AsyncClient
-from psjob_client.sdk.machine import Machine
-from psjob_client.sdk.shipping import imported_beside
+from psjob_client.sdk.manifest import IMAGE, build, imported_beside
 from psjob_client.text import span
 from psjob_operator.api import quantity
 from psjob_operator.contract import GROUP, KIND
@@ -80,48 +78,41 @@ def submit(
             "option of psjob, are its arguments.",
         ),
     ],
-    workers: scripts.Workers = None,
-    shards: scripts.Shards = None,
-    mode: scripts.Mode = None,
+    workers: options.Workers = None,
+    shards: options.Shards = None,
+    mode: options.Mode = None,
     image: Annotated[
         str | None, typer.Option(help=f"The workers' image: Python, torch and what the script imports; of a script {IMAGE} if absent.")
     ] = None,
     in_image: Annotated[bool, typer.Option("--in-image", help="SCRIPT.py lies in the image; it is not sent.")] = False,
-    module: scripts.Module = False,
+    module: options.Module = False,
     settings: Settings = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is Complete.")] = False,
     timeout: Timeout = "24h",
     output: Annotated[Form, typer.Option("--output", "-o", help="table, json, yaml or name.")] = Form.table,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Start a job on the cluster, or with --local on this machine, where it goes on in the background."""
-    given = scripts.given(workers=workers, shards=shards, mode=mode, image=image)
-    if scripts.is_script(job, module):
-        here = local or folder is not None
-        made = read_job(job, tuple(settings or ()), _of_script(job, ctx.args, module, in_image, here, given))
+    given = options.given_options(workers=workers, shards=shards, mode=mode, image=image)
+    if options.is_script(job, module):
+        made = read_job(job, tuple(settings or ()), _of_script(job, ctx.args, module, in_image, where.says_local, given))
     elif in_image:
         raise BadInput(f"--in-image: {job} is a manifest, whose command says what runs; --in-image is for a script")
     else:
-        made = read_job(job, (*(settings or ()), *scripts.settings_of(given)))
-    if not (local or folder) and (
-        bare := [one["name"] for one in made.spec.workers.template["spec"]["containers"] if not one.get("image")]
-    ):
+        made = read_job(job, (*(settings or ()), *options.settings_of(given)))
+    if not where.says_local and (bare := [one["name"] for one in made.spec.workers.template["spec"]["containers"] if not one.get("image")]):
         raise BadInput(
             f"{job}: the container {bare[0]} of the workers has no image, which only this machine does without; "
             "name one that the cluster can pull: --image registry.example.com/me/train:1"
         )
-    where = renamed(Where(local, folder, namespace, context, kubeconfig), None if local or folder else made.metadata.namespace)
+    where = where if where.says_local else renamed(where, made.metadata.namespace)
     client = where.machine() if where.says_local else where.cluster()
     most = seconds(timeout)
 
     async def starting() -> JobView:
         place = await client.place()
-        if isinstance(place, Machine):
-            work_folder = Path.cwd() if str(job) == "-" or scripts.is_script(job, module) else job.absolute().parent
+        if isinstance(place, LocalJobs):
+            work_folder = Path.cwd() if str(job) == "-" or options.is_script(job, module) else job.absolute().parent
             name = await place.submit(as_written(made), work_folder=work_folder)
         else:
             name = await place.submit(as_written(made))
@@ -142,7 +133,7 @@ def submit(
 def _of_script(path: Path, arguments: Sequence[str], module: bool, in_image: bool, here: bool, given: dict[str, Any]) -> str:
     """The manifest of a script, as text. On a cluster the script travels in it, but for one that lies in the image."""
     if not in_image:
-        scripts.must_exist(path, module)
+        options.must_exist(path, module)
     if (in_image or module) and not here and "image" not in given:
         raise BadInput(f"--image is missing: name the image that {path} lies in, such as --image {image_of(path.stem)}")
     if in_image or module or here:
@@ -162,18 +153,14 @@ def wait_for(
     name: Name,
     phase: Annotated[list[str] | None, typer.Option("--for", metavar="PHASE", help=f"One of {', '.join(PHASES)}. Repeatable.")] = None,
     timeout: Timeout = "24h",
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Wait until a job is Complete, or in another phase."""
     wanted = [one.capitalize() for one in phase or ["Complete"]]
     unknown = [one for one in wanted if one not in PHASES]
     if unknown:
         raise BadInput(f"--for {unknown[0]}: there is no such phase; there are {', '.join(PHASES)}")
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
     _tell(go(client, client.wait(plain(name), phases=wanted, timeout=seconds(timeout))))
 
 
@@ -182,18 +169,14 @@ def suspend(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if the checkpoints are lost by it.")] = False,
     wait: Wait = None,
     timeout: Timeout = "2m",
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Take a last checkpoint of a job and end all its processes."""
-    client, most = Where(local, folder, namespace, context, kubeconfig).of(plain(name)), seconds(timeout)
+    client, most = where.of(plain(name)), seconds(timeout)
 
     async def suspending() -> str:
         place = await client.place()
-        here = isinstance(place, Machine)
+        here = isinstance(place, LocalJobs)
         if risk := await place.at_risk(plain(name)):
             say(risk)
             _must_agree(f"the checkpoints of {plain(name)}", yes)
@@ -208,19 +191,15 @@ def suspend(
 
 def resume(
     name: Name,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Go on with a suspended job from its checkpoint; on this machine in a new run, in the background."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
 
     async def resuming() -> str:
         place = await client.place()
         goes_on = await place.resume(plain(name))
-        if isinstance(place, Machine):
+        if isinstance(place, LocalJobs):
             return f"{goes_on} goes on from the last checkpoint; `psjob logs {goes_on} -f` follows it"
         return _patched(name, "suspend: false")
 
@@ -230,14 +209,10 @@ def resume(
 def checkpoint(
     name: Name,
     timeout: Timeout = "3m",
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Ask a running job for a checkpoint now, and wait until it is committed. A cluster needs up to two minutes for the request."""
-    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    client = where.of(plain(name))
     made = go(client, client.checkpoint(plain(name), timeout=seconds(timeout)))
     echo(f"checkpoint of step {made.step} is committed")
 
@@ -246,14 +221,10 @@ def delete(
     found: Names,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before checkpoints of this machine are removed.")] = False,
     timeout: Timeout = "1m",
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """End jobs and remove them: on this machine with their checkpoints, on a cluster without those of a claim that is retained."""
-    where, most = Where(local, folder, namespace, context, kubeconfig), seconds(timeout)
+    most = seconds(timeout)
     for name in map(plain, found):
         client = where.of(name)
 
@@ -284,14 +255,10 @@ def clean(
     dry: Annotated[bool, typer.Option("--dry-run", help="Name what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     timeout: Timeout = "1m",
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Remove jobs that are Complete or Failed. Without an option that names a cluster: runs of this machine alone."""
-    where, least, most = Where(local, folder, namespace, context, kubeconfig), seconds(older), seconds(timeout)
+    least, most = seconds(older), seconds(timeout)
     client = gather(where)[0]
     now = time.time()
 

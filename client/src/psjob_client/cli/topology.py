@@ -1,4 +1,7 @@
-"""`psjob plan-topology`: what each way of summing gradients takes on a machine, and which one to use."""
+"""`psjob plan-topology`: what each way of summing gradients takes on a machine, and which one to use.
+
+The machine of a plan, from exactly one of a file, a preset and a probe.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
+from psjob_client.local.manifest import read_text
+from psjob_client.local.measure import measure
 from psjob_client.problems import BadInput
 from psjob_client.topology import costs
 from psjob_client.topology.choose import Choice, choose
 from psjob_client.topology.estimate import STRATEGIES, Estimate
 from psjob_client.topology.machine import (
     FIGURES,
+    MOST_DEVICES,
     PRESETS,
     Figure,
     Machine,
@@ -28,10 +33,12 @@ from psjob_client.topology.machine import (
     parse_rate,
     parse_seconds,
     parse_size,
+    read_machine,
     show_bytes,
     show_rate,
     show_seconds,
 )
+from psjob_operator.api.load import load_document
 from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
@@ -47,6 +54,8 @@ EXAMPLES = """Examples:
   psjob plan-topology --preset ethernet-10 --measured ethernet-10=1.18GB/s,30us --measured w0:w2=80MB/s
 
 A machine.yaml: {name: rack, hosts: [a, b, c], switches: [{name: tor, joins: [a, b, c], bandwidth: 10Gb/s, latency: 40us}]}"""
+COLUMNS = ("strategy", "time", "of the pick", "bandwidth", "latency", "formula")
+DEFAULT_WORKERS = 4
 
 
 def plan_topology(
@@ -114,7 +123,7 @@ def _with(machines: Sequence[Machine], pairs: Sequence[dict[str, Any]]) -> list[
     for machine in machines:
         mine = [pair for pair in pairs if len(machines) == 1 or set(pair["between"]) <= set(machine.nodes)]
         raw = machine.to_manifest()
-        found.append(read(raw | {"measured": [*raw["measured"], *mine]}, "--measured", FIGURES) if mine else machine)
+        found.append(machine_from(raw | {"measured": [*raw["measured"], *mine]}, "--measured", FIGURES) if mine else machine)
     for pair in pairs:
         if not any(set(pair["between"]) <= set(machine.nodes) for machine in machines):
             raise BadInput(f"--measured {':'.join(pair['between'])}: no machine here has both ends")
@@ -141,9 +150,6 @@ def _row(given: Estimate, pick: Estimate) -> tuple[str, ...]:
         show_seconds(given.latency),
         formula,
     )
-
-
-COLUMNS = ("strategy", "time", "of the pick", "bandwidth", "latency", "formula")
 
 
 def _show(machine: Machine, choice: Choice, size: float) -> None:
@@ -204,3 +210,57 @@ def _as_json(machine: Machine, choice: Choice, size: float) -> dict[str, Any]:
         ],
         "unfit": dict(choice.unfit),
     }
+
+
+def machines_of(
+    path: Path | None,
+    preset: str | None,
+    workers: int | None,
+    servers: int | None,
+    probe: int | None,
+    figures: Mapping[str, Figure],
+    file: str = "MACHINE.yaml",
+) -> list[Machine]:
+    """All that the one source describes. `file`: how the command calls a described machine. Raises BadInput."""
+    given = [name for name, value in ((file, path), ("--preset", preset), ("--probe", probe)) if value is not None]
+    if len(given) != 1:
+        raise BadInput(
+            f"{' and '.join(given) if given else 'no machine'} given: give one of {file}, --preset NAME and --probe N; "
+            f"--probe measures processes of this machine, never hosts of {file}"
+        )
+    for name, value, least in (("--workers", workers, 2), ("--servers", servers, 0)):
+        if value is not None and not (preset or "").startswith("ethernet-"):
+            raise BadInput(f"{name} {value}: only the ethernet presets have a number of hosts to choose; describe a machine in {file}")
+        if value is not None and not least <= value <= MOST_DEVICES:
+            raise BadInput(f"{name} {value}: must be {least}..{MOST_DEVICES}")
+    if preset is not None:
+        if preset not in PRESETS:
+            raise BadInput(f"--preset {preset}: no such machine; known are {', '.join(PRESETS)}")
+        raws: Sequence[Any] = PRESETS[preset](workers or DEFAULT_WORKERS, servers or 0)
+        return [machine_from(raw, f"--preset {preset}", figures) for raw in raws]
+    if probe is not None:
+        return [machine_from(_probed(probe), f"--probe {probe}", figures)]
+    assert path is not None
+    raw, problems = load_document(read_text(path, "a machine's description, see docs/topology.md"), "machine")
+    if problems:
+        raise BadInput(*(f"{path}: {problem}" for problem in problems))
+    # What `-o json` printed is a list of plans, each with its machine.
+    if isinstance(raw, list) and raw and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
+        return [machine_from(plan["machine"], str(path), figures) for plan in raw]
+    return [machine_from(raw, str(path), figures)]
+
+
+def _probed(count: int) -> dict[str, Any]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return measure(count, lambda _: None)
+    with console.status("") as line:
+        return measure(count, lambda what: line.update(f"measuring: {what}"))
+
+
+def machine_from(raw: Any, where: str, figures: Mapping[str, Figure]) -> Machine:
+    """The machine that `raw` describes. Raises BadInput, each line after `where`."""
+    machine, problems = read_machine(raw, figures)
+    if machine is None:
+        raise BadInput(*(f"{where}: {problem}" for problem in problems))
+    return machine

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli.looking import gather
+from psjob_client.cli.options import ANYWHERE, Where
 from psjob_client.cli.output import echo, say
-from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Namespace, Where
 from psjob_client.local.run import EXIT_INTERRUPTED
 
 EXAMPLES = """Examples:
@@ -26,17 +26,11 @@ From another machine: ssh -L 8899:127.0.0.1:8899 HOST, and there psjob ui --port
 def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
-    local: Local = False,
-    folder: Folder = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    where: Where = ANYWHERE,
 ) -> None:
     """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
     from psjob_client.ui.opening import opened
     from psjob_client.ui.server import Page
-
-    where = Where(local, folder, namespace, context, kubeconfig)
 
     with Page(gather(where), where.here, port) as page:
         say("psjob: the page is at this address, on this machine alone; anyone here who has the address can read it; Ctrl-C ends it")

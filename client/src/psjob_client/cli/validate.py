@@ -65,7 +65,7 @@ def validate(
 
 def _of_cluster(job: PSTrainingJob, kubeconfig: str | None, context: str | None, namespace: str | None) -> Iterator[tuple[Level, Problem]]:
     """What a cluster has against the job. A job waits for most of it, and nobody need see it wait."""
-    from psjob_client.cli.against import against  # the planner takes a while to import
+    from psjob_client.cli.doctor import against  # the planner takes a while to import
 
     facts, fit = against(job, kubeconfig, context, namespace)
     if facts.unreachable:

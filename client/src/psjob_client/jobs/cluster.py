@@ -7,25 +7,32 @@ import base64
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from psjob_client.jobs import clustered, kube, series
+from psjob_client.jobs import kube, translate
 from psjob_client.jobs.kube import KubeClient, Reach
+from psjob_client.jobs.verbs import answers, job_of, next_request
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local.status import part
-from psjob_client.problems import JobProblem, NotServed, call, no_such_job
+from psjob_client.problems import Conflict, DeadlinePassed, JobProblem, NotServed, NoWeights, call, no_such_job
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
+from psjob_operator.cluster.pods import parse
 from psjob_operator.contract import HISTORY_PATH, STATUS_PATH
 from psjob_operator.plan import objects
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.render.objects import LABEL_JOB
 
+if TYPE_CHECKING:
+    from psjob_client.jobs.verbs import Weights
+
 ASK_SECONDS = 3.0
 """For what one shard says."""
 MOST_ASKED = 16
 """Shards that are asked at a time."""
+STATUS_SECONDS = 1.0
+"""Between two looks at a job that changes."""
 LOOK_SECONDS = 2.0
 """Between two looks for pods whose logs are to be followed."""
 MOST_SEEN = 10_000
@@ -34,8 +41,10 @@ NOT_YET = 400
 """The API server's code for logs of a container that has not started."""
 
 
-class ClusterSource:
-    """The jobs of one namespace; an empty one means all of them, for `list`."""
+class ClusterJobs:
+    """The jobs of one namespace; an empty one means all of them, for `list`. The operator does what each PSTrainingJob says."""
+
+    once = True
 
     def __init__(self, client: KubeClient, where: Reach) -> None:
         self.client, self.where = client, where
@@ -54,20 +63,20 @@ class ClusterSource:
             found = await self.client.list(JOBS, self.where.namespace)
         except ApiError as error:
             raise await self._said(error) from None
-        jobs = [clustered.job_view(raw, self.where.context) for raw in found]
+        jobs = [translate.cluster_view(raw, self.where.context) for raw in found]
         return sorted(jobs, key=lambda job: job.created or 0.0, reverse=True)
 
     async def get(self, name: str) -> JobView:
         """A job with its pods, and what its shards say of themselves right now, where the cluster allows that."""
         raw = await self.raw(name)
-        pods = clustered.processes(await self._pods(name), raw["metadata"]["uid"])
+        pods = processes(await self._pods(name), raw["metadata"]["uid"])
         questions, limited = await self._questions(raw, pods)
         told = await self._ask(pods, questions)
         now = time.time()
         try:
-            job = clustered.job_view(raw, self.where.context, pods, told, now)
+            job = translate.cluster_view(raw, self.where.context, pods, told, now)
         except (TypeError, ValueError, AttributeError):
-            job = clustered.job_view(raw, self.where.context, pods)  # A pod of the user's has answered something else.
+            job = translate.cluster_view(raw, self.where.context, pods)  # A pod of the user's has answered something else.
         self._remember(job)
         return job.model_copy(update={"limited": limited}) if limited else job
 
@@ -87,7 +96,7 @@ class ClusterSource:
             seen[:] = sorted({entry["time"]: entry for entry in (*seen, *remembered)}.values(), key=lambda entry: entry["time"])[
                 -MOST_SEEN:
             ]
-        return series.history(series.thinned(seen, most), complete=first is not None and first.attempt == 1 and told is not None)
+        return translate.history(translate.thinned(seen, most), complete=first is not None and first.attempt == 1 and told is not None)
 
     async def events(self, name: str) -> Sequence[EventView]:
         """Of the job, its pods and its claim; the API server forgets them after an hour."""
@@ -105,18 +114,18 @@ class ClusterSource:
             ]
         except ApiError as error:
             raise await self._said(error) from None
-        return clustered.events([*own, *rest])
+        return translate.cluster_events([*own, *rest])
 
     async def timeline(self, name: str) -> Sequence[SpanView]:
         """By its conditions, and by the pods that are still there."""
         raw = await self.raw(name)
         found = await self._pods(name)
-        pods = clustered.processes(found, raw["metadata"]["uid"])
-        return clustered.timeline(clustered.job_view(raw, self.where.context, pods), pods, raw, clustered.finished(found))
+        pods = processes(found, raw["metadata"]["uid"])
+        return translate.cluster_timeline(translate.cluster_view(raw, self.where.context, pods), pods, raw, translate.finished(found))
 
     async def checkpoints(self, name: str) -> Sequence[CheckpointView]:
         """The newest one: the others are on the volume, which only the job's shards see."""
-        job = clustered.job_view(await self.raw(name), self.where.context)
+        job = translate.cluster_view(await self.raw(name), self.where.context)
         return [job.checkpoint] if job.checkpoint is not None else []
 
     async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
@@ -135,6 +144,90 @@ class ClusterSource:
     async def close(self) -> None:
         """Close the connections."""
         await self.client.close()
+
+    async def submit(self, manifest: Mapping[str, Any]) -> str:
+        """POST the job, checked strictly; its name."""
+        job = job_of(manifest)
+        namespace = job.metadata.namespace or self.where.namespace
+        if namespace != self.where.namespace:
+            raise Conflict(
+                f"metadata.namespace is {namespace}, this is namespace {self.where.namespace}; name {namespace} here, or leave it out"
+            )
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+        try:
+            await self.client.create(JOBS, namespace, body)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise Conflict(
+                    f"there is a job {job.metadata.name} in {self.where} already; name another, or end it with ",
+                    call("delete", job.metadata.name, namespace),
+                ) from None
+            raise await self._said(error) from None
+        return job.metadata.name
+
+    async def suspend(self, name: str, seconds: float | None) -> None:
+        """spec.suspend: true, and wait until no pod is left."""
+        job = await self._active(name)
+        await self._patch(job.id, {"suspend": True})
+        if seconds is not None:
+            await self._wait(name, lambda now: now.phase == "Suspended" or now.over, seconds, "is not suspended yet")
+
+    async def at_risk(self, name: str) -> str:
+        """Why a suspension costs the job its checkpoints, as the operator says it; empty where it does not."""
+        raw = await self.raw(name)
+        conditions = (raw.get("status") or {}).get("conditions") or []
+        told: Mapping[str, Any] = next((it for it in conditions if it.get("type") == "CheckpointReady" and it.get("status") == "False"), {})
+        return str(told.get("message")) if told.get("reason") == "ClaimTerminating" else ""
+
+    async def resume(self, name: str) -> str:
+        """spec.suspend: false."""
+        job = await self._active(name)
+        await self._patch(job.id, {"suspend": False})
+        return job.id
+
+    async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
+        """spec.checkpoint.request: shard 0 reads it when the kubelet has brought it to its pod, up to two minutes later."""
+        job = await self._active(name)
+        if job.phase == "Suspended":
+            raise Conflict(f"{name} is suspended, and its last checkpoint is of step {job.checkpoint.step if job.checkpoint else 0}")
+        number = next_request(_saved(job), job.checkpoint)
+        await self._patch(job.id, {"checkpoint": {"request": number}})
+
+        def answered(now: JobView) -> bool:
+            return now.over or answers(now.checkpoint, number, _saved(now))
+
+        done = await self._wait(name, answered, seconds, "has not answered the request for a checkpoint yet")
+        if done.checkpoint is None:
+            raise Conflict(f"{name} has ended without a checkpoint; ", call("get", name, self.where.namespace), " says why")
+        return done.checkpoint
+
+    async def weights(self, name: str) -> Weights:
+        """Not from here: they lie on the job's claim."""
+        job = translate.cluster_view(await self.raw(name), self.where.context)
+        raise NoWeights(
+            f"the weights of {job.id} are on its claim, which only pods of namespace {self.where.namespace} can read. The commands that "
+            f"fetch {job.run}/final.safetensors are in docs/operations.md, Files of a script, and its weights"
+        )
+
+    async def delete(self, name: str, seconds: float) -> None:
+        """Delete the job; its pods go with it."""
+        raw = await self.raw(name)
+        uid = raw["metadata"]["uid"]
+        try:
+            await self.client.delete(JOBS, self.where.namespace, name, uid)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                left = await self.client.get(JOBS, self.where.namespace, name)
+                if left["metadata"]["uid"] != uid:
+                    return
+                await asyncio.sleep(STATUS_SECONDS / 4)
+        except ApiError as error:
+            if error.code == 404:
+                return
+            raise await self._said(error) from None
+        raise DeadlinePassed(
+            f"{name} is being deleted, and still there after {seconds:g} s; `kubectl get psj {name} -o yaml` shows its finalizers"
+        )
 
     async def raw(self, name: str) -> Mapping[str, Any]:
         """The object as it is stored. Raises NoSuchJob."""
@@ -218,8 +311,8 @@ class ClusterSource:
         try:
             while True:
                 raw = await self.raw(name)
-                pods = [one for one in clustered.processes(await self._pods(name), raw["metadata"]["uid"]) if named(one, name, process)]
-                over = clustered.job_view(raw, self.where.context).over
+                pods = [one for one in processes(await self._pods(name), raw["metadata"]["uid"]) if named(one, name, process)]
+                over = translate.cluster_view(raw, self.where.context).over
                 for one in pods:
                     if one.name not in started and (one.started is not None or not follow):
                         reading = self._read_log(one, follow, tail, queue)
@@ -253,8 +346,45 @@ class ClusterSource:
                     await queue.put(kube.said(error, self.where))
                     return
 
+    async def _active(self, name: str) -> JobView:
+        raw = await self.raw(name)
+        job = translate.cluster_view(raw, self.where.context)
+        if job.over:
+            source = f"{{run: {raw['metadata']['uid']}}}"
+            raise Conflict(f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom: {source} to go on")
+        return job
+
+    async def _patch(self, name: str, spec: Mapping[str, Any]) -> None:
+        try:
+            await self.client.merge(JOBS, self.where.namespace, name, {"spec": spec})
+        except ApiError as error:
+            raise await self.missing(error, name) from None
+
+    async def _wait(self, name: str, done: Any, seconds: float, lacking: str) -> JobView:
+        until = time.monotonic() + seconds
+        while not done(job := await self.get(name)):
+            if time.monotonic() > until:
+                why = f" ({job.message})" if job.message else ""
+                raise DeadlinePassed(
+                    f"{name} {lacking} after {seconds:g} s{why}; ", call("events", name, self.where.namespace), " may say why"
+                )
+            await asyncio.sleep(STATUS_SECONDS)
+        return job
+
 
 def named(pod: Process, job: str, process: str | None) -> bool:
     """Is this the pod that was asked for: `worker-0`, `ps-1`, or its whole name?"""
     short = f"{'ps' if pod.role == 'shard' else 'worker'}-{pod.index}"
     return process in (None, pod.name, short)
+
+
+def _saved(job: JobView) -> Mapping[str, Any]:
+    """spec.checkpoint."""
+    found: Mapping[str, Any] = (job.manifest or {}).get("spec", {}).get("checkpoint") or {}
+    return found
+
+
+def processes(pods: Iterable[Mapping[str, Any]], uid: str) -> list[Process]:
+    """Those of this very job, the oldest start first."""
+    found = [view.process for pod in pods if (view := parse(pod)) is not None]
+    return sorted((one for one in found if one.run in (uid, "")), key=lambda one: (one.role, one.index, one.number))

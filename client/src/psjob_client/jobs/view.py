@@ -1,17 +1,26 @@
-"""A job as people see it. Times are unix seconds; every model is frozen, and `to_manifest()` is its JSON in camelCase."""
+"""A job as people see it. Times are unix seconds; every model is frozen, and `to_manifest()` is its JSON in camelCase.
+
+In a notebook it is a table, and the loss as a small picture (`job_html`): a line of SVG made here, since a notebook may have no plotting
+library. Every text of it is escaped.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from psjob_client.text import amount, number, span
 from psjob_operator.api.base import Model
 from psjob_operator.api.status import TERMINAL, Phase
 from psjob_operator.printable import LINE_ENDS, printable
 
 if TYPE_CHECKING:
     import pandas
+
 
 Where = Literal["local", "cluster"]
 Role = Literal["shard", "worker"]
@@ -21,6 +30,11 @@ DIFFER = "WorkersDiffer"
 """Reason of a job that is Complete, and whose workers had different weights where they should be equal."""
 ENDED = {DIVERGED: "diverged", DIFFER: "workers differ"}
 """What is said beside the phase of such a job."""
+WIDTH, HEIGHT = 480, 120
+MOST_ROWS = 32
+COLOURS = {"Complete": "#1a7f37", "Failed": "#c11", "Recovering": "#b35900"}
+_shown: tuple[object, int] | None = None
+"""The view that the running cell of a notebook has shown already, and the number of the cell: it is not shown again as the cell's value."""
 
 
 class View(Model):
@@ -192,7 +206,7 @@ class ProgressView(View):
 
 
 class JobView(View):
-    """A job, whole but for what grows: see `JobSource` for history, events, timeline, logs and checkpoints."""
+    """A job, whole but for what grows: see `Client` for history, events, timeline, logs and checkpoints."""
 
     id: str
     """What the verbs take: the name of a run's folder, or of the job on a cluster."""
@@ -275,10 +289,7 @@ class JobView(View):
 
     def _repr_html_(self) -> str | None:
         """In a notebook: a table; None if `wait` has just shown it, so that it is shown once."""
-        from psjob_client.jobs import cells
-        from psjob_client.jobs.html import job_html
-
-        return None if cells.marked(self) else job_html(self)
+        return None if is_shown(self) else job_html(self)
 
     def __repr__(self) -> str:
         """In a line: the manifest, which may hold a whole script, is not for reading here."""
@@ -408,12 +419,12 @@ class HistoryView(View):
             raise ImportError("to_pandas needs the package pandas, which is not installed: pip install pandas") from None
         rows: dict[tuple[float, int], dict[str, float]] = {}
         for one in self.series:
-            for time, step, value in zip(one.times, one.steps, one.values, strict=True):
-                rows.setdefault((time, step), {})[one.name] = value
+            for at, step, value in zip(one.times, one.steps, one.values, strict=True):
+                rows.setdefault((at, step), {})[one.name] = value
         index = sorted(rows)
         table = pandas.DataFrame([rows[key] for key in index], index=pandas.Index([step for _, step in index], name="step"))
         table = table.reindex(columns=[one.name for one in self.series])
-        table.insert(0, "time", pandas.to_datetime([time for time, _ in index], unit="s", utc=True), allow_duplicates=True)
+        table.insert(0, "time", pandas.to_datetime([at for at, _ in index], unit="s", utc=True), allow_duplicates=True)
         return table
 
     def __repr__(self) -> str:
@@ -421,3 +432,95 @@ class HistoryView(View):
         return f"<history of {', '.join(one.name for one in self.series) or 'nothing yet'}>"
 
     __str__ = __repr__
+
+
+def job_html(job: JobView, history: HistoryView | None = None, now: float | None = None) -> str:
+    """What a notebook shows."""
+    at = time.time() if now is None else now
+    facts = [("step", _step(job)), ("loss", number(job.progress.loss)), ("rate", _rate(job)), ("checkpoint", _checkpoint(job, at))]
+    facts += [("restarts", str(job.restarts))] if job.restarts else []
+    facts += [(name, number(value)) for name, value in job.progress.metrics.items() if name != "loss"]
+    colour = COLOURS.get(job.phase, "inherit")
+    head = f'<b>{escape(job.id)}</b> <span style="color:{colour}">{escape(job.phase)}</span> {escape(job.mode)}, {escape(job.place)}'
+    cells = "".join(f"<td><small>{escape(name)}</small><br>{escape(value)}</td>" for name, value in facts if value)
+    notes = [job.message] if job.phase == "Failed" else []
+    notes += [*job.warnings, *job.problems]
+    said = "".join(f'<div style="color:#b35900">{escape(note)}</div>' for note in notes)
+    return f"<div>{head}<table><tr>{cells}</tr></table>{said}{_curve(history)}{_processes(job)}</div>"
+
+
+def _processes(job: JobView) -> str:
+    rows = [(f"shard {one.index}", one.state, one.restarts, "", amount(one.memory_bytes)) for one in job.shards]
+    rows += [
+        (f"worker {one.index}", one.state, one.restarts, "" if one.clock is None else str(one.clock), _idle(one.idle))
+        for one in job.workers
+    ]
+    if not rows:
+        return ""
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows[:MOST_ROWS])
+    more = f"<div>and {len(rows) - MOST_ROWS} more</div>" if len(rows) > MOST_ROWS else ""
+    head = "".join(f"<th>{name}</th>" for name in ("process", "state", "restarts", "steps", "memory, waiting"))
+    return f"<details><summary>{len(rows)} processes</summary><table><tr>{head}</tr>{body}</table>{more}</details>"
+
+
+def _curve(history: HistoryView | None) -> str:
+    series = history and next((one for name in ("loss",) if (one := history.of(name)) is not None and len(one.values) > 1), None)
+    if not series:
+        return ""
+    low, high = min(series.values), max(series.values)
+    label = f"{series.name} {number(series.values[0])} to {number(series.values[-1])}, steps {series.steps[0]} to {series.steps[-1]}"
+    return (
+        f'<svg role="img" aria-label="{escape(label)}" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">'
+        f'<polyline fill="none" stroke="#36c" stroke-width="1.5" points="{_points(series, low, high)}"/>'
+        f'<text x="2" y="12" font-size="11" fill="currentColor">{escape(number(high))}</text>'
+        f'<text x="2" y="{HEIGHT - 2}" font-size="11" fill="currentColor">{escape(number(low))}</text></svg>'
+        f"<div><small>{escape(label)}</small></div>"
+    )
+
+
+def _points(series: Series, low: float, high: float) -> str:
+    first, last = series.steps[0], series.steps[-1]
+    across, up = WIDTH / max(1, last - first), (HEIGHT - 4) / ((high - low) or 1.0)
+    # No more points than the picture is wide.
+    stride = max(1, len(series.values) // WIDTH)
+    kept = [*zip(series.steps, series.values, strict=True)][::stride]
+    return " ".join(f"{(step - first) * across:.1f},{HEIGHT - 2 - (value - low) * up:.1f}" for step, value in kept)
+
+
+def _step(job: JobView) -> str:
+    told = job.progress
+    return f"{told.step}/{told.total}" if told.total else str(told.step)
+
+
+def _rate(job: JobView) -> str:
+    return f"{job.progress.rate:.3g} {job.unit}s/s" if job.progress.rate else ""
+
+
+def _checkpoint(job: JobView, now: float) -> str:
+    if job.checkpoint is None:
+        return ""
+    age = job.checkpoint.age(now)
+    return f"{job.unit} {job.checkpoint.step}" + (f", {span(age)} ago" if age is not None and job.active else "")
+
+
+def _idle(idle: float | None) -> str:
+    return "" if idle is None else f"{idle:.0%} waiting"
+
+
+def notebook_shell() -> Any:
+    """The notebook's shell; None: this is no notebook."""
+    found = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return found if hasattr(found, "kernel") else None
+
+
+def mark_shown(view: object) -> None:
+    """This view has been shown by the cell that runs."""
+    global _shown
+    if (notebook := notebook_shell()) is not None:
+        _shown = view, notebook.execution_count
+
+
+def is_shown(view: object) -> bool:
+    """Has the cell that runs shown this view?"""
+    notebook = notebook_shell()
+    return notebook is not None and _shown is not None and _shown[0] is view and _shown[1] == notebook.execution_count

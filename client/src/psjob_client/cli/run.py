@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import scripts
-from psjob_client.cli.completing import Settings
 from psjob_client.cli.init import manifest_template
+from psjob_client.cli.options import Mode, Module, Settings, Shards, Workers, given_options, is_script, must_exist, settings_of
 from psjob_client.cli.ui import page_beside
 from psjob_client.convert.fromscript import Script
 from psjob_client.local.manifest import FIRST, Request
@@ -44,10 +43,10 @@ def run(
             "script, to train in this folder without a manifest; what follows it, and is no option of psjob, are its arguments.",
         ),
     ],
-    workers: scripts.Workers = None,
-    shards: scripts.Shards = None,
-    mode: scripts.Mode = None,
-    module: scripts.Module = False,
+    workers: Workers = None,
+    shards: Shards = None,
+    mode: Mode = None,
+    module: Module = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest of the script, for a cluster.")] = None,
     settings: Settings = None,
     fault: Annotated[
@@ -73,17 +72,17 @@ def run(
     work_folder: Annotated[Path | None, typer.Option("--work-folder", hidden=True)] = None,
 ) -> None:
     """Train a job on this machine, each shard and worker a process."""
-    given = scripts.given(workers=workers, shards=shards, mode=mode)
+    given = given_options(workers=workers, shards=shards, mode=mode)
     laid, text, options, arguments = list(settings or ()), None, list[str](), list(ctx.args)
-    if scripts.is_script(job, module):
-        scripts.must_exist(job, module)
+    if is_script(job, module):
+        must_exist(job, module)
         text = Script(str(job), arguments, module, **given).manifest(manifest_template())
         options = [*(["-m"] if module else []), *(word for field, value in given.items() for word in (f"--{field}", str(value)))]
         work_folder = work_folder or Path.cwd()
     else:
         if save is not None:
             raise BadInput(f"--save {save}: {job} is a manifest already; --save writes that of a script")
-        laid += scripts.settings_of(given)
+        laid += settings_of(given)
     request = Request(
         job, tuple(laid), tuple(fault or ()), summary, resume, progress, history, name, logs, work_folder,
         text=text, options=tuple(options), arguments=tuple(arguments),
