@@ -15,8 +15,7 @@ from psjob_client.jobs.kube import KubeClient, Reach
 from psjob_client.jobs.problems import JobProblem, NotServed, call, no_such_job
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local.probe import part
-from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
+from psjob_operator.cluster.client import CORE_EVENTS, JOBS, PODS, SECRETS, ApiError
 from psjob_operator.contract import HISTORY_PATH, STATUS_PATH
 from psjob_operator.plan import objects
 from psjob_operator.plan.observed_state import Process

@@ -13,8 +13,7 @@ from psjob_client.jobs.problems import Conflict, DeadlinePassed, NoWeights, call
 from psjob_client.jobs.view import CheckpointView, JobView
 from psjob_client.sdk.building import job_of
 from psjob_client.sdk.requests import answers, next_request
-from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.cluster.client import JOBS, ApiError
 
 if TYPE_CHECKING:
     from psjob_client.sdk.weights import Weights
