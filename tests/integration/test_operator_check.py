@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psjob_operator.cluster.check import holder
+from psjob_operator.cluster.health import lease_holder
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, psjob_operator, world
 
@@ -50,8 +50,8 @@ def test_a_right_that_is_missing_is_told(control_plane: Cluster, bare_namespace:
     assert code == 1 and "the API server refuses" in told and "rbac.create" in told
 
 
-def lease(holder: str | None, renewed: str | None) -> dict[str, dict[str, str | None]]:
-    return {"spec": {"holderIdentity": holder, "renewTime": renewed}}
+def lease(lease_holder: str | None, renewed: str | None) -> dict[str, dict[str, str | None]]:
+    return {"spec": {"holderIdentity": lease_holder, "renewTime": renewed}}
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def lease(holder: str | None, renewed: str | None) -> dict[str, dict[str, str | 
     ],
 )
 def test_a_lease_is_held_by_who_renewed_it(before: dict[str, object], after: dict[str, object], who: str | None) -> None:
-    assert holder(before, after) == who
+    assert lease_holder(before, after) == who

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from psjob_operator.cluster.check import Asked, CheckFailed, check
+from psjob_operator.cluster.health import CheckFailed, CheckOptions, check_installation
 
 
 def test_a_server_that_is_not_there_is_no_matter_of_rights(tmp_path: Path) -> None:
@@ -24,5 +24,5 @@ def test_a_server_that_is_not_there_is_no_matter_of_rights(tmp_path: Path) -> No
         }  # fmt: skip
         (tmp_path / "config").write_text(yaml.safe_dump(config))
         with pytest.raises(CheckFailed) as told:
-            asyncio.run(check(Asked(str(tmp_path / "config"), (), None, 1.0)))
+            asyncio.run(check_installation(CheckOptions(str(tmp_path / "config"), (), None, 1.0)))
     assert "cannot be asked" in str(told.value) and "rbac" not in str(told.value)

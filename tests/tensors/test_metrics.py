@@ -17,12 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
-from psjob_operator.cluster.client import Client, Limits, _verb
+from psjob_operator.cluster.client import Client, Key, Limits, _verb
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.jobmetrics import Seen
-from psjob_operator.cluster.meter import CONTENT_TYPE, Meter, Sources, resource_of, written
+from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
 from psjob_operator.cluster.progress import parse
-from psjob_operator.cluster.queue import Key, Queue
+from psjob_operator.cluster.queue import Queue
 
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {
@@ -51,12 +50,12 @@ def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[st
     return dict(found)
 
 
-def job(name: str = "one", namespace: str = "a", answer: Mapping[str, Any] | None = None, **status: Any) -> Seen:
-    return Seen(Key(namespace, name), {}, {**STATUS, **status}, answer, None if answer is None else NOW - 30)
+def job(name: str = "one", namespace: str = "a", answer: Mapping[str, Any] | None = None, **status: Any) -> JobReading:
+    return JobReading(Key(namespace, name), {}, {**STATUS, **status}, answer, None if answer is None else NOW - 30)
 
 
-def page(*jobs: Seen, meter: Meter | None = None) -> dict[str, Family]:
-    text = written((meter or busy()).registry, list(jobs), NOW).decode()
+def page(*jobs: JobReading, meter: Meter | None = None) -> dict[str, Family]:
+    text = metrics_text((meter or busy()).registry, list(jobs), NOW).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -162,7 +161,9 @@ def test_what_is_newer_than_the_status_is_believed_of_a_checkpoint() -> None:
 
 
 def test_without_a_checkpoint_its_age_counts_from_the_beginning_and_disabled_ones_have_none() -> None:
-    found = page(job("young", checkpoint=None), Seen(Key("a", "off"), {"checkpoint": {"disabled": True}}, {**STATUS, "checkpoint": None}))
+    found = page(
+        job("young", checkpoint=None), JobReading(Key("a", "off"), {"checkpoint": {"disabled": True}}, {**STATUS, "checkpoint": None})
+    )
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="young") == 800
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="off") is None
 
@@ -183,7 +184,7 @@ def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer
     [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"interval": "2h"}}, 7200), ({"checkpoint": {"interval": "soon"}}, 30)],
 )
 def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
-    found = page(Seen(Key("a", "one"), brief, STATUS))
+    found = page(JobReading(Key("a", "one"), brief, STATUS))
     assert value(found, "psjob_job_checkpoint_interval_seconds", namespace="a", job="one") == interval
 
 
@@ -219,7 +220,7 @@ def test_the_series_of_a_job_go_with_it() -> None:
 
 
 def test_a_job_that_nobody_has_seen_yet_and_a_phase_of_a_newer_operator() -> None:
-    found = page(Seen(Key("a", "new"), {}, {}), job("later", phase="Paused"))
+    found = page(JobReading(Key("a", "new"), {}, {}), job("later", phase="Paused"))
     assert value(found, "psjob_job_phase", namespace="a", job="new", phase="Pending") == 1
     assert value(found, "psjob_job_phase", namespace="a", job="later", phase="Unknown") == 1
 
@@ -302,8 +303,7 @@ def test_a_reason_that_a_webhook_made_up_is_other() -> None:
 def test_a_request_that_nobody_answers_is_counted() -> None:
     from kubernetes.aio.client import Configuration
 
-    from psjob_operator.cluster.client import ApiError
-    from psjob_operator.cluster.kinds import PODS
+    from psjob_operator.cluster.client import PODS, ApiError
 
     async def scenario() -> Meter:
         meter = Meter()
@@ -334,7 +334,7 @@ HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lis
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse(json.dumps({"coordinator": said}).encode())
     assert answer is not None
-    found = page(Seen(Key("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
+    found = page(JobReading(Key("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
     for name in ("psjob_push_lag", "psjob_push_gap"):
         buckets = [sample for sample in found[name].samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]

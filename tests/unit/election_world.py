@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.election import Timing
+from psjob_operator.cluster.leader_election import Timing
 from psjob_operator.cluster.lease import Candidate
 
 OWNER: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="")

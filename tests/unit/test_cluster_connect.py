@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psjob_operator.cluster.connect import ConnectError, configure
+from psjob_operator.cluster.client import ConnectError, load_configuration
 
 BROKEN = {
     "empty": "",
@@ -30,10 +30,10 @@ def test_a_file_that_is_no_kubeconfig(tmp_path: Path, what: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(BROKEN[what])
     with pytest.raises(ConnectError) as told:
-        asyncio.run(configure(str(file)))
+        asyncio.run(load_configuration(str(file)))
     assert str(file) in str(told.value) and "\n" not in str(told.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match="there is no file"):
-        asyncio.run(configure(str(tmp_path / "none")))
+        asyncio.run(load_configuration(str(tmp_path / "none")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psjob_operator.cluster.contest import REST_SECONDS, Contests
+from psjob_operator.cluster.cache import REST_SECONDS, Contests
 
 LABEL = "NetworkPolicy/job-ps"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from psjob_operator.cluster.lookups import NODE_SECONDS, Lookups
-from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster.cache import Memory
+from psjob_operator.cluster.node_loss import NODE_SECONDS, Lookups
 from tests.unit.plan_given import NOW, UID
 
 

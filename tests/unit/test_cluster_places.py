@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psjob_operator.cluster.kinds import JOBS, PODS, POLICIES
-from psjob_operator.cluster.places import Places
+from psjob_operator.cluster.client import JOBS, PODS, POLICIES
+from psjob_operator.cluster.watch import Places
 
 KINDS = (JOBS, PODS, POLICIES)
 

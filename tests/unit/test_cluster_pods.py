@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import unix
-from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES
+from psjob_operator.cluster.cache import JobStore
+from psjob_operator.cluster.client import JOBS, PODS, SERVICES, Key
 from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse
-from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.store import JobStore
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import SLOW_START_SECONDS
 from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE

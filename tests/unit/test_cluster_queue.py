@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_operator.cluster.bucket import TokenBucket
-from psjob_operator.cluster.queue import FAIR, Key, Queue
+from psjob_operator.cluster.client import Key, TokenBucket
+from psjob_operator.cluster.queue import FAIR, Queue
 
 A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
 

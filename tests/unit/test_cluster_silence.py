@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.cluster import pods, silence
-from psjob_operator.cluster.lookups import Lookups
-from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster import node_loss, pods
+from psjob_operator.cluster.cache import Memory
+from psjob_operator.cluster.node_loss import Lookups
 from psjob_operator.cluster.pods import PodView
 from tests.unit.plan_given import NOW, UID, ended, pod
 
@@ -52,8 +52,8 @@ def lost(
     views: tuple[PodView, ...], memory: Memory, silent: set[str], answering: set[str], now: float = NOW, asked: bool = True
 ) -> set[str]:
     lookups = Heard(memory, silent, answering, now)
-    found = asyncio.run(silence.lost(lookups, views, memory, UID))
-    assert lookups.again_at is None if not (silent and asked) else lookups.again_at == now + silence.AGAIN_SECONDS
+    found = asyncio.run(node_loss.pods_of_lost_nodes(lookups, views, memory, UID))
+    assert lookups.again_at is None if not (silent and asked) else lookups.again_at == now + node_loss.AGAIN_SECONDS
     return {seen.process.name for seen in views if seen.process.uid in found}
 
 
@@ -89,11 +89,11 @@ def test_a_pod_that_its_node_never_began_is_lost_once_the_others_have_gone() -> 
 def test_a_pod_that_does_not_begin_has_its_node_asked_for_after_a_while() -> None:
     """An operator that has just started knows nothing of the silence that came before it."""
     late = replace(view("worker", 1, "n1"), unheard=False)
-    bound = replace(late, process=pod("worker", 1, 1, node="n1", phase="Pending", scheduled=NOW - silence.BEGIN_SECONDS, ready=False))
+    bound = replace(late, process=pod("worker", 1, 1, node="n1", phase="Pending", scheduled=NOW - node_loss.BEGIN_SECONDS, ready=False))
     assert lost((bound,), Memory(UID), {"n1"}, set()) == {"job-worker-1-r1"}
     assert not lost((replace(bound, process=replace(bound.process, phase="Running")),), Memory(UID), {"n1"}, set(), asked=False)
     lookups = Heard(Memory(UID), {"n1"}, set(), NOW - 1)
-    assert not asyncio.run(silence.lost(lookups, (bound,), Memory(UID), UID)) and lookups.again_at == NOW
+    assert not asyncio.run(node_loss.pods_of_lost_nodes(lookups, (bound,), Memory(UID), UID)) and lookups.again_at == NOW
 
 
 def test_a_node_that_is_heard_of_takes_nobody() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import Condition, JobStatus, ShardStatus
-from psjob_operator.cluster.status import difference, merge_patch, news
+from psjob_operator.cluster.status_writer import difference, merge_patch, tells_news
 from tests.unit.cluster_statuses import merged
 
 VALUES = st.recursive(
@@ -62,4 +62,4 @@ def said(status: str, reason: str) -> dict[str, str]:
     ],
 )
 def test_what_is_written_at_once(change: dict[str, Any], at_once: bool) -> None:
-    assert news({"phase": "Pending", "conditions": [said("False", "Starting")]}, change) is at_once
+    assert tells_news({"phase": "Pending", "conditions": [said("False", "Starting")]}, change) is at_once

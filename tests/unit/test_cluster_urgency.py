@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_operator.cluster import urgency
-from psjob_operator.cluster.kinds import JOBS, PODS
-from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.store import JobStore, Tally
+from psjob_operator.cluster import queue
+from psjob_operator.cluster.cache import JobStore, PodTally
+from psjob_operator.cluster.client import JOBS, PODS, Key
 
 KEY = Key("n", "job")
 _versions = iter(range(1, 1_000_000))
@@ -44,21 +43,21 @@ UP = [pod("s", role="shard"), pod("w0"), pod("w1")]
 @pytest.mark.parametrize(
     ("phase", "run", "pods", "wanted"),
     [
-        (None, None, [], urgency.NEW),
-        ("Pending", "another", [], urgency.NEW),
-        ("Pending", "u", [], urgency.BEGUN),
-        ("Pending", "u", [pod("s", role="shard"), pod("w0"), pod("w1", "Pending")], urgency.LATER),
-        ("Pending", "u", [pod("s", role="shard", ready=False), pod("w0"), pod("w1")], urgency.LATER),
-        ("Pending", "u", UP, urgency.NEAR),
-        ("Running", "u", UP, urgency.LATER),
-        ("Running", "u", UP[:2], urgency.RECOVERING),
-        ("Running", "u", [*UP[:2], pod("w1", "Failed")], urgency.RECOVERING),
-        ("Running", "u", [*UP[:2], pod("w1", deleting=True)], urgency.RECOVERING),
-        ("Running", "u", [*UP, pod("w-old", "Failed")], urgency.LATER),
-        ("Recovering", "u", UP[:2], urgency.RECOVERING),
-        ("Recovering", "u", [*UP[:2], pod("w1", "Pending")], urgency.LATER),
-        ("Recovering", "u", UP, urgency.NEAR),
-        ("Complete", "u", [], urgency.LATER),
+        (None, None, [], queue.NEW),
+        ("Pending", "another", [], queue.NEW),
+        ("Pending", "u", [], queue.BEGUN),
+        ("Pending", "u", [pod("s", role="shard"), pod("w0"), pod("w1", "Pending")], queue.LATER),
+        ("Pending", "u", [pod("s", role="shard", ready=False), pod("w0"), pod("w1")], queue.LATER),
+        ("Pending", "u", UP, queue.NEAR),
+        ("Running", "u", UP, queue.LATER),
+        ("Running", "u", UP[:2], queue.RECOVERING),
+        ("Running", "u", [*UP[:2], pod("w1", "Failed")], queue.RECOVERING),
+        ("Running", "u", [*UP[:2], pod("w1", deleting=True)], queue.RECOVERING),
+        ("Running", "u", [*UP, pod("w-old", "Failed")], queue.LATER),
+        ("Recovering", "u", UP[:2], queue.RECOVERING),
+        ("Recovering", "u", [*UP[:2], pod("w1", "Pending")], queue.LATER),
+        ("Recovering", "u", UP, queue.NEAR),
+        ("Complete", "u", [], queue.LATER),
     ],
 )
 def test_the_rank_of_a_job(phase: str | None, run: str | None, pods: list[dict[str, Any]], wanted: int) -> None:
@@ -66,21 +65,21 @@ def test_the_rank_of_a_job(phase: str | None, run: str | None, pods: list[dict[s
     store.put(JOBS, job(phase, run))
     for raw in pods:
         store.put(PODS, {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(next(_versions))}})
-    assert urgency.rank(store, KEY) == wanted
+    assert queue.urgency(store, KEY) == wanted
 
 
 def test_a_job_that_is_gone_or_goes_is_not_urgent() -> None:
     store = JobStore()
-    assert urgency.rank(store, KEY) == urgency.LATER
+    assert queue.urgency(store, KEY) == queue.LATER
     store.put(JOBS, job(None, None, deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert urgency.rank(store, KEY) == urgency.LATER
+    assert queue.urgency(store, KEY) == queue.LATER
 
 
 @pytest.mark.parametrize("spec", [{}, {"ps": None, "workers": 3}, {"ps": {"shards": "x"}, "workers": {"replicas": None}}])
 def test_a_spec_that_cannot_be_read_has_a_rank(spec: dict[str, Any]) -> None:
     store = JobStore()
     store.put(JOBS, {**job("Running"), "spec": spec})
-    assert urgency.rank(store, KEY) == urgency.LATER
+    assert queue.urgency(store, KEY) == queue.LATER
 
 
 STEPS = st.tuples(
@@ -114,7 +113,7 @@ def test_the_counts_are_those_of_the_pods_that_are_there(steps: list[Any]) -> No
             store.remove(PODS, raw)
             raw["metadata"]["uid"] += "'"
     for key in (KEY, Key("n", "neighbour")):
-        counted = Tally()
+        counted = PodTally()
         for view in store.pods(key):
             counted.count(view, 1)
         assert store.tally(key) == counted

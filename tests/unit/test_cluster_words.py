@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.cluster import observe
-from psjob_operator.cluster.client import ApiError, Client, _event, _reply
-from psjob_operator.cluster.kinds import PODS
+from psjob_operator.cluster.client import PODS, ApiError, Client, _event, _reply
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.plan import plan

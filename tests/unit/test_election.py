@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from psjob_operator.cluster import election
-from psjob_operator.cluster.election import Do, Lease, Move, Standing, Timing
+from psjob_operator.cluster import leader_election as election
+from psjob_operator.cluster.leader_election import Do, Lease, Move, Standing, Timing
 
 TIMING = Timing(12)  # a holder stops after 8 s, renews and looks each 2 s
 THEIRS = Lease(holder="b", seconds=12, renewed="r1", acquired="a1", transitions=3, version="7")
@@ -42,7 +42,12 @@ def standing(
         ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, Move(Do.WAIT, 108.0)),
         ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, Move(Do.STEP_DOWN)),
         ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, Move(Do.STEP_DOWN)),
-        ("held, another write came before ours", election.lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)), 102.0, Move(Do.LOOK)),
+        (
+            "held, another write came before ours",
+            election.lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)),
+            102.0,
+            Move(Do.LOOK),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

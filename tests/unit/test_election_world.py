@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.election import Timing
+from psjob_operator.cluster.leader_election import Timing
 from tests.soaking import rotating
 from tests.unit.election_world import Register, Replica, VirtualLoop
 

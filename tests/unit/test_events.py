@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from psjob_operator.cluster import events
+from psjob_operator.cluster import status_writer
+from psjob_operator.cluster.cache import JobEntry
 from psjob_operator.cluster.client import Client
-from psjob_operator.cluster.store import JobEntry
 from psjob_operator.plan.actions import Event
 
 JOB = JobEntry("space", "job", "uid-1", 1, "7", 0.0, False, {}, {}, {}, {})
@@ -28,11 +28,11 @@ class Written:
 
 async def told(busy: bool, longest: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What of three Events told at once is written in that time, where each waits for turns at most `longest` seconds."""
-    monkeypatch.setattr(events, "BUSY_SECONDS", longest)
+    monkeypatch.setattr(status_writer, "BUSY_SECONDS", longest)
     written = Written()
-    teller = events.Teller(cast(Client, written), "me", lambda: busy)
-    teller.tell(JOB, [Event("Normal", "Running", str(number)) for number in range(3)], 0.0)
-    running = asyncio.create_task(teller.run())
+    recorder = status_writer.EventRecorder(cast(Client, written), "me", lambda: busy)
+    recorder.record(JOB, [Event("Normal", "Running", str(number)) for number in range(3)], 0.0)
+    running = asyncio.create_task(recorder.run())
     end = time.monotonic() + seconds
     while len(written.notes) < 3 and time.monotonic() < end:
         await asyncio.sleep(0.01)

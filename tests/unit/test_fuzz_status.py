@@ -18,7 +18,7 @@ from psjob_client.local.monitor import Watch
 from psjob_client.local.status import lateness, shaped
 from psjob_client.local.verdict import Standstill
 from psjob_operator import keys
-from psjob_operator.cluster import progress, silence
+from psjob_operator.cluster import node_loss, progress
 from psjob_operator.plan.plan import plan
 from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.unit.plan_given import NOW, UID, ended, job, pod, running
@@ -78,7 +78,7 @@ def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
     def read(case: Case) -> None:
         body = raw(case)
         told = progress.parse(body)
-        assert silence.joined(told, pod("worker", 0)) in (True, False)
+        assert node_loss.joined_shard_0(told, pod("worker", 0)) in (True, False)
         assert progress.nonce_of(body) == ""
         if len(body) % 4:  # to plan takes ten times as long
             return

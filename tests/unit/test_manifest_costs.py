@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.validate import LARGEST_SPEC, validate_job
-from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.cluster.cache import JobStore
+from psjob_operator.cluster.client import JOBS, Key
 from psjob_operator.cluster.observe import _spec
-from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.store import JobStore
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, dearest
 from tests.fuzzing import changed_json, json_changes
 from tests.soaking import soak

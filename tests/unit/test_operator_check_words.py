@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psjob_operator.cluster.check import refused
 from psjob_operator.cluster.client import ApiError
+from psjob_operator.cluster.health import answer_words
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from psjob_operator.cluster.client import ApiError
     ],
 )
 def test_each_kind_of_failure_has_its_next_step(error: ApiError, says: str) -> None:
-    assert says in refused(error)
+    assert says in answer_words(error)

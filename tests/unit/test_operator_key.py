@@ -10,7 +10,7 @@ import pytest
 
 from psjob_operator import keys
 from psjob_operator.__main__ import app
-from psjob_operator.cluster.operatorkey import KeyFileError, KeySecret, OperatorKey, default_file
+from psjob_operator.cluster.operator_key import KeyFileError, KeySecret, OperatorKey, default_file
 from tests.typed import CliRunner
 
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from psjob_operator.__main__ import app
-from psjob_operator.cluster import connect
-from psjob_operator.cluster.kinds import JOBS, PODS
-from psjob_operator.cluster.wake import Patience
+from psjob_operator.cluster import client
+from psjob_operator.cluster.client import JOBS, PODS, Path
+from psjob_operator.cluster.watch import Patience
 from tests.typed import CliRunner
 
 
@@ -31,6 +31,6 @@ def test_one_namespace_of_two_that_refuses_us_ends_nothing() -> None:
 
 
 def test_a_lease_without_a_namespace_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr(connect, "NAMESPACE_FILE", connect.Path(f"{tmp_path}/none"))
+    monkeypatch.setattr(client, "NAMESPACE_FILE", Path(f"{tmp_path}/none"))
     done = CliRunner().invoke(app, ["run", "--lease=psjob"])
     assert done.exit_code == 2 and "--lease psjob: give --lease-namespace too" in done.output

@@ -212,8 +212,8 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     ),
     "the page's list": lambda text: json.dumps(shown.row(job(text)), ensure_ascii=False),
     "a report": lambda text: report(a_comparison(text)),
-    "status": lambda text: "".join(scrub.told(f"first\n{text}\n")),
-    "status of JSON": lambda text: scrub.told(json.dumps({"error": text, text: 1}))[0],
+    "status": lambda text: "".join(scrub.last_words(f"first\n{text}\n")),
+    "status of JSON": lambda text: scrub.last_words(json.dumps({"error": text, text: 1}))[0],
     "a condition": short,
     "words of the kubelet": scrub.sentence,
     "a shard's log": lambda text: one_line(text, 4000),
@@ -237,9 +237,9 @@ def test_no_text_acts_where_it_is_shown(name: str) -> None:
 
 
 def test_status_and_events(hostile: str) -> None:
-    message, tail = scrub.told(f"first\n{hostile}\n")
+    message, tail = scrub.last_words(f"first\n{hostile}\n")
     assert "after" in tail and not acts(message + tail)
-    assert not acts(scrub.told(json.dumps({"error": hostile, hostile: 1}))[0])
+    assert not acts(scrub.last_words(json.dumps({"error": hostile, hostile: 1}))[0])
     assert not acts(scrub.sentence(hostile)) and not acts(short(hostile))
 
 

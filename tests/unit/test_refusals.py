@@ -9,7 +9,7 @@ import pytest
 
 from psjob_operator import render
 from psjob_operator.api.status import CheckpointStatus, Pinned
-from psjob_operator.cluster.refusals import Cause, causes, limit_words, limited, of_the_pod, ranges
+from psjob_operator.cluster.client import Cause, causes, limit_words, limited, of_the_pod, ranges
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.observed_state import Refusal
 from psjob_operator.plan.plan import plan

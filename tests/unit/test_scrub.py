@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.pods import parse
-from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, scrub, tail, told
-from psjob_operator.cluster.store import JobStore
+from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, last_words, scrub, tail
 from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
 from tests.soaking import rotating
 from tests.unit.cluster_pods import entry, pod
@@ -287,19 +287,19 @@ def test_a_failure_is_told_without_its_credentials_or_by_its_code_alone() -> Non
 
 def test_json_that_the_planner_reads_stays_json() -> None:
     said = json.dumps({"error": 'refused: "password": "abc"', "fenced": {"view": 7}})
-    kept = json.loads(told(said)[0])
+    kept = json.loads(last_words(said)[0])
     assert "abc" not in kept["error"] and kept["fenced"] == {"view": 7}
-    assert json.loads(told(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
+    assert json.loads(last_words(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
     fields = {
         "password": "abc",
         "n": {"auth": "dXNlcjpwYXNz", "api_key": "a b", "token_accuracy": 0.5, "token": None, "hf_" + MADE: 1},
         "error": "no",
     }
-    kept = json.loads(told(json.dumps(fields))[0])
+    kept = json.loads(last_words(json.dumps(fields))[0])
     inner = {"auth": REMOVED, "api_key": REMOVED, "token_accuracy": 0.5, "token": None, REMOVED: 1}
     assert kept == {"password": REMOVED, "n": inner, "error": "no"}
-    assert told('{"error": "a"}\n')[0].endswith("\n") and told("{not json")[0] == "{not json"
-    assert told("[" * 5000)[0] == tail("[" * 5000)
+    assert last_words('{"error": "a"}\n')[0].endswith("\n") and last_words("{not json")[0] == "{not json"
+    assert last_words("[" * 5000)[0] == tail("[" * 5000)
 
 
 def test_without_tails_the_runtimes_exit_codes_mean_what_they_did() -> None:

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.cluster.memory import Memory
-from psjob_operator.cluster.status import difference
+from psjob_operator.cluster.cache import Memory
+from psjob_operator.cluster.status_writer import difference
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.plan import plan
 from tests.unit.cluster_statuses import merged

@@ -99,11 +99,10 @@ def run(
     crd_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 5.0,
 ) -> None:
     """Run the operator until it is told to stop (SIGTERM)."""
-    from psjob_operator.cluster import logs, main
-    from psjob_operator.cluster.client import Limits
-    from psjob_operator.cluster.connect import ConnectError, own_namespace
-    from psjob_operator.cluster.election import Timing
-    from psjob_operator.cluster.operatorkey import KeyFileError, KeySecret, default_file
+    from psjob_operator.cluster import main
+    from psjob_operator.cluster.client import ConnectError, Limits, own_namespace
+    from psjob_operator.cluster.leader_election import Timing
+    from psjob_operator.cluster.operator_key import KeyFileError, KeySecret, default_file
     from psjob_operator.render import peer_of
 
     if shard_user != "namespace" and not (shard_user.isdecimal() and 0 < int(shard_user) < 2**31):
@@ -117,7 +116,7 @@ def run(
             example = '{"ipBlock": {"cidr": "192.0.2.7/32"}}'
             typer.echo(f"psjob-operator: --network-policy {text}: {error}; such as {example}", err=True)
             raise typer.Exit(2) from error
-    logs.set_up(log_format, log_level)
+    main.set_up_logs(log_format, log_level)
     place = lease_namespace or own_namespace()
     for option, name in (("--lease", lease), ("--key-secret", key_secret)):
         if name and not place:
@@ -166,23 +165,23 @@ def check(
     seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to wait for a renewal of the Lease.")] = 60.0,
 ) -> None:
     """Say whether an installed operator works: the CRD is served, jobs can be read, the Lease is renewed. `helm test` runs this."""
-    from psjob_operator.cluster import check as checking
-    from psjob_operator.cluster.connect import ConnectError, own_namespace
+    from psjob_operator.cluster.client import ConnectError, own_namespace
+    from psjob_operator.cluster.health import CheckFailed, CheckOptions, check_installation
 
     place = lease_namespace or own_namespace()
     if lease and not place:
         words = "give --lease-namespace too; outside a cluster there is no namespace of its own"
         typer.echo(f"psjob-operator: --lease {lease}: {words}", err=True)
         raise typer.Exit(2)
-    asked = checking.Asked(
+    asked = CheckOptions(
         kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
         namespaces=tuple(dict.fromkeys(namespace or ())),
         lease=(place, lease) if lease else None,
         seconds=seconds,
     )
     try:
-        typer.echo("\n".join(asyncio.run(checking.check(asked))))
-    except (ConnectError, checking.CheckFailed) as error:
+        typer.echo("\n".join(asyncio.run(check_installation(asked))))
+    except (ConnectError, CheckFailed) as error:
         typer.echo(f"psjob-operator: {error}", err=True)
         raise typer.Exit(1) from error
 

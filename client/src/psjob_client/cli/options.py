@@ -136,7 +136,7 @@ def plugin() -> bool:
 
 def has_cluster() -> bool:
     """Is there a kubeconfig, or is this a pod?"""
-    from psjob_operator.cluster.connect import in_cluster, kubeconfig_path
+    from psjob_operator.cluster.client import in_cluster, kubeconfig_path
 
     return in_cluster(None) or any(Path(path).expanduser().is_file() for path in kubeconfig_path(None).split(os.pathsep))
 

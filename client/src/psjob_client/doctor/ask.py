@@ -9,10 +9,18 @@ from typing import Any, TypeVar
 
 from psjob_client.doctor.cluster import RIGHTS, Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass
 from psjob_operator.api.crd import schema
-from psjob_operator.cluster.client import ApiError, Client, Limits
-from psjob_operator.cluster.connect import ConnectError, configure
-from psjob_operator.cluster.kinds import JOBS, PODS
-from psjob_operator.cluster.refusals import limit_words, limited, ranges
+from psjob_operator.cluster.client import (
+    JOBS,
+    PODS,
+    ApiError,
+    Client,
+    ConnectError,
+    Limits,
+    limit_words,
+    limited,
+    load_configuration,
+    ranges,
+)
 from psjob_operator.contract import GROUP, KIND, VERSION
 from psjob_operator.render.objects import LABEL_JOB
 
@@ -36,7 +44,7 @@ async def cluster(
     """Ask about `namespace` of a cluster; `manifest` and the `pods` of its job are tried, and nothing is created."""
     mine = version("psjob-client")
     try:
-        configuration = await configure(kubeconfig, context)
+        configuration = await load_configuration(kubeconfig, context)
     except ConnectError as error:
         return ClusterFacts("kubeconfig", namespace, mine, unreachable=str(error))
     client = Client(configuration, Limits(timeout=SECONDS), f"psjob-doctor/{mine}")

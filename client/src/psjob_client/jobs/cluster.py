@@ -16,8 +16,7 @@ from psjob_client.jobs.verbs import answers, job_of, next_request
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local.status import part
 from psjob_client.problems import Conflict, DeadlinePassed, JobProblem, NotServed, NoWeights, call, no_such_job
-from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
+from psjob_operator.cluster.client import CORE_EVENTS, JOBS, PODS, SECRETS, ApiError
 from psjob_operator.cluster.pods import parse
 from psjob_operator.contract import HISTORY_PATH, STATUS_PATH
 from psjob_operator.plan import objects

@@ -18,9 +18,17 @@ from kubernetes.aio.config.config_exception import ConfigException
 from psjob_client.local.status import shaped
 from psjob_client.problems import Conflict, JobProblem, NotAllowed, NotServed, Step, Unreachable
 from psjob_operator import __version__, keys
-from psjob_operator.cluster import connect
-from psjob_operator.cluster.client import ApiError, Client, Limits
-from psjob_operator.cluster.kinds import JOBS, ResourceKind
+from psjob_operator.cluster.client import (
+    JOBS,
+    ApiError,
+    Client,
+    ConnectError,
+    Limits,
+    ResourceKind,
+    in_cluster,
+    kubeconfig_path,
+    load_configuration,
+)
 from psjob_operator.cluster.progress import answers, bounded, nonce_of, parse
 from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, PROOF_HEADER, STATUS_PORT
 
@@ -103,13 +111,13 @@ async def reach(context: str | None, namespace: str | None, config: str | None =
         Unreachable: there is no kubeconfig, or it cannot be used.
     """
     try:
-        configuration = await connect.configure(config, context)
-    except connect.ConnectError as error:
+        configuration = await load_configuration(config, context)
+    except ConnectError as error:
         why = str(error)
         why_here = Step(why.replace("--kubeconfig FILE", "kubeconfig=FILE").replace("--kubeconfig", "kubeconfig"), why)
         local = Step("`psjob.Client.local()`", "add --local")
         raise Unreachable("no cluster can be reached: ", why_here, "; runs of this machine: ", local) from None
-    name, own = ("in-cluster", _own_namespace()) if connect.in_cluster(config) else _context(connect.kubeconfig_path(config), context)
+    name, own = ("in-cluster", _own_namespace()) if in_cluster(config) else _context(kubeconfig_path(config), context)
     client = KubeClient(configuration, Limits(qps=50.0, burst=100, timeout=SECONDS), f"psjob/{__version__}", MANAGER)
     return client, Reach(name, (own or "default") if namespace is None else namespace, str(configuration.host))
 

@@ -10,13 +10,27 @@ from typing import Any
 
 from psjob_operator import authority, keys, render
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, LIMITS, PODS, POLICIES, SECRETS, SERVICES, ResourceKind
-from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
-from psjob_operator.cluster.operatorkey import OperatorKey
-from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.refusals import QUOTA, limit_words, limited, of_the_pod, ranges
-from psjob_operator.cluster.store import JobStore
+from psjob_operator.cluster.cache import STRANGER_SECONDS, JobStore, Memory
+from psjob_operator.cluster.client import (
+    CLAIMS,
+    CONFIGS,
+    JOBS,
+    LIMIT_RANGES,
+    PODS,
+    POLICIES,
+    QUOTA,
+    SECRETS,
+    SERVICES,
+    ApiError,
+    Client,
+    Key,
+    ResourceKind,
+    limit_words,
+    limited,
+    of_the_pod,
+    ranges,
+)
+from psjob_operator.cluster.operator_key import OperatorKey
 from psjob_operator.plan import objects
 from psjob_operator.plan.actions import (
     Action,
@@ -199,7 +213,7 @@ class Apply:
             return error.message
         memory.asks_nothing = memory.asks_nothing or render.Pods(observed, self._user, asks_nothing=True).pod(action) != body
         try:
-            found = await self._client.list(LIMITS, observed.namespace)
+            found = await self._client.list(LIMIT_RANGES, observed.namespace)
         except ApiError:
             found = []  # without its name the sentence still says what is minded
         return limit_words(error.causes, error.message, resources, ranges(found, resources), observed.namespace)

@@ -1,5 +1,7 @@
 """The Kubernetes API in a few verbs over raw dicts: the only file that knows the official client.
 
+load_configuration finds the way to the API server. Client has the verbs, for the kinds that the operator reads and writes. An answer that
+is no success is an ApiError; of_the_pod says whether a refused pod can never be, or may be later.
 Every call has a deadline, passes a token bucket where one is wanted, and names us in its User-Agent.
 Nothing is retried here: whether a write may be repeated is the caller's knowledge.
 """
@@ -8,25 +10,88 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import yaml
+from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
 from yarl import URL
 
-from psjob_operator.cluster.bucket import TokenBucket
-from psjob_operator.cluster.kinds import CORE_EVENTS, WATCHED, Listing, ResourceKind
-from psjob_operator.cluster.refusals import Cause, causes
+from psjob_operator import __version__
 
 MANAGER = "psjob-operator"
 PAGE = 500
 CONNECT_SECONDS, WATCH_SECONDS, WATCH_SILENCE = 15.0, 600, 150.0
+
+
+class Key(NamedTuple):
+    """One job."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class ResourceKind:
+    """One served resource."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def root(self) -> str:
+        """Path of the group and version."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Path of one object, or of the collection; an empty namespace means all of them, or a kind without one."""
+        place = f"/namespaces/{namespace}" if namespace else ""
+        return f"{self.root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Objects of a kind at one moment: all of them, or a page."""
+
+    items: Sequence[dict[str, Any]]
+    version: int
+    """The resourceVersion of that moment."""
+
+
+JOBS = ResourceKind("psjob.dev", "v1alpha1", "pstrainingjobs", "PSTrainingJob")
+PODS = ResourceKind("", "v1", "pods", "Pod")
+SERVICES = ResourceKind("", "v1", "services", "Service")
+CONFIGS = ResourceKind("", "v1", "configmaps", "ConfigMap")
+CLAIMS = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+SECRETS = ResourceKind("", "v1", "secrets", "Secret")
+NODES = ResourceKind("", "v1", "nodes", "Node")
+LIMIT_RANGES = ResourceKind("", "v1", "limitranges", "LimitRange")
+CORE_EVENTS = ResourceKind("", "v1", "events", "Event")
+EVENTS = ResourceKind("events.k8s.io", "v1", "events", "Event")
+POLICIES = ResourceKind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+LEASES = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
+
+WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
+CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
+OPTIONAL = frozenset({POLICIES})
+"""Watched only where they are made, and done without where they may not be read."""
 _COLLECTIONS = frozenset(kind.plural for kind in (*WATCHED, CORE_EVENTS))
 
 
@@ -344,3 +409,196 @@ def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = str(told.get("message") or raw[:200].decode("utf-8", "replace"))
     raise ApiError(status, str(told.get("reason") or "Unknown"), message, seconds, causes(told.get("details")))
+
+
+PATH_STEP = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
+ABOVE_LIMIT = re.compile(r"must be (?:less than or )?equal to (\S+) limit of")
+"""The API server's words for a request above a limit."""
+OUT_OF_RANGE = re.compile(
+    r"(?:maximum|minimum) (\S+) usage per (?:Container|Pod) is |(\S+) max limit to request ratio per (?:Container|Pod) is "
+)
+"""Its words where a LimitRange says no by itself."""
+NAMED_VALUE = re.compile(r'(?:Invalid|Unsupported|Duplicate) value: "((?:[^"\\]|\\.)*)"')
+QUOTA = "must specify "
+"""In the words of a quota: the pods of the namespace have to say what they ask for."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One field of which the API server says what is wrong with it."""
+
+    field: str
+    message: str
+
+
+def causes(details: Any) -> tuple[Cause, ...]:
+    """Those that name a field, of the details of a Status."""
+    told = details.get("causes") if isinstance(details, Mapping) else None
+    named = (it for it in told if isinstance(it, Mapping) and it.get("field")) if isinstance(told, list) else ()
+    return tuple(Cause(str(it["field"]), str(it.get("message") or "")) for it in named)
+
+
+def of_the_pod(told: Sequence[Cause], body: Mapping[str, Any]) -> bool:
+    """Whether one of these faults is in what was sent. What a LimitRange or a webhook put there is gone once they are."""
+    return any(_sent(cause, body) for cause in told)
+
+
+def limited(told: Sequence[Cause], message: str, body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Resources for which a LimitRange keeps the pod from being made; none where it is something else."""
+    found = [match[1] for cause in told if (match := ABOVE_LIMIT.search(cause.message)) and not _sent(cause, body)]
+    return tuple(dict.fromkeys([*found, *(match[1] or match[2] for match in OUT_OF_RANGE.finditer(message))]))
+
+
+def ranges(found: Iterable[Mapping[str, Any]], resources: Sequence[str]) -> tuple[str, ...]:
+    """Names of the LimitRanges that speak of one of these resources for containers or pods."""
+    return tuple(
+        str(it["metadata"]["name"])
+        for it in found
+        if any(
+            limit.get("type") in ("Container", "Pod") and resource in amounts
+            for limit in (it.get("spec") or {}).get("limits") or []
+            for amounts in limit.values()
+            if isinstance(amounts, Mapping)
+            for resource in resources
+        )
+    )
+
+
+def limit_words(told: Sequence[Cause], message: str, resources: Sequence[str], names: Sequence[str], namespace: str) -> str:
+    """The sentence that names the LimitRange, what it minds, and what people can do."""
+    which = f"LimitRange {', '.join(names)}" if names else "a LimitRange"
+    minded = [cause.message.removeprefix("Invalid value: ") for cause in told if ABOVE_LIMIT.search(cause.message)]
+    said = ", ".join(dict.fromkeys(minded)) or message.rpartition(" is forbidden: ")[2]
+    return f"{which} of namespace {namespace} limits {' and '.join(resources)}: {said}; change it, or the template's resources"
+
+
+def _sent(cause: Cause, body: Mapping[str, Any]) -> bool:
+    value, above = _at(body, cause.field)
+    if match := ABOVE_LIMIT.search(cause.message):
+        limits = above.get("limits") if isinstance(above, Mapping) else None
+        return isinstance(limits, Mapping) and match[1] in limits
+    if cause.message.startswith("Required value"):
+        return value in (_ABSENT, None, "", [], {}) and above is not _ABSENT
+    named = NAMED_VALUE.search(cause.message)
+    if value is _ABSENT or named is None:
+        return value is not _ABSENT
+    return named[1] in json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _at(body: Any, path: str) -> tuple[Any, Any]:
+    """(value at the path, what it stands in); _ABSENT for each that is not there."""
+    value, above = body, _ABSENT
+    for match in PATH_STEP.finditer(path):
+        key = match[1] if match[1] is not None else match[2]
+        above = value
+        if isinstance(value, Mapping):
+            value = value.get(key, _ABSENT)
+        elif isinstance(value, list) and key.isdecimal():
+            value = value[int(key)] if int(key) < len(value) else _ABSENT
+        else:
+            value = _ABSENT
+    return value, above
+
+
+class TokenBucket:
+    """`take()` waits until a call may be made. Waiters are served in the order they came."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        if rate <= 0 or burst < 1:
+            raise ValueError(f"a token bucket needs a rate above 0 and a burst of at least 1, not {rate} and {burst}")
+        self._rate = rate
+        self._burst = float(burst)
+        self._clock = clock
+        self._tokens = float(burst)
+        self._at = clock()
+
+    async def take(self) -> None:
+        """Take one token, sleeping until it is there."""
+        delay = self.reserve()
+        if delay > 0:
+            await asyncio.sleep(delay)
+
+    def reserve(self) -> float:
+        """Take one token now, on credit if need be; answers the seconds to wait before using it."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        self._tokens -= 1.0
+        return max(0.0, -self._tokens / self._rate)
+
+
+AGENT = f"psjob-operator/{__version__}"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class ConnectError(Exception):
+    """There is no usable way to the API server; the text says what was looked for and what to do."""
+
+
+async def load_configuration(path: str | None, context: str | None = None) -> Configuration:
+    """Read the kubeconfig at `path` (or $KUBECONFIG, ~/.kube/config), or the service account in a pod.
+
+    `context` names one of the kubeconfig; None: its current one.
+
+    Raises ConnectError.
+    """
+    found = Configuration()
+    if context is None and in_cluster(path):
+        try:
+            kubeconfig.load_incluster_config(client_configuration=found)
+        except ConfigException as error:
+            raise ConnectError(f"the pod's service account cannot be used: {error}; mount its token, or give --kubeconfig") from error
+        return found
+    file = kubeconfig_path(path)
+    if not any(Path(one).expanduser().is_file() for one in file.split(os.pathsep)):
+        raise ConnectError(f"--kubeconfig: there is no file {file}; give --kubeconfig FILE, or run in a cluster")
+    try:
+        await kubeconfig.load_kube_config(config_file=file, context=context, client_configuration=found, persist_config=False)
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        # The client says what is wrong with a file in as many ways as there are files.
+        raise ConnectError(f"--kubeconfig {file} cannot be used ({' '.join(str(error).split())[:200]}); is it a kubeconfig?") from error
+    return found
+
+
+def in_cluster(path: str | None) -> bool:
+    """Is the service account of this pod the way, since no kubeconfig was named?"""
+    return path is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this process runs in; empty outside a cluster."""
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return ""
+
+
+def kubeconfig_path(path: str | None) -> str:
+    """The kubeconfig that is read for `path`; $KUBECONFIG may list several, which are merged."""
+    return path or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+
+
+async def watch_session(configuration: Configuration, trace: aiohttp.TraceConfig) -> aiohttp.ClientSession:
+    """A session of its own for kopf's watches, with the same credentials; `trace` sees each of its requests."""
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    headers = {"User-Agent": AGENT}
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    if token:
+        headers["Authorization"] = token
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=context), headers=headers, trace_configs=[trace], read_bufsize=2**21
+    )
+
+
+def risen_version(newest: int, version: int, what: str) -> int:
+    """The higher of both, which is `version`, of a consistent read. Raises RuntimeError where it has gone back; `what` was read."""
+    if version < newest:
+        back = f"the resourceVersion of {what} is {version} and was {newest}"
+        raise RuntimeError(f"the API server was restored from a backup: {back}; this process ends, to read all anew")
+    return version

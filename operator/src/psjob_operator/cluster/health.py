@@ -1,14 +1,20 @@
-"""Answers over HTTP: /livez, that the loop turns; /readyz, that the CRD is served and the store is whole; /metrics for Prometheus."""
+"""Is this operator well? /livez, that the loop turns; /readyz, that the CRD is served and the store is whole; /metrics for Prometheus.
+
+check_installation asks the cluster whether an installed operator works: what `helm test` runs as a pod, with the operator's own rights.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from psjob_operator.cluster.meter import CONTENT_TYPE
+from psjob_operator.cluster.client import AGENT, JOBS, LEASES, ApiError, Client, Limits, load_configuration
+from psjob_operator.cluster.metrics import CONTENT_TYPE
 
 BEAT = 1.0
 STUCK = 60.0
@@ -16,6 +22,9 @@ CONNECTIONS = 32
 """At a time; the next to connect takes the place of the oldest connection."""
 LINE_BYTES = 2048
 """Most bytes of one line of a request; of its headers there may be a hundred or so."""
+
+
+LOOK_SECONDS = 0.5
 
 
 class Health:
@@ -79,3 +88,88 @@ class Health:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._page(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to look at. `namespaces` empty: all of them. `lease` is (namespace, name); None: one operator acts without a Lease."""
+
+    kubeconfig: str | None
+    namespaces: tuple[str, ...]
+    lease: tuple[str, str] | None
+    seconds: float
+    """How long the Lease may stay without a renewal."""
+
+
+async def check_installation(asked: CheckOptions) -> list[str]:
+    """What was found, a sentence each. Raises ConnectError, and CheckFailed with the first thing that is wrong."""
+    client = Client(await load_configuration(asked.kubeconfig), Limits(), f"{AGENT}/check")
+    try:
+        async with asyncio.timeout(asked.seconds + 30):
+            return [await _kind(client), await _jobs(client, asked.namespaces), await _lease(client, asked)]
+    except TimeoutError as error:
+        raise CheckFailed(f"the API server did not answer within {asked.seconds + 30:g} s; is it reachable from this pod?") from error
+    except ApiError as error:
+        raise CheckFailed(answer_words(error)) from error
+    finally:
+        await client.close()
+
+
+class CheckFailed(Exception):
+    """What is wrong, and the next step."""
+
+
+def answer_words(error: ApiError) -> str:
+    """What an answer of the API server, or none, means, and the next step."""
+    if error.code in (401, 403):
+        return f"the API server refuses: {error}; give the operator the rights of the chart's roles (rbac.create)"
+    if error.code == 0:
+        return f"the API server cannot be asked: {error}; look at the kubeconfig, and at what keeps this pod from the API server"
+    return f"the API server does not answer as expected: {error}; read its log, and try again"
+
+
+def lease_holder(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """Who renewed the Lease between two reads of it; None: nobody did."""
+    spec = after.get("spec") or {}
+    renewed = spec.get("renewTime")
+    if not spec.get("holderIdentity") or not renewed or renewed == (before.get("spec") or {}).get("renewTime"):
+        return None
+    return str(spec["holderIdentity"])
+
+
+async def _kind(client: Client) -> str:
+    if not await client.served(JOBS):
+        name = f"{JOBS.plural}.{JOBS.group}"
+        raise CheckFailed(f"the CRD {name} is not served; install it with the chart (crds.enabled=true) or kubectl apply -f crds/")
+    return f"{JOBS.kind} is served as {JOBS.group}/{JOBS.version}"
+
+
+async def _jobs(client: Client, namespaces: tuple[str, ...]) -> str:
+    count = 0
+    for namespace in namespaces or ("",):
+        async for page in client.pages(JOBS, namespace):
+            count += len(page.items)
+    return f"{count} jobs can be read in {', '.join(namespaces) or 'all namespaces'}"
+
+
+async def _lease(client: Client, asked: CheckOptions) -> str:
+    if asked.lease is None:
+        return "no Lease is asked for: leader election is off"
+    namespace, name = asked.lease
+    before: dict[str, Any] | None = None
+    deadline = time.monotonic() + asked.seconds
+    while time.monotonic() < deadline:
+        try:
+            found = await client.get(LEASES, namespace, name)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        else:
+            before = before or found
+            if who := lease_holder(before, found):
+                return f"Lease {namespace}/{name} is renewed by {who}"
+        await asyncio.sleep(LOOK_SECONDS)
+    state = "does not exist" if before is None else "was not renewed"
+    raise CheckFailed(
+        f"Lease {namespace}/{name} {state} within {asked.seconds:g} s, so no operator acts; read: kubectl -n {namespace} logs deploy/{name}"
+    )

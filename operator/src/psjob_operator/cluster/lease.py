@@ -13,10 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from psjob_operator.cluster import election, history
-from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.election import Do, Lease, Standing, Timing
-from psjob_operator.cluster.kinds import LEASES
+from psjob_operator.cluster import leader_election
+from psjob_operator.cluster.client import LEASES, ApiError, Client, risen_version
+from psjob_operator.cluster.leader_election import Do, Lease, Standing, Timing
 
 ALONE_SECONDS = 30.0
 """How often an operator that may not have the Lease asks for it again."""
@@ -45,7 +44,7 @@ class Candidate:
     @property
     def leads(self) -> bool:
         """Whether this operator may act now."""
-        return self._alone or election.leads(self._standing, self._clock())
+        return self._alone or leader_election.leads(self._standing, self._clock())
 
     def role(self) -> str:
         """`leader`, `standby`, or `alone` where it may not have the Lease."""
@@ -70,17 +69,17 @@ class Candidate:
                     await running
                     raise RuntimeError("the turns ended by themselves")
                 self._tell()
-                await self._move(election.decide(self._standing, self._clock()))
+                await self._move(leader_election.decide(self._standing, self._clock()))
         finally:
             if running is not None:
                 await _end(running)
             await self._give_back()
 
-    async def _move(self, move: election.Move) -> None:
+    async def _move(self, move: leader_election.Move) -> None:
         if move.do is Do.STEP_DOWN:
             late = self._standing.timing.renew
             _log.warning("%s", f"{self._where} was not renewed for {late:g} s; this operator stops its turns")
-            self._standing = election.step_down(self._standing)
+            self._standing = leader_election.step_down(self._standing)
             return
         if move.do is Do.WAIT:
             await asyncio.sleep(max(0.0, move.until - self._clock()))
@@ -93,7 +92,7 @@ class Candidate:
             await self._fail(move, error)
         else:
             # That it can be read does not prove that it can be had.
-            if self._standing.renewed_at is not None or self._clock() < election.free_at(self._standing):
+            if self._standing.renewed_at is not None or self._clock() < leader_election.free_at(self._standing):
                 self._alone, self._denied_at = False, None
 
     def _call_seconds(self, now: float) -> float:
@@ -110,18 +109,18 @@ class Candidate:
                 raise
             found = None
         self._goes_on(found)
-        self._standing = election.saw(self._standing, found, self._clock())
+        self._standing = leader_election.saw(self._standing, found, self._clock())
 
     async def _write(self) -> None:
         sent_at = self._clock()
-        stored = _read(await self._store(election.bid(self._standing, _stamp())))
+        stored = _read(await self._store(leader_election.bid(self._standing, _stamp())))
         self._goes_on(stored)
-        self._standing = election.wrote(self._standing, stored, sent_at, self._clock())
+        self._standing = leader_election.wrote(self._standing, stored, sent_at, self._clock())
 
     def _goes_on(self, lease: Lease | None) -> None:
         """Raises RuntimeError where the API server is back at an earlier state."""
         if lease is not None and lease.version.isdecimal():
-            self._newest = history.onward(self._newest, int(lease.version), self._where)
+            self._newest = risen_version(self._newest, int(lease.version), self._where)
 
     async def _store(self, lease: Lease) -> Mapping[str, Any]:
         spec = {
@@ -137,13 +136,13 @@ class Candidate:
         made = {"apiVersion": f"{LEASES.group}/{LEASES.version}", "kind": LEASES.kind, "metadata": {"name": self._name}, "spec": spec}
         return await self._client.create(LEASES, self._namespace, made)
 
-    async def _fail(self, move: election.Move, error: ApiError | TimeoutError) -> None:
+    async def _fail(self, move: leader_election.Move, error: ApiError | TimeoutError) -> None:
         code = error.code if isinstance(error, ApiError) else 0
         if move.do is Do.WRITE and (code == 409 or (code == 404 and self._standing.lease is not None and self._standing.lease.version)):
-            self._standing = election.lost(self._standing)
+            self._standing = leader_election.lost(self._standing)
             return
         now = self._clock()
-        self._standing = election.failed(self._standing, now)
+        self._standing = leader_election.failed(self._standing, now)
         if code not in (403, 404, 405, 422):
             _log.warning("%s could not be reached: %s", self._where, str(error) or "no answer in time")
             return
@@ -160,11 +159,11 @@ class Candidate:
 
     async def _give_back(self) -> None:
         """So that the next one need not wait. What comes of it does not matter: a Lease runs out by itself."""
-        self._standing, self._alone = election.step_down(self._standing), False
+        self._standing, self._alone = leader_election.step_down(self._standing), False
         try:
             async with asyncio.timeout(GIVE_BACK_SECONDS):
                 for _ in range(2):
-                    lease = election.given_back(self._standing, _stamp())
+                    lease = leader_election.given_back(self._standing, _stamp())
                     if lease is None:
                         return
                     try:
@@ -200,7 +199,7 @@ def _read(raw: Mapping[str, Any]) -> Lease:
     spec = raw.get("spec") or {}
     return Lease(
         holder=spec.get("holderIdentity") or "",
-        seconds=spec.get("leaseDurationSeconds") or election.GONE_SECONDS,
+        seconds=spec.get("leaseDurationSeconds") or leader_election.GONE_SECONDS,
         renewed=spec.get("renewTime") or "",
         acquired=spec.get("acquireTime") or "",
         transitions=spec.get("leaseTransitions") or 0,

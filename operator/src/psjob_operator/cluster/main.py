@@ -1,4 +1,7 @@
-"""The operator as a process: wait for the CRD, watch, work; end when asked to, or when the watches end."""
+"""The operator as a process: wait for the CRD, watch, work; end when asked to, or when the watches end.
+
+Log lines are text for people, or one JSON object a line for collectors, each with the job it is about.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,23 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
-from psjob_operator.cluster import connect, reconcile, urgency, wake
-from psjob_operator.cluster.client import ApiError, Client, Limits
-from psjob_operator.cluster.election import Timing
+from psjob_operator.cluster import reconcile
+from psjob_operator.cluster.cache import JobStore
+from psjob_operator.cluster.client import AGENT, JOBS, OPTIONAL, WATCHED, ApiError, Client, Limits, ResourceKind, load_configuration
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.kinds import JOBS, OPTIONAL, WATCHED, ResourceKind
+from psjob_operator.cluster.leader_election import Timing
 from psjob_operator.cluster.lease import Candidate
-from psjob_operator.cluster.meter import Meter, Sources
-from psjob_operator.cluster.operatorkey import KeySecret, OperatorKey, default_file
-from psjob_operator.cluster.places import Places
-from psjob_operator.cluster.queue import Queue
-from psjob_operator.cluster.relist import Relist
-from psjob_operator.cluster.settings import Settings
-from psjob_operator.cluster.store import JobStore
-from psjob_operator.cluster.watch import Watch
+from psjob_operator.cluster.metrics import Meter, Sources
+from psjob_operator.cluster.observe import Settings
+from psjob_operator.cluster.operator_key import KeySecret, OperatorKey, default_file
+from psjob_operator.cluster.queue import NEAR, Queue, urgency
+from psjob_operator.cluster.watch import Places, Relist, Watch, WatchCallbacks, watch_jobs
 from psjob_operator.render import NOBODY, Peer
 
 DEEPEST_OBJECT = 10_000
@@ -42,6 +43,9 @@ DEEPEST_OBJECT = 10_000
 RECURSION = 40_000
 """Calls of Python, of which a level may take several."""
 _log = logging.getLogger(__name__)
+
+
+Format = Literal["text", "json"]
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,13 @@ async def run(options: Options) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     read_deep_objects()
-    configuration = await connect.configure(options.kubeconfig)
+    configuration = await load_configuration(options.kubeconfig)
     own_key = OperatorKey(options.key_file, options.key_secret)
     own_key.load()
     gc.collect()
     gc.freeze()  # what was imported stays, and need not be looked through again and again
     meter = Meter()
-    client = Client(configuration, options.limits, connect.AGENT, observer=meter)
+    client = Client(configuration, options.limits, AGENT, observer=meter)
     async with _candidate(options, meter) as candidate:
         if candidate is not None:
             client.before_write = candidate.check
@@ -120,7 +124,7 @@ async def _start(
     options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
 ) -> int:
     store = JobStore(options.log_tails)
-    queue = Queue(rank=lambda key: urgency.rank(store, key))
+    queue = Queue(rank=lambda key: urgency(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = Settings(
@@ -145,7 +149,7 @@ async def _candidate(options: Options, meter: Meter) -> AsyncIterator[Candidate 
     if options.lease is None:
         yield None
         return
-    client = Client(await connect.configure(options.kubeconfig), Limits(), f"{connect.AGENT}/leader-election", observer=meter)
+    client = Client(await load_configuration(options.kubeconfig), Limits(), f"{AGENT}/leader-election", observer=meter)
     try:
         me = f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
         yield Candidate(client, options.lease.namespace, options.lease.name, me, options.lease.timing)
@@ -176,7 +180,7 @@ async def _serve(
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        ours.append(asyncio.create_task(reconciler.teller.run(), name="events"))
+        ours.append(asyncio.create_task(reconciler.recorder.run(), name="events"))
         obtain = functools.partial(own_key.obtain, client)
         turns = functools.partial(_turns, store, queue, reconciler, obtain, meter, options.turns)
         if candidate is not None:
@@ -193,7 +197,7 @@ async def _serve(
             if kind != JOBS
             for place in places.all
         ]
-        ears = wake.Ears(
+        callbacks = WatchCallbacks(
             on_event=heard,
             on_listed=_listed(relist, meter),
             on_start=lambda: _on_signals(stop),
@@ -202,7 +206,7 @@ async def _serve(
             on_answer=lambda kind, verb, code: meter.watched(verb, kind.plural, code),
         )
         watching = asyncio.create_task(
-            wake.run(lambda: connect.configure(options.kubeconfig), options.namespaces, ears, stop), name="watches"
+            watch_jobs(lambda: load_configuration(options.kubeconfig), options.namespaces, callbacks, stop), name="watches"
         )
         stopped = asyncio.create_task(stop.wait(), name="stopped")
         serving = [watching, lead, stopped, *(task for task in ours if task.get_name() != "ready")]
@@ -240,7 +244,7 @@ async def _turns(
             group.create_task(obtain(), name="key")
             for number in range(at_once):
                 group.create_task(reconciler.work(), name=f"turns-{number}")
-            group.create_task(reconciler.work(urgency.NEAR), name="turns-urgent")
+            group.create_task(reconciler.work(NEAR), name="turns-urgent")
     finally:
         queue.close()
         meter.leads(False)
@@ -317,3 +321,42 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
             _log.error("%s", result)
+
+
+def set_up_logs(style: Format, level: str) -> None:
+    """Send everything to stderr in this style."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if style == "json" else _Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in ("kopf", "aiohttp", "asyncio", "kubernetes"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({key: record.__dict__[key] for key in ("job", "uid") if record.__dict__.get(key)})
+        if record.exc_info:
+            line["error"] = _why(self, record)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
+        job = f" {record.__dict__['job']}" if record.__dict__.get("job") else ""
+        text = f"{at} {record.levelname.lower():<7}{job} {record.getMessage()}"
+        return text + (f": {_why(self, record)}" if record.exc_info else "")
+
+
+def _why(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The error in a line; the whole trace only for one who asked for --log-level debug."""
+    found = record.exc_info if isinstance(record.exc_info, tuple) else (None, None, None)
+    if logging.getLogger().isEnabledFor(logging.DEBUG) and found[0] is not None:
+        return "\n" + formatter.formatException(found)
+    return f"{found[0].__name__ if found[0] else 'error'}: {found[1]}"

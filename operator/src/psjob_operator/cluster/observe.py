@@ -1,4 +1,7 @@
-"""What is known of a job, as the observed state that `plan()` decides on; read on demand is only what a stuck pod or claim makes needed."""
+"""What is known of a job, as the observed state that `plan()` decides on; read on demand is only what a stuck pod or claim makes needed.
+
+What a turn needs to know of this installation.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,16 @@ from pydantic import ValidationError
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import LARGEST_SPEC, too_large, validate_job
-from psjob_operator.cluster import silence
-from psjob_operator.cluster.client import Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
-from psjob_operator.cluster.lookups import Lookups
-from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster import node_loss
+from psjob_operator.cluster.cache import Child, JobEntry, JobStore, Memory, read_list
+from psjob_operator.cluster.client import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, Client, Key, ResourceKind
+from psjob_operator.cluster.node_loss import Lookups
 from psjob_operator.cluster.pods import PodView
-from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.relist import take
-from psjob_operator.cluster.settings import Settings
-from psjob_operator.cluster.store import Child, JobEntry, JobStore
 from psjob_operator.plan import objects
 from psjob_operator.plan.objects import named_claim, volume
 from psjob_operator.plan.observed_state import Claim, Objects, ObservedState, Process, ResumeSource, Role
 from psjob_operator.plan.status import PROBLEMS
-from psjob_operator.render import LABEL_JOB, Peer, policy, resolves, rules, service
+from psjob_operator.render import LABEL_JOB, NOBODY, Peer, policy, resolves, rules, service
 
 _NOTHING = object()
 PRUNINGS = 32
@@ -51,7 +49,7 @@ class Observation:
 
 async def refresh(client: Client, store: JobStore, key: Key) -> None:
     """Read the job's pods from the API server itself, so that absence may be believed."""
-    await take(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
+    await read_list(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
 async def observe(
@@ -62,7 +60,7 @@ async def observe(
     views = store.pods(key)
     lookups = Lookups(client, job.namespace, memory, now, store.tails)
     shown = slow_and_shown(views, now)
-    lost = await silence.lost(lookups, views, memory, job.uid)
+    lost = await node_loss.pods_of_lost_nodes(lookups, views, memory, job.uid)
     processes = tuple([await _process(lookups, view, view.process.uid in shown, view.process.uid in lost) for view in views])
     spec, problems = _spec(job, memory)
     observed = ObservedState(
@@ -77,7 +75,7 @@ async def observe(
         deleting=job.deleting,
         spec_problems=problems,
         processes=processes,
-        objects=await _objects(lookups, store, job, spec),
+        objects=await _objects(lookups, store, job, spec, settings.askers),
         progress=memory.progress,
         progress_at=memory.progress_at,
         progress_problem=memory.progress_problem,
@@ -95,11 +93,7 @@ async def observe(
         written_at=memory.wrote_at,
         contended=memory.contests.words(now),
     )
-    unguarded = _unguarded(store, observed, settings.askers) if settings.askers else ()
-    named = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)
-    stands = named is not None and named.digest == resolves(service(observed)["spec"])
-    observed = dataclasses.replace(observed, objects=dataclasses.replace(observed.objects, service=stands, unguarded=unguarded))
-    first = next((view for view in views if silence.alive_first(view, job.uid)), None)
+    first = next((view for view in views if node_loss.askable_shard_0(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
     return Observation(observed, lookups.again_at, address, uid)
 
@@ -121,9 +115,21 @@ async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> 
     return process
 
 
-async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec) -> Objects:
+@dataclass(frozen=True)
+class _Identity:
+    """What the documents of a job are rendered from: as an ObservedState, before that is complete."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: JobSpec
+
+
+async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec, askers: Sequence[Peer]) -> Objects:
     own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
     key = Key(job.namespace, job.name)
+    wanted = _Identity(job.name, job.namespace, job.uid, spec)
+    headless = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)
     config = _mine(store, CONFIGS, key, objects.config_name(job.name), job.uid)
     claim = None
     for child in store.children(CLAIMS, key):
@@ -134,11 +140,12 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
             claim = Claim(name=child.name, ours=True, bound=child.bound, deleting=child.deleting, message="; ".join(words))
     modes, named = await lookups.claim(own) if own else (None, "")
     return Objects(
-        service=False,
+        service=headless is not None and headless.digest == resolves(service(wanted)["spec"]),
         config_digest=config.digest if config is not None else "",
         claim=claim,
         modes=modes,
         named=named,
+        unguarded=_unguarded(store, wanted, askers) if askers else (),
         strangers=await lookups.strangers(job.uid),
     )
 
@@ -161,7 +168,7 @@ def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) ->
     return next((child for child in store.children(kind, key) if child.name == name and child.owner == uid and not child.deleting), None)
 
 
-def _unguarded(store: JobStore, job: ObservedState, askers: Sequence[Peer]) -> tuple[Role, ...]:
+def _unguarded(store: JobStore, job: _Identity, askers: Sequence[Peer]) -> tuple[Role, ...]:
     """Roles without a NetworkPolicy of this job that lets in what it should."""
     key, roles = Key(job.namespace, job.name), get_args(Role)
     there = {role: _mine(store, POLICIES, key, objects.policy_name(job.name, role), job.uid) for role in roles}
@@ -231,3 +238,18 @@ def _status(job: JobEntry) -> JobStatus | None:
     if not any(key in job.status for key in ("observedGeneration", "run", "shards", "view")):
         return None
     return JobStatus.read(job.status)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """By the options of `psjob-operator run`."""
+
+    runtime_image: str
+    instance: str
+    progress_seconds: float = 60.0
+    shard_user: int | None = NOBODY
+    """Of render.pod."""
+    auto_encryption: str = "auto"
+    """Of ObservedState."""
+    askers: Sequence[Peer] = ()
+    """Who may reach the status port of shards, by the NetworkPolicies that runs are given; empty: runs are given none."""

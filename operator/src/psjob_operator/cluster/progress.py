@@ -1,4 +1,4 @@
-"""Progress, pulled from shard 0's read-only status port and trusted with little: it is shown, and one thing is acted on (plan/hung.py)."""
+"""Progress, pulled from shard 0's read-only status port and trusted with little: it is shown, and one thing is acted on (who hangs)."""
 
 from __future__ import annotations
 

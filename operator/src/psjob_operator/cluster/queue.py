@@ -1,6 +1,8 @@
 """Which job is looked at next: keys without doubles, one turn a key at a time, the most urgent first, later times in a heap.
 
-No I/O; the time is an argument. `Queue.next()` is the only thing that waits.
+`urgency` is read from what is stored, in a step that does not grow with the job: it is asked for each event. What is begun is finished
+before more is begun, and a job that lost something comes before all. No I/O; the time is an argument. `Queue.next()` is the only thing that
+waits.
 """
 
 from __future__ import annotations
@@ -11,22 +13,20 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-
-class Key(NamedTuple):
-    """One job."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
+from psjob_operator.api.status import TERMINAL
+from psjob_operator.cluster.cache import JobStore
+from psjob_operator.cluster.client import Key
 
 FAIR = 8
 """Each so many-th turn goes to the key that waits longest: a key with n older ones before it begins within FAIR * (n + 1) turns."""
+
+
+RECOVERING, NEAR, BEGUN, NEW, LATER = range(5)
+"""It lost a process; all its processes are up, which its status does not say; pods of it are still to be made; it was never seen; nothing
+presses."""
 
 
 class Queue:
@@ -218,3 +218,28 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
+
+
+def urgency(store: JobStore, key: Key) -> int:
+    """Of the job of this name, from RECOVERING to LATER."""
+    job = store.job(key)
+    if job is None or job.deleting or job.status.get("phase") in TERMINAL:
+        return LATER
+    if job.status.get("run") != job.uid:
+        return NEW
+    tally = store.tally(key)
+    wanted = _number(job.brief.get("ps"), "shards") + _number(job.brief.get("workers"), "replicas")
+    full, missing = tally.up >= wanted, tally.there - tally.ended < wanted
+    match job.status.get("phase"):
+        case "Running":
+            return LATER if full else RECOVERING
+        case "Recovering":
+            return NEAR if full else RECOVERING if missing else LATER
+        case "Pending":
+            return NEAR if full else BEGUN if missing else LATER
+    return LATER
+
+
+def _number(part: Any, field: str) -> int:
+    value = part.get(field) if isinstance(part, Mapping) else None
+    return value if isinstance(value, int) else 0

@@ -13,17 +13,14 @@ import aiohttp
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
-from psjob_operator.cluster import events, observe, progress, status
+from psjob_operator.cluster import observe, progress, status_writer
 from psjob_operator.cluster.apply import Apply
-from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.jobmetrics import Seen
-from psjob_operator.cluster.kinds import JOBS
-from psjob_operator.cluster.memory import Memory
-from psjob_operator.cluster.meter import Meter, TurnResult
-from psjob_operator.cluster.operatorkey import OperatorKey
-from psjob_operator.cluster.queue import Key, Queue
-from psjob_operator.cluster.settings import Settings
-from psjob_operator.cluster.store import JobEntry, JobStore
+from psjob_operator.cluster.cache import JobEntry, JobStore, Memory
+from psjob_operator.cluster.client import JOBS, ApiError, Client, Key
+from psjob_operator.cluster.metrics import JobReading, Meter, TurnResult
+from psjob_operator.cluster.observe import Settings
+from psjob_operator.cluster.operator_key import OperatorKey
+from psjob_operator.cluster.queue import Queue
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.job_state import unanswered
 from psjob_operator.plan.observed_state import REFUSED_MOST, ObservedState
@@ -72,7 +69,7 @@ class Reconciler:
         self._clock = clock
         self._own_key = own_key
         self._apply = Apply(client, store, own_key, settings.shard_user, self._busy, settings.askers)
-        self.teller = events.Teller(client, settings.instance, self._busy)
+        self.recorder = status_writer.EventRecorder(client, settings.instance, self._busy)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
@@ -179,8 +176,8 @@ class Reconciler:
         False where the job has changed under us.
         """
         told = decided.intent
-        change = status.difference(job.status, decided.status)
-        if change and not (told or decided.actions or decided.events) and not status.news(job.status, change):
+        change = status_writer.difference(job.status, decided.status)
+        if change and not (told or decided.actions or decided.events) and not status_writer.tells_news(job.status, change):
             due = (memory.wrote_at or 0.0) + DETAIL_SECONDS
             if now < due:
                 self._queue.add_at(key, due)
@@ -191,7 +188,7 @@ class Reconciler:
                 return False
             job, told = stored, True
         if told and decided.events:
-            self.teller.tell(job, decided.events, now)
+            self.recorder.record(job, decided.events, now)
             last = decided.status.last_recovery
             if last is not None and any(event.reason == RECOVERED for event in decided.events):
                 self._meter.recovered(last.cause, last.seconds)
@@ -200,11 +197,11 @@ class Reconciler:
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
         """Compare-and-swap; None where the job has changed or gone, after which it is looked at anew."""
         key = Key(job.namespace, job.name)
-        change = status.difference(job.status, decided.status)
+        change = status_writer.difference(job.status, decided.status)
         if not change:
             return job
         try:
-            raw = await status.write(self._client, job, change)
+            raw = await status_writer.write_status(self._client, job, change)
         except ApiError as error:
             if error.code not in (404, 409) or error.denied:
                 self._tell_refused(job, error, memory, now)
@@ -222,14 +219,14 @@ class Reconciler:
             return
         memory.status_refused = error.message
         words = f"the job's status cannot be stored, and nothing is started until it can: {error.message}"
-        self.teller.tell(job, [Event("Warning", "StatusRefused", words)], now)
+        self.recorder.record(job, [Event("Warning", "StatusRefused", words)], now)
 
     def _tell_unguarded(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
         """No status tells it, since the job goes on: an Event does, once for these words."""
         if why and why != memory.unguarded:
             memory.unguarded = why
             words = f"the job goes on without it, and other pods can reach its ports: {why}"
-            self.teller.tell(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
+            self.recorder.record(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
             _log.warning("%s", words, extra=self._where(Key(job.namespace, job.name)))
 
     def _tell_kept(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
@@ -237,7 +234,7 @@ class Reconciler:
         if why and why != memory.kept:
             memory.kept = why
             words = f"spec.runPolicy.ttlSecondsAfterFinished is over and the job cannot be deleted; it is tried again: {why}"
-            self.teller.tell(job, [Event("Warning", "DeleteRefused", words)], now)
+            self.recorder.record(job, [Event("Warning", "DeleteRefused", words)], now)
 
     async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""
@@ -291,7 +288,7 @@ class Reconciler:
         seldom = (begun and not awaited) or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[JobReading]:
         """Every job, with what its shard 0 last said, where it could be asked."""
         found = []
         for key in self._store.jobs():
@@ -299,7 +296,7 @@ class Reconciler:
             if job is not None:
                 mine = memory if memory is not None and memory.uid == job.uid else None
                 told = (None, None) if mine is None else (mine.progress, mine.progress_at)
-                found.append(Seen(key, job.brief, job.status, *told))
+                found.append(JobReading(key, job.brief, job.status, *told))
         return found
 
     def forget(self) -> None:

@@ -107,7 +107,7 @@ def _compiled(rules: tuple[tuple[str, int, str], ...]) -> tuple[tuple[re.Pattern
 _BY_FORM, _BY_NAME = _compiled(_FORMS), _compiled(_NAMED)
 
 
-def told(message: str, tails: bool = True) -> tuple[str, str]:
+def last_words(message: str, tails: bool = True) -> tuple[str, str]:
     """(termination message, tail of the log) as they may be shown. `tails`: False: no word of the process, only the fields of its JSON."""
     try:
         read = json.loads(message)

@@ -1,8 +1,8 @@
 """Which pods are created and deleted, and what all pods of a run are made of until it ends (status.pinned).
 
 The pins are stored with the first intent and read from then on, whatever operator serves the run. With `checkpoint.resumeFrom` they keep
-the run that this one goes on from: a job's name is looked up once. What is in the way is waited for, since the other job may come later
-under GitOps. A suspended run may be placed anew, as in batch/v1 (KEP-2926), and its templates may change in nothing else. The API server
+the run that this one goes on from. A job's name is looked up once. What is in the way is waited for: under GitOps the other job may come
+later. A suspended run may be placed anew, as in batch/v1 (KEP-2926), and its templates may change in nothing else. The API server
 cannot compare a template that it does not know whole, so the operator holds a run whose pods would be other ones.
 """
 

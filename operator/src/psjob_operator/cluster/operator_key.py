@@ -1,8 +1,7 @@
 """The operator's own key, from which it derives what it asks the status ports of all runs with: it need not read a run's Secret.
 
 It lies in a file. In a cluster that is a Secret which the operator's pods mount. The operator that takes turns makes the Secret where
-there is none, and has its key at once. The kubelets of the others show it some time later.
-"""
+there is none, and has its key at once. The kubelets of the others show it some time later."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psjob_operator import keys
-from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import SECRETS
+from psjob_operator.cluster.client import SECRETS, ApiError, Client
 
 ENTRY = "key"
 """Of the Secret."""

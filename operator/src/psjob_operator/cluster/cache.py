@@ -1,7 +1,8 @@
-"""What was last heard of jobs and their children: a small projection, fed by watch events, re-lists and our own replies.
+"""What this process knows between two turns: what was last heard of jobs and their children (JobStore), and what it did itself (Memory).
 
-It may be stale, never wrong for long. An older word never replaces a newer one, and what is gone stays gone. Every write that rests on
-it carries a precondition. No I/O.
+The store is a small projection, fed by watch events, re-lists and our own replies. It may be stale, never wrong for long. An older word
+never replaces a newer one, and what is gone stays gone. Every write that rests on it carries a precondition. Losing all of a Memory is
+safe: numbers are raised again, questions asked again. An object that another operator writes too is left alone for a while (Contests).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pydantic.alias_generators import to_camel
 
@@ -20,10 +21,9 @@ from psjob_operator.api.spec import JobSpec, with_replicas
 from psjob_operator.api.status import unix
 from psjob_operator.api.validate import LARGEST_SPEC
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
-from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.client import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, Client, Key, ResourceKind
 from psjob_operator.plan.objects import text_digest
-from psjob_operator.plan.observed_state import Process
+from psjob_operator.plan.observed_state import Process, Refusal
 from psjob_operator.render import resolves, rules
 from psjob_operator.render.objects import CONFIG_FILE, LABEL_JOB
 
@@ -32,6 +32,16 @@ LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
 SMALL = 4096
 _BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
+
+
+TRIES, WITHIN_SECONDS = 3, 120.0
+"""So many corrections of one object within this time are a contest. A person who edits it by hand needs longer."""
+REST_SECONDS = 600.0
+"""Until the object is put right once more."""
+FOREIGN_SECONDS = 2.0
+"""A pod whose number another operator (or one before this) gave may still be made for so long; only then its absence is believed."""
+STRANGER_SECONDS = 10.0
+"""An object of a stranger under a child's name is looked at again so often."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Child:
 
 
 @dataclass
-class Tally:
+class PodTally:
     """How many pods of a job there are."""
 
     there: int = 0
@@ -120,7 +130,7 @@ class JobStore:
         self._gone: OrderedDict[str, int | None] = OrderedDict()
         self._farewells: dict[Key, Process] = {}
         self._removed: dict[Key, dict[tuple[str, int], Process]] = {}
-        self._tallies: dict[Key, Tally] = {}
+        self._tallies: dict[Key, PodTally] = {}
 
     def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
@@ -145,7 +155,7 @@ class JobStore:
         if view is None or not job.name:
             return known.job if known is not None else None
         if isinstance(view, pods.PodView):
-            tally = self._tallies.setdefault(job, Tally())
+            tally = self._tallies.setdefault(job, PodTally())
             tally.count(view, 1)
             if known is not None and isinstance(known.view, pods.PodView):
                 tally.count(known.view, -1)
@@ -195,9 +205,9 @@ class JobStore:
         """The job's pods, by name."""
         return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
 
-    def tally(self, key: Key) -> Tally:
+    def tally(self, key: Key) -> PodTally:
         """How many pods the job has, in which state."""
-        return self._tallies.get(key) or Tally()
+        return self._tallies.get(key) or PodTally()
 
     def farewell(self, key: Key) -> Process | None:
         """The last shard 0 of this job that had ended when its pod was removed."""
@@ -270,6 +280,23 @@ class JobStore:
         self._gone[uid] = version
         while len(self._gone) > _TOMBSTONES:
             self._gone.popitem(last=False)
+
+
+async def read_list(
+    client: Client, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: Key | None = None
+) -> tuple[set[Key], int]:
+    """Reads a whole list into the store, a page at a time: of 10,000 pods no more than a page is held as it came.
+
+    Answers the jobs for which it was news, and the list's resourceVersion. Raises ApiError; what was read before it stays.
+    """
+    news: set[Key] = set()
+    present: set[str] = set()
+    version = 0
+    async for page in client.pages(kind, namespace, labels):
+        news |= {found for raw in page.items if (found := store.put(kind, raw)) is not None}
+        present |= {raw["metadata"]["uid"] for raw in page.items}
+        version = page.version
+    return news | store.sweep(kind, namespace, present, version, job), version
 
 
 def _job(raw: Mapping[str, Any]) -> JobEntry:
@@ -355,3 +382,124 @@ _PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {
     CLAIMS: _child,
     POLICIES: _policy,
 }
+
+
+@dataclass
+class Contests:
+    """Of one job's objects, by `Kind/name`."""
+
+    corrected: dict[str, list[float]] = field(default_factory=dict)
+    """When this process put an object right that it had found changed."""
+
+    def correct(self, label: str, now: float) -> None:
+        """It was put right now."""
+        self.corrected[label] = [*self.corrected.get(label, ()), now][-TRIES:]
+
+    def rests_until(self, label: str, now: float) -> float | None:
+        """Unix time until which it is left as the other writes it; None where it may be put right."""
+        times = self.corrected.get(label, [])
+        if len(times) < TRIES or times[-1] - times[0] > WITHIN_SECONDS or now >= times[-1] + REST_SECONDS:
+            return None
+        return times[-1] + REST_SECONDS
+
+    def words(self, now: float) -> str:
+        """What is contended now; empty for nothing."""
+        found = sorted(label for label in self.corrected if self.rests_until(label, now) is not None)
+        if not found:
+            return ""
+        return (
+            f"another operator, or another controller, keeps changing {', '.join(found[:3])}; "
+            f"it is left as it is for {REST_SECONDS / 60:.0f} minutes. Let one release of the chart serve this namespace"
+        )
+
+
+@dataclass
+class Answer:
+    """Something read on demand: the words of Events, or whether a node is lost."""
+
+    at: float
+    words: tuple[str, ...] = ()
+    lost: bool = False
+    state: Literal["", "going", "missing"] = ""
+    """Of a claim: it is being deleted, or not there."""
+    silent: bool = False
+    """Of a node: it is gone, or its kubelet was not heard of for the control plane's grace period."""
+    wait: float = 60.0
+    """Seconds until it is asked again, while it still matters."""
+
+    def fresh(self, now: float) -> bool:
+        """Whether it need not be asked again yet."""
+        return now < self.at + self.wait
+
+
+@dataclass
+class Memory:
+    """Of one job (one uid)."""
+
+    uid: str
+    granted: set[str] = field(default_factory=set)
+    """Names of pods whose number this process raised, and that were not created yet."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    asks_nothing: bool = False
+    """A LimitRange refused what psjob's own parts ask for by default: they are left to what it gives."""
+    key_made: int | None = None
+    """Number of the run's keys whose Secret is known to be made."""
+    key_taken: int | None = None
+    """Number of keys whose Secret was there before this run had a pod."""
+    strangers: dict[str, float] = field(default_factory=dict)
+    """`Kind/name` -> when it was last seen to be another's."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """Nodes of which nothing is heard -> since when we know."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """By uid of the pod or claim, or name of the node."""
+    progress: Mapping[str, Any] | None = None
+    progress_at: float | None = None
+    progress_problem: str = ""
+    """Of ObservedState."""
+    asked_at: float = 0.0
+    """When shard 0 was last asked."""
+    misses: int = 0
+    """Questions in a row that were not answered."""
+    interrupted: bool = False
+    """Something was started again, and the first step after it is looked for."""
+    asked_uid: str = ""
+    """Pod that was asked last."""
+    wrote_at: float | None = None
+    """When this process last stored the status."""
+    contests: Contests = field(default_factory=Contests)
+    status_refused: str = ""
+    """Why the API server refused the last status write; empty where it took it."""
+    unguarded: str = ""
+    """Why the API server last refused a NetworkPolicy of this job."""
+    kept: str = ""
+    """Why the API server last refused to delete this job in its time."""
+    numbers: tuple[Any, ...] = ()
+    """View, start and attempts of the status when last looked at."""
+    numbers_at: float = 0.0
+    """When another process gave the present numbers, as far as we know; 0 where we did, or nobody."""
+    observed: tuple[int, Any, tuple[str, ...]] | None = None
+    """(generation, parsed spec, its problems)."""
+
+    def see(self, status: Mapping[str, Any], now: float, ours: bool) -> None:
+        """Notice the numbers of this status, and whether it was us who gave them."""
+        shards, workers = status.get("shards"), status.get("workers")
+        attempts = tuple(entry.get("attempt") for entry in (shards if isinstance(shards, list) else ()) if isinstance(entry, Mapping))
+        numbers = (status.get("view"), workers.get("start") if isinstance(workers, Mapping) else None, attempts)
+        if numbers != self.numbers:
+            given = any((numbers[0], numbers[1], attempts))
+            self.numbers, self.numbers_at = numbers, now if given and not ours else 0.0
+
+    def patience(self) -> float:
+        """Until when the pods of numbers that another process gave may still be on their way."""
+        return self.numbers_at + FOREIGN_SECONDS if self.numbers_at else 0.0
+
+    def refuse(self, name: str, code: int, message: str, now: float, invalid: bool = False) -> None:
+        """Remember that the API server refused to create this."""
+        known = self.refusals.get(name)
+        tries = known.tries + 1 if known else 1
+        self.refusals[name] = Refusal(name=name, code=code, message=message, at=now, tries=tries, invalid=invalid)
+
+    def due(self, name: str) -> float:
+        """When this may be tried again; 0 where it was never refused."""
+        known = self.refusals.get(name)
+        return 0.0 if known is None else known.again_at

@@ -1,19 +1,31 @@
-"""Questions that only a stuck pod or claim makes needed, each asked again only after a growing while."""
+"""Which processes went with a node of which nothing is heard: those for which nothing else speaks either.
+
+A pod whose process had ended goes with its node too: nobody else would take its volume off. Beyond that a kubelet out of reach proves
+nothing of the pods there. A shard that takes a connection lives, and so does a worker that has joined and has a stream to shard 0.
+A process that is taken for lost and lives is fenced by the number of its successor.
+
+Lookups asks what only a stuck pod, node or claim makes needed, each question again only after a growing while.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from psjob_operator.api.status import unix
-from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
-from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
-from psjob_operator.cluster.pods import owner
+from psjob_operator.cluster.cache import STRANGER_SECONDS, Answer, Memory
+from psjob_operator.cluster.client import CHILDREN, CLAIMS, CORE_EVENTS, NODES, ApiError, Client
+from psjob_operator.cluster.pods import PodView, owner
 from psjob_operator.cluster.scrub import forms, scrub
 from psjob_operator.contract import STATUS_PORT
+from psjob_operator.plan.observed_state import Process
 from psjob_operator.render.objects import LABEL_JOB
+
+AGAIN_SECONDS = 2.0
+BEGIN_SECONDS = 30.0
+"""From when a pod was bound until its node is asked for, if no container of it has begun."""
+
 
 QUESTIONS = 8
 """Of each kind in a turn; what is left is asked in the next one, soon."""
@@ -28,6 +40,59 @@ _MOST_WAIT = 900.0
 _QUOTING = ("Unhealthy", "FailedPostStartHook", "FailedPreStopHook")
 """Reasons of Events in which the kubelet gives what a container printed or answered."""
 _CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
+
+
+async def pods_of_lost_nodes(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
+    """Uids of the pods that are lost with their nodes."""
+    # The marked pods may be gone before one that its node never began: the node is looked at until it is heard of.
+    nodes = dict.fromkeys(
+        view.process.node for view in views if view.unheard or view.process.node in memory.silent or slow_to_begin(view, lookups)
+    )
+    silent = {node for node in nodes if await lookups.silent(node)}
+    memory.silent = {node: memory.silent.get(node, lookups.now) for node in silent}
+    # The node controller marks one pod after the other: all of the node's are looked at with the first.
+    suspects = [view for view in views if view.process.node in silent and view.process.exit is None]
+    shards = [view for view in suspects if view.process.role == "shard"]
+    # All at once: what is sent to a machine that is off is answered by nothing but the time limit.
+    answering = await asyncio.gather(*(lookups.answers(view.ip) for view in shards))
+    found = {view.process.uid for view, answers in zip(shards, answering, strict=True) if not answers}
+    found |= {view.process.uid for view in views if view.process.node in silent and view.holds}
+    first = any(askable_shard_0(view, run) and view.process.uid not in found for view in views)
+    for view in suspects:
+        process = view.process
+        if process.role != "worker":
+            continue
+        heard = memory.progress_at is not None and memory.progress_at > memory.silent[process.node]
+        if not first or (heard and not joined_shard_0(memory.progress, process)):
+            found.add(process.uid)
+    if silent:
+        lookups.at(lookups.now + AGAIN_SECONDS)
+    return frozenset(found)
+
+
+def slow_to_begin(view: PodView, lookups: Lookups) -> bool:
+    """The pod has not begun for a while. The node controller marks only pods that were ready."""
+    process = view.process
+    waits = process.phase == "Pending" and process.scheduled is not None and process.deleting is None and bool(process.node)
+    return waits and lookups.at((process.scheduled or 0.0) + BEGIN_SECONDS)
+
+
+def askable_shard_0(view: PodView, run: str) -> bool:
+    """This is the run's shard 0, and it can be asked."""
+    process = view.process
+    alive = process.phase == "Running" and process.deleting is None
+    return process.role == "shard" and process.index == 0 and process.run == run and alive and bool(view.ip)
+
+
+def joined_shard_0(progress: Mapping[str, Any] | None, worker: Process) -> bool:
+    """Shard 0 says that this very process is with it. One whose stream has ended is, by an older runtime: that tells no `here`."""
+    told = (progress or {}).get("coordinator")
+    workers = told.get("workers") if isinstance(told, Mapping) else None
+    mine = (entry for entry in workers if isinstance(entry, Mapping)) if isinstance(workers, list) else ()
+    return any(
+        it.get("rank") == worker.index and it.get("start") == worker.number and it.get("state") == "joined" and it.get("here", True) is True
+        for it in mine
+    )
 
 
 class Lookups:

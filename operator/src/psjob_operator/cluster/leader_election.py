@@ -2,8 +2,7 @@
 
 Times are of this process's own monotonic clock, in seconds. What other machines wrote as a time is compared for a change and never
 read as one. A holder counts from when it *sent* its last stored renewal, a candidate from when it *saw* it. So the holder gives up first,
-as long as no machine's clock runs 1.5 times as fast as another's.
-"""
+as long as no machine's clock runs 1.5 times as fast as another's."""
 
 from __future__ import annotations
 

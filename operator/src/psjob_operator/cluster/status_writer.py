@@ -1,14 +1,24 @@
-"""The one writer of a job's status: a merge patch of what differs, compare-and-swap on the resourceVersion."""
+"""The one writer of a job's status, and of the Kubernetes Events that tell the same news.
+
+The status is a merge patch of what differs, compare-and-swap on the resourceVersion. Events come after it, and at most once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.cluster.client import Client
-from psjob_operator.cluster.kinds import JOBS
-from psjob_operator.cluster.store import JobEntry
+from psjob_operator.cluster.cache import JobEntry
+from psjob_operator.cluster.client import EVENTS, JOBS, ApiError, Client
+from psjob_operator.plan.actions import Event
+from psjob_operator.printable import LINE_ENDS, printable
 
 _NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
 _KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
@@ -17,7 +27,16 @@ _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
 """What is replaced whole when it changes: parts of another moment do not belong to it."""
 
 
-async def write(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
+CONTROLLER = "psjob.dev/operator"
+_NOTE = 1024
+ROOM = 4096
+"""Events that wait to be written; the oldest goes first where there are more."""
+BUSY_SECONDS, LOOK_SECONDS = 0.5, 0.05
+"""An Event waits so long at most while jobs wait for their turn, since what turns write is needed sooner; and looks again so often."""
+_log = logging.getLogger(__name__)
+
+
+async def write_status(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
     """Store `change` (of `difference`) if the job is still as `job` says; answers the object as stored.
 
     Raises ApiError: 409 where it has changed, 404 where it has gone, 422 where a rule of the schema refuses it.
@@ -69,7 +88,7 @@ def _entries(stored: list[Any], known: list[Any], wanted: list[Any], name: str, 
     return [*made, *(entry for key, entry in before.items() if key not in understood)]
 
 
-def news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     """Does a change tell more than details: another phase, another number, a condition that came, went or turned?
 
     Another reason for what is waited for is a detail: most such reasons (a pod not yet scheduled, a claim not yet bound) are
@@ -98,3 +117,70 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif key not in old or before != value:
             patch[key] = value
     return patch
+
+
+class EventRecorder:
+    """Writes Events beside the turns, one after the other, and seldom while jobs wait: a job that waits for a pod does not wait for them.
+
+    One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
+    """
+
+    def __init__(self, client: Client, instance: str, busy: Callable[[], bool]) -> None:
+        self._client = client
+        self._instance = instance
+        self._busy = busy
+        self._bodies: deque[tuple[str, dict[str, Any]]] = deque(maxlen=ROOM)
+        self._changed = asyncio.Event()
+
+    def record(self, job: JobEntry, events: Sequence[Event], now: float) -> None:
+        """Have them written soon.
+
+        Their names are made from the job's resourceVersion, which the status write has just moved, so the same news cannot be told twice.
+        """
+        for number, event in enumerate(events):
+            self._bodies.append((job.namespace, _body(job, event, number, self._instance, now)))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._bodies:
+                await self._turns_first()
+                await self._write(*self._bodies.popleft())
+
+    async def _turns_first(self) -> None:
+        end = time.monotonic() + BUSY_SECONDS
+        while self._busy() and time.monotonic() < end:
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _write(self, namespace: str, body: dict[str, Any]) -> None:
+        try:
+            await self._client.create(EVENTS, namespace, body)
+        except ApiError as error:
+            name = body["regarding"]["name"]
+            _log.warning("the Event %s was not written: %s", body["reason"], error, extra={"job": f"{namespace}/{name}"})
+
+
+def _body(job: JobEntry, event: Event, number: int, instance: str, now: float) -> dict[str, Any]:
+    seed = f"{job.uid}/{job.resource_version}/{number}/{event.reason}"
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"namespace": job.namespace, "name": f"{job.name}.{hashlib.sha256(seed.encode()).hexdigest()[:16]}"},
+        "regarding": {
+            "apiVersion": f"{JOBS.group}/{JOBS.version}",
+            "kind": JOBS.kind,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+        "type": event.type,
+        "reason": event.reason[:128],
+        "note": printable(event.message, LINE_ENDS, _NOTE),
+        "action": "Reconcile",
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance[:128],
+        "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
