@@ -188,7 +188,7 @@ ISSUED: dict[str, Mutant] = {
     "3: void cuts leave their files": _several(
         _wrap(shard_cutting.Cutting, "void", _without(Discard)), _wrap(shard_cutting.Cutting, "drop", _without(Discard))
     ),
-    "4: a control body above the limit is lost in silence": _wrap(shard.SimShard, "answer", _lost_if_long),
+    "4: a control body above the limit is lost silently": _wrap(shard.SimShard, "answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
     "6: an older record's residual is put back": _wrap(
         worker_machine.WorkerMachine,
@@ -258,11 +258,13 @@ OWN: dict[str, Mutant] = {
     "a cut's number is given again after a crash": _wrap(
         recovery.Recovery, "take_up", lambda was: lambda self, event: was(self, dataclasses.replace(event, cut=0))
     ),
-    "a crash is gone on from though another shard is behind": _wrap(recovery.Recovery, "_serve_all", lambda was: lambda self, *args: True),
+    "training continues after a crash though another shard is behind": _wrap(
+        recovery.Recovery, "_serve_all", lambda was: lambda self, *args: True
+    ),
     "a crash forgets who has left": _wrap(
         members.Members, "took_up", lambda was: lambda self, workers: was(self, [dataclasses.replace(w, left=None) for w in workers])
     ),
-    "squares told before training goes on are lost": _wrap(coordinator_norms.Norms, "go_on", lambda was: lambda self: None),
+    "squares told before training continues are lost": _wrap(coordinator_norms.Norms, "go_on", lambda was: lambda self: None),
     "an order to clip is lost with the process": _several(
         _wrap(ClipNorms, "take_up", lambda was: lambda self, ordered: None),
         _wrap(coordinator_norms.Norms, "take_up", lambda was: lambda self, *args: None),
@@ -320,7 +322,7 @@ FOUND: dict[str, Found] = {
     "1: a shard that reads counts as hung": Found(119, HANGS),
     "2: a cut that is written for a minute is void": Found(119, HANGS),
     "3: void cuts leave their files": Found(355, "files pile up"),
-    "4: a control body above the limit is lost in silence": Found(8, HANGS),
+    "4: a control body above the limit is lost silently": Found(8, HANGS),
     "5: a record has a second in all, and begins anew": Found(43, HANGS),
     "6: an older record's residual is put back": Found(1114, "a residual counts twice"),
     "a commit does not wait for one shard": Found(0, "not one cut"),
@@ -349,9 +351,9 @@ FOUND: dict[str, Found] = {
     "what a crash lost counts as taken": Found(7, HANGS, CRASHING),
     "what outlived a crash is taken again": Found(11, HANGS, CRASHING),
     "a cut's number is given again after a crash": Found(32, "the job failed", CRASHING),
-    "a crash is gone on from though another shard is behind": Found(752, HANGS, CRASHING),
+    "training continues after a crash though another shard is behind": Found(752, HANGS, CRASHING),
     "a crash forgets who has left": Found(11, HANGS, CRASHING),
-    "squares told before training goes on are lost": Found(0, HANGS, CRASHING),
+    "squares told before training continues are lost": Found(0, HANGS, CRASHING),
     "an order to clip is lost with the process": Found(575, HANGS, CRASHING),
 }
 """Cheap seeds, not the lowest ones."""
