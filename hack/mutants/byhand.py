@@ -36,7 +36,7 @@ BY_HAND = (
         f"{PSJOB}/shard/admission.py",
         "if clock < row.complete or (clock == row.complete and position in row.open):",
         "if clock < row.complete:",
-        ("tests/unit/test_admission.py",),
+        ("tests/unit/test_modes.py",),
     ),
     ByHand(
         "a cut is not of one step",
@@ -64,7 +64,7 @@ BY_HAND = (
         f"{PSJOB}/shard/admission.py",
         "        if incarnation < row.incarnation:\n            return Verdict.FENCED\n",
         "",
-        ("tests/unit/test_admission.py",),
+        ("tests/unit/test_modes.py",),
     ),
     ByHand(
         "a sync worker resumes one clock too far",

@@ -1,6 +1,6 @@
 """Every output that README and docs show is what the code says: compared in a run, or with the sentences in the sources.
 
-`docs/troubleshooting.md` has a test of its own, with the same sentences: `tests/unit/test_docs_troubleshooting.py`.
+`docs/troubleshooting.md` has a test of its own, with the same sentences: `tests/unit/test_docs_pages.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.typed import CliRunner
 SHOWN = [block for block in ALL if block.kind in ("", "text", "console") and block.page != "docs/cli.md"]
 """docs/cli.md is generated."""
 RUN = {f"docs/{getattr(page, 'values', [page])[0]}" for page in PAGES}
-"""Their output is compared by tests/live/test_docs_commands.py."""
+"""Their output is compared by tests/live/test_docs_pages.py."""
 DRAWN = {
     "docs/architecture.md": "pictures of boxes and arrows, and the command that the operator writes",
     "docs/stages.md": "the output for a model of the page's author, whose words are compared below",

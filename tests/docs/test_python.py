@@ -22,14 +22,14 @@ AROUND: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests/docs/around.tom
 WHOLE = {
     "docs/contributing/add-a-mode.md": "tests/docs/test_contribute.py",
     "docs/contributing/add-a-rule.md": "tests/docs/test_contribute.py",
-    "docs/tutorials/embeddings.md": "tests/live/test_docs_commands.py",
-    "docs/tutorials/first-async.md": "tests/live/test_docs_commands.py",
-    "docs/data.md": "tests/live/test_docs_python.py",
-    "docs/coming/ddp.md": "tests/live/test_docs_coming.py",
-    "docs/coming/horovod.md": "tests/live/test_docs_coming.py",
-    "docs/coming/tfjob.md": "tests/live/test_docs_coming.py",
-    "docs/python.md": "tests/live/test_docs_python.py",
-    "docs/reference.md": "tests/live/test_docs_reference.py",
+    "docs/tutorials/embeddings.md": "tests/live/test_docs_pages.py",
+    "docs/tutorials/first-async.md": "tests/live/test_docs_pages.py",
+    "docs/data.md": "tests/live/test_docs_pages.py",
+    "docs/coming/ddp.md": "tests/live/test_docs_pages.py",
+    "docs/coming/horovod.md": "tests/live/test_docs_pages.py",
+    "docs/coming/tfjob.md": "tests/live/test_docs_pages.py",
+    "docs/python.md": "tests/live/test_docs_pages.py",
+    "docs/reference.md": "tests/live/test_docs_pages.py",
     "docs/scripts.md": "tests/scripts/test_page.py",
 }
 """Pages whose Python a test of their own runs, all of it."""

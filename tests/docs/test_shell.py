@@ -117,7 +117,7 @@ def pip(words: list[str]) -> None:
 
 
 def torchrun(words: list[str]) -> None:
-    """By the options that `psjob convert` knows, which are torchrun's own: tests/tensors/test_convert_options.py."""
+    """By the options that `psjob convert` knows, which are torchrun's own: tests/tensors/test_left_in.py."""
     assert taken_apart(words).script in {line.removeprefix("# ") for line in WRITTEN}
 
 

@@ -1,7 +1,12 @@
-"""`psjob run` ends: by Ctrl-C whatever its processes do, and by itself where the script would fail again."""
+"""`psjob run` ends: by Ctrl-C whatever its processes do, and by itself where the script would fail again.
+
+- `psjob run` with a worker that hangs: it is told, started again in time, counted, and its log says where it stood.
+- `psjob run` with the real runtime: a shard that hangs, and a run that is stopped and resumed; the weights are those of one run.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -10,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.e2e.local_job import Ended, end, manifest, run, start, start_cold
+from tests.e2e.local_job import Ended, end, manifest, run, show, start, start_cold
 from tests.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
+
+
 NOTHING, SOMETHING = 2.0, 10.0
 """Seconds in which it ends where there is nothing to save, and else."""
 LOADED = 3.0
@@ -81,3 +88,88 @@ def test_a_script_that_fails_by_itself_ends_the_job_and_its_first_error_is_shown
     assert last.startswith("Failed: ScriptFailed: ") and all(word in last for word in words), ended.told
     assert max(int(path.stem.rpartition("r")[2]) for path in tmp_path.glob(".psjob/*/logs/*worker-0*.log")) <= 2 * starts  # of both workers
     assert (starts == 1) == (ended.summary["restarts"] == {}) == ("Restarted: " not in ended.told), ended.told  # one worker is, two are
+
+
+LIMIT = 5
+HOW = ("busy", "held", "stopped")
+WITHIN = 8.0
+"""Seconds from the hang to the next process of that worker, with that limit."""
+
+
+def said(ended: Ended, start: int, word: str) -> float:
+    """When worker 1's process of `start` said `word`."""
+    found = re.search(rf"{word} at ([\d.]+)", log(ended, start))
+    assert found is not None, log(ended, start)
+    return float(found[1])
+
+
+def log(ended: Ended, start: int) -> str:
+    (path,) = ended.folder.glob(f"logs/*worker-1-r{start}.log")
+    return path.read_text()
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("how", HOW)
+def test_a_worker_that_hangs_is_started_again(tmp_path: Path, how: str) -> None:
+    hang(tmp_path, how)
+
+
+@pytest.mark.soak
+@pytest.mark.serial
+@pytest.mark.parametrize("how", HOW)
+def test_a_worker_that_hangs_is_started_again_in_time(tmp_path: Path, how: str) -> None:
+    seconds = hang(tmp_path, how)
+    print(f"{how}: started again {seconds:.1f} s after it began to hang")
+    assert seconds < WITHIN
+
+
+def hang(tmp_path: Path, how: str) -> float:
+    """Let worker 1 hang in that way; the seconds until its next process."""
+    job = manifest(tmp_path, "hangs.py", how)
+    ended = run(tmp_path, job, "--set", f"spec.workers.stepTimeoutSeconds={LIMIT}", timeout=200)
+    assert ended.code == 0, ended.told
+    assert ended.summary["restarts"] == {"Hung": 1}, ended.told
+    stack = log(ended, 1).rsplit("hangs at", 1)[1]
+    assert ('hangs.py", line' in stack) is (how != "stopped"), stack
+    return said(ended, 2, "starts") - said(ended, 1, "hangs")
+
+
+STEPS = 75
+"""Of scripts/hard.py with two workers: 5 epochs of 15 rounds."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = run(folder, manifest(folder, "hard.py"))
+    assert ended.code == 0 and ended.summary["steps"] == STEPS, ended.told
+    return ended
+
+
+@pytest.mark.rotating
+def test_a_stopped_shard_is_replaced_and_the_weights_are_the_same(undisturbed: Ended, tmp_path: Path) -> None:
+    job = manifest(tmp_path, "hard.py")
+    ended = run(tmp_path, job, "--fault", "stop:ps-1@step=50", "--set", "spec.ps.shardTimeoutSeconds=4")
+    show(ended)
+    assert ended.code == 0, ended.told
+    assert ended.summary["attempts"] == [1, 2] and ended.summary["restarts"] == {"Unresponsive": 1}
+    assert ended.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+
+
+def test_ctrl_c_and_resume_end_with_the_weights_of_one_run(undisturbed: Ended, tmp_path: Path) -> None:
+    job = manifest(tmp_path, "hard.py", "0.1", every=1000)
+    process = start(tmp_path, job)
+    limit = time.monotonic() + 200
+    while not (tmp_path / "passed").exists():
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stopped = end(tmp_path, process, 100)
+    assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.told
+    checkpoint = stopped.summary["checkpoint"]
+    assert 0 < checkpoint["step"] < STEPS and checkpoint["step"] == stopped.summary["steps"], stopped.told
+    last = stopped.told.splitlines()[-1].split()
+    assert last[:3] == ["psjob", "run", str(job)] and last[3] == "--resume"
+    ended = run(tmp_path, job, "--resume", last[4])
+    assert ended.code == 0 and ended.summary["run"] != stopped.summary["run"], ended.told
+    assert ended.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]

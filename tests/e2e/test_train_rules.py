@@ -1,19 +1,31 @@
-"""Rules with state a worker on the shards, in a whole job: a shard and a worker are killed, and training goes on from what was kept."""
+"""Rules with state a worker on the shards, in a whole job: a shard and a worker are killed, and training goes on from what was kept.
+
+- Bounded staleness as a user runs it: shards and workers are killed, the job is stopped, and it goes on in another mode.
+- A running job is told another mode by its config: it goes over at a checkpoint, and no push is lost or counts twice.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from tests.e2e.workloads import ledger, mlp
-from tests.e2e.workloads.running import faults, manifest, train
+from tests.e2e.workloads.gates import steps_of
+from tests.e2e.workloads.running import SECONDS, faults, finish, manifest, start, train
 from tests.soaking import rotating, soak
 
-STEPS = 200
 pytestmark = pytest.mark.timeout(1500)
+
+
+STEPS = 200
 
 
 @pytest.mark.parametrize(
@@ -63,3 +75,92 @@ def state_of(path: Path) -> set[str]:
     """Names of state tensors in a shard's file, whatever the block."""
     with safe_open(path, "pt") as file:
         return {name.partition(".")[2] for name in file.keys()}  # noqa: SIM118
+
+
+WORKERS, SHARDS, STEPS_BOUNDED = 2, 2, 140
+CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
+TRAINING = {"mode": "bounded", "staleness": 2}
+
+
+@pytest.mark.rotating
+def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
+    words = ["ledger.py", str(STEPS_BOUNDED), "0.02", "50:40"]
+    job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
+    ran = train(tmp_path, job, *faults("kill:ps-1@step=70", "kill:worker-0@step=105"))
+    assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
+    table = ledger.counted(ran.weights(), WORKERS, SHARDS)
+    assert all(block == [STEPS_BOUNDED] * WORKERS for block in table[0]), table
+    assert all(count <= STEPS_BOUNDED for block in table[1] for count in block), f"a push counted twice: {table}"
+    (missing,) = {STEPS_BOUNDED * WORKERS - sum(block) for block in table[1]}
+    assert missing == ran.summary["updates_lost"] > 0
+
+
+@pytest.mark.soak
+def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
+    """Its last checkpoint is one step of all workers, so what was pushed before counts once each, and what came after as means."""
+    job = manifest(
+        tmp_path, ["ledger.py", str(STEPS_BOUNDED), "0.05"], workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS
+    )
+    process, limit = start(tmp_path, job), time.monotonic() + SECONDS / 2
+    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(process, tmp_path)
+    at = stopped.summary["checkpoint"]["step"]
+    assert stopped.summary["result"] == "Suspended" and 20 <= at < STEPS_BOUNDED, stopped.err
+    ran = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.training.mode=sync")
+    weights = ran.weights()
+    found = {float(weights[tensor][element]) for rank in range(WORKERS) for _, tensor, element in ledger.places(rank)}
+    assert found == {at + (STEPS_BOUNDED - at) / WORKERS}
+
+
+WORKERS_SWITCH, SHARDS_SWITCH, STEPS_SWITCH = 2, 2, 240
+TOLD = "told"
+"""The file for which the script waits, however late this test's process is."""
+
+
+@pytest.mark.rotating
+def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
+    """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
+    checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
+    words = ["ledger.py", str(STEPS_SWITCH), "0.02", f"140:{TOLD},205:200"]
+    job = manifest(tmp_path, words, workers=WORKERS_SWITCH, shards=SHARDS_SWITCH, checkpoint=checkpoints)
+    process = start(tmp_path, job, *faults("kill:ps-0@step=225"))
+    tell(tmp_path, mode="async", staleness=None)
+    changed(tmp_path, "async")
+    tell(tmp_path, mode="sync", staleness=None).with_name(TOLD).touch()
+    ran = finish(process, tmp_path)
+    assert ran.code == 0 and ran.summary["attempts"] == [2, 1] and ran.summary["updates_lost"] == 0, ran.err
+    steps = switches(ran.folder)
+    assert [mode for _, mode in steps] == ["async", "bounded:3", "sync"], "from async by way of bounded"
+    alone = steps[2][0] - steps[0][0]
+    assert 0 < steps[0][0] < steps[2][0] < 225
+    weights = ran.weights()
+    found = {float(weights[tensor][element]) for rank in range(WORKERS_SWITCH) for _, tensor, element in ledger.places(rank)}
+    assert found == {alone + (STEPS_SWITCH - alone) / WORKERS_SWITCH}
+
+
+def tell(folder: Path, **training: Any) -> Path:
+    """Change the config that the processes read, once the job trains; where it lies."""
+    deadline = time.monotonic() + SECONDS / 2
+    while not (paths := list(folder.glob(".psjob/*/manifest-*.json"))):
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.05)
+    path = paths[0].parent / "config.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({**json.loads(path.read_text()), **training}))
+    fresh.replace(path)  # nobody reads half of it
+    return path
+
+
+def changed(folder: Path, mode: str) -> None:
+    deadline = time.monotonic() + SECONDS / 2
+    while mode not in [to for run in folder.glob(".psjob/*") for _, to in switches(run)]:
+        assert time.monotonic() < deadline, f"it did not go over to {mode}"
+        time.sleep(0.05)
+
+
+def switches(run: Path) -> list[tuple[int, str]]:
+    """(step, mode) of each change, as shard 0 has logged it."""
+    told = "".join(path.read_text() for path in sorted((run / "logs").glob("job-ps-0-*.log")))
+    return [(int(step), mode) for step, mode in re.findall(r"from step (\d+) on the mode is (\S+), it was", told)]

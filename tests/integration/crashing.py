@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.cluster_fixtures import Cluster
-from tests.integration.operator_harness import World, world
+from tests.integration.operator_harness import World
 
 SPEC: dict[str, Any] = {"runPolicy": {"cleanPodPolicy": "All"}}
 
@@ -70,9 +65,3 @@ class Life:
             "pods made": Counter(name.removeprefix(self.name).rsplit("-", 1)[0] for name in self.made.values()),
             **children,
         }
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made

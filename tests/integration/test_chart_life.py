@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.kube import CHART, Kube, restricted_namespace, wait_for
-from tests.integration.chart_plane import job
+from tests.integration.chart_plane import job, plane
+
+__all__ = ["plane"]
 
 pytestmark = pytest.mark.cluster
 CRD = "pstrainingjobs.psjob.dev"

@@ -16,7 +16,7 @@ TESTS = (
     "test_crd_agreement.py",
     "test_crd_changes.py",
     "test_crd_kubectl.py",
-    "test_crd_refusals.py",
+    "test_crd_kubectl.py",
     "test_render_server.py",
     "test_operator_life.py",
     "test_operator_failures.py",

@@ -1,4 +1,7 @@
-"""`psjob-operator check`, which `helm test` runs, against a real API server: an operator that works, and each thing that may be wrong."""
+"""`psjob-operator check`, which `helm test` runs, against a real API server: an operator that works, and each thing that may be wrong.
+
+- Words of the real API server that the operator goes by.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from psjob_operator.cluster.client import OTHER_UID
 from psjob_operator.cluster.health import lease_holder
 from tests.cluster_fixtures import Cluster
+from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, psjob_operator, world
 
 pytestmark = pytest.mark.cluster
@@ -67,3 +72,16 @@ def lease(lease_holder: str | None, renewed: str | None) -> dict[str, dict[str, 
 )
 def test_a_lease_is_held_by_who_renewed_it(before: dict[str, object], after: dict[str, object], who: str | None) -> None:
     assert lease_holder(before, after) == who
+
+
+@pytest.mark.parametrize("kind", ["pods", "configmaps"])
+def test_a_delete_of_another_uid_says_so(control_plane: Cluster, namespace: str, kind: str) -> None:
+    api = Api(control_plane.kubeconfig)
+    path = f"/api/v1/namespaces/{namespace}/{kind}"
+    spec = {"spec": {"containers": [{"name": "it", "image": "it:1"}]}} if kind == "pods" else {}
+    code, made = api.call("POST", path, {"metadata": {"name": "it"}, **spec})
+    assert code == 201, made
+    code, said = api.call("DELETE", f"{path}/it", {"preconditions": {"uid": "another"}})
+    assert code == 409 and all(word in said["message"] for word in OTHER_UID), said
+    code, said = api.call("DELETE", f"{path}/it", {"preconditions": {"uid": made["metadata"]["uid"]}})
+    assert code == 200, said

@@ -1,6 +1,9 @@
 """The operator is ended after each of its writes in turn, once with the reply and once with the reply lost, over a job's whole life.
 
 Each time another operator goes on, and the end is the same: no pod, Service, ConfigMap or claim more or less, no Event told twice.
+
+- An operator that lives while all between it and the API server goes wrong: replies lost, refusals, delays, watches that double, hold
+  back, lose and end. At the end every job is what it would have been, and no seat was ever held twice.
 """
 
 from __future__ import annotations
@@ -8,19 +11,31 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster_fixtures import Cluster
 from tests.integration.crashing import SPEC, Life
-from tests.integration.operator_harness import Operator, World, manifest
-from tests.integration.operator_proxy import Proxy, Strike
-from tests.soaking import rotating
+from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.integration.operator_harness import manifest as job
+from tests.integration.operator_proxy import Proxy, Strike, Weather
+from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.cluster
+
+
 PARTS = 6
 FIRST = ("reply lost", 0)
 ROWS = [FIRST, *(rotating(*row) for row in itertools.product(("replied", "reply lost"), range(PARTS)) if row != FIRST)]
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
 
 
 def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, strike: Strike | None) -> tuple[dict[str, Any], int]:
@@ -66,3 +81,48 @@ def test_ended_after_each_write(place: World, proxy: Proxy, reply: str, part: in
         found, _ = live(place, proxy, operator, node, name, Strike(at, lost))
         assert found == clean, f"write {at} ({proxy.writes[-40:]}): {found}\n{place.story()}"
         assert all(times <= news.get(what, 1) for what, times in told(place, name).items()), told(place, name)
+
+
+JOBS = 4
+ROUGH = 16
+"""Seeds from here on let half of all go wrong."""
+RELIST_SECONDS = 3.0
+"""A watch that lost something is told 410 so often, as happens when the API server forgets."""
+
+
+@pytest.mark.parametrize("seed", [1, *(soak(seed) for seed in range(2, 32))])
+def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy: Proxy, seed: int) -> None:
+    node = place.node(f"{place.namespace}-n")
+    operator = place.operator("--qps=1000", "--burst=1000", url=proxy.url)
+    proxy.weather = Weather(seed, share=0.25 if seed < ROUGH else 0.5)
+    lives = [Life(place, node, f"w{number}") for number in range(JOBS)]
+    for life in lives:
+        place.create(job(life.name, **SPEC))
+    going, deadline, listed = list(lives), time.monotonic() + 240, time.monotonic()
+    while going:
+        going = [life for life in going if not life.step()]
+        no_twins(place)
+        if time.monotonic() - listed > RELIST_SECONDS:
+            listed = time.monotonic()
+            proxy.gone()
+        assert operator.alive(), f"the operator ended: {operator.log.read_text()[-3000:]}\n{place.story()}"
+        assert time.monotonic() < deadline, f"seed {seed}, {proxy.weather.seen}\n{place.story()}"
+        time.sleep(0.05)
+    print(f"seed {seed}: {dict(sorted(proxy.weather.seen.items()))}")
+    for life in lives:
+        found = life.summary()
+        assert found["phase"] == "Complete" and found["succeeded"] == "0-1", found
+        assert found["counted"] == 1, f"the shard that failed, and nothing else: {found}"
+        assert found["pods made"] == {"-ps-0": 2, "-worker-0": 1, "-worker-1": 1}, found
+    assert set(proxy.weather.seen) >= {*Weather.REQUESTS, *Weather.EVENTS} - {"503"}, "the weather was too good"
+
+
+def no_twins(place: World) -> None:
+    """No seat of a job has two pods that live."""
+    living = [name for name, pod in place.pods().items() if lives(pod)]
+    seats = Counter(name.rsplit("-", 1)[0] for name in living)
+    assert not [seat for seat, count in seats.items() if count > 1], living
+
+
+def lives(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in ("Pending", "Running") and not pod["metadata"].get("deletionTimestamp")

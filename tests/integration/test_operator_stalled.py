@@ -1,13 +1,26 @@
-"""An edit that an older CRD takes and the operator refuses: nothing is created, and what ends, suspends or deletes a job goes on."""
+"""An edit that an older CRD takes and the operator refuses: nothing is created, and what ends, suspends or deletes a job goes on.
+
+- What reaches a job's status of the log of a failed process.
+- etcd or the API server stopped under running jobs: nothing of theirs is started again, and the operator goes on by itself.
+  A restart of the API server is in test_operator_apart.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster_fixtures import Cluster
 from tests.integration import oldercrd
-from tests.integration.operator_harness import World, manifest
+from tests.integration.operator_harness import World, manifest, until, world
+from tests.integration.outages import answers, goes_on, running, uids, unharmed
+from tests.soaking import rotating, soak
 
 pytestmark = pytest.mark.cluster
 
@@ -51,3 +64,70 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     place.edit(mended, training={"mode": "sync"})
     place.until("the lost worker", lambda: f"{mended}-worker-1-r2" in place.pods())
     assert "Stalled" not in place.conditions(mended)
+
+
+LOG = "Traceback\nLoginError: https://me:hunter2@host says no, token=hunter2"
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "exit code 3: LoginError: https://[removed]@host says no, token=[removed];"), (("--no-log-tails",), "exit code 3;")],
+)
+def test_status_and_events_tell_no_credential_and_without_tails_no_word(place: World, options: tuple[str, ...], said: str) -> None:
+    place.operator(*options)
+    node = place.node(f"{place.namespace}-n")
+    place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
+    place.until("its pods", lambda: {"job-ps-0-a1", "job-worker-0-r1"} <= set(place.pods()))
+    place.run("job-ps-0-a1", "job-worker-0-r1", node=node)
+    place.until_phase("Running", "job")
+    place.end("job-worker-0-r1", 3, message=LOG)
+    place.until_phase("Failed", "job")
+    told = str(place.status("job")) + str(place.items("events"))
+    assert said in told and "hunter2" not in told and (not options or "LoginError" not in told)
+
+
+@pytest.fixture
+def place_outage(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> Iterator[World]:
+    """A control plane of our own, with running jobs in it."""
+    # Nobody answers at the pods' addresses here: a node that is taken for silent after the outage would be left.
+    cluster = fresh_control_plane(grace=600.0)
+    cluster.install_crd()
+    with world(cluster, cluster.create_namespace("outage"), tmp_path) as made:
+        running(made)
+        yield made
+
+
+@pytest.mark.parametrize("seconds", [rotating(8), soak(90)])
+@pytest.mark.parametrize("component", ["etcd", "kube-apiserver"])
+def test_it_is_stopped_for_a_while(place_outage: World, component: str, seconds: int) -> None:
+    """Requests are taken and not answered, or answered with 500: no watch is given up for good."""
+    before = uids(place_outage)
+    pid = place_outage.cluster.pid(component)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until("the API server to answer", lambda: answers(place_outage), 60)
+    time.sleep(3)
+    unharmed(place_outage, before)
+    print(f"{component} away {seconds} s: went on after {goes_on(place_outage):.1f} s")
+
+
+@pytest.mark.soak
+def test_it_is_gone_for_long(place_outage: World) -> None:
+    """Connections are refused again and again for two minutes: longer than any retry lasts."""
+    before, until_then = uids(place_outage), time.monotonic() + 120
+    while time.monotonic() < until_then:
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            os.kill(place_outage.cluster.pid("kube-apiserver"), signal.SIGKILL)
+        time.sleep(0.5)
+    until("the API server to be back", lambda: answers(place_outage), 60)
+    unharmed(place_outage, before)
+    print(f"gone for 120 s: went on after {goes_on(place_outage):.1f} s")

@@ -1,22 +1,28 @@
-"""Nothing is adopted and nothing goes back: leftovers and strangers under our names, old status, two operators, foreign deletions."""
+"""Nothing is adopted and nothing goes back: leftovers and strangers under our names, old status, two operators, foreign deletions.
+
+- One tenant's manifests do not stop the operator for the others: nested as deep as the API server takes, and as large.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.integration.operator_harness import World, manifest
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import JOBS, World, manifest, world
 from tests.integration.together import together
 
-pytestmark = pytest.mark.cluster
 
-
+@pytest.mark.cluster
 @pytest.mark.parametrize("both", [False, True], ids=["the object is seen first", "both are seen at once"])
 def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str, both: bool) -> None:
     """A backup restored into a new object (Velero): what the old run had done is no fact, its numbers are passed.
@@ -55,6 +61,7 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
     assert status["view"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
 
+@pytest.mark.cluster
 def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: str, name: str) -> None:
     """They may pass each other's numbers, which costs a start; a name is made once, and one process a seat is left."""
     second = place.operator()
@@ -89,6 +96,7 @@ def _made(event: dict[str, Any]) -> bool:
     return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
 
 
+@pytest.mark.cluster
 @together
 def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
     body = {
@@ -109,6 +117,7 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
     assert place.status(name)["workers"]["start"] == 1
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
 @together
 def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
@@ -133,6 +142,7 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
     place.until("the job to go on", lambda: len(place.pods(name)) == 3)
 
 
+@pytest.mark.cluster
 @together
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
     """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
@@ -157,6 +167,7 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
     assert place.status(name)["run"] == uid
 
 
+@pytest.mark.cluster
 @together
 def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
@@ -175,6 +186,7 @@ def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str
     assert place.status(name)["shards"][0]["attempt"] == 2
 
 
+@pytest.mark.cluster
 @together
 def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
@@ -197,3 +209,67 @@ def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: s
     place.until_phase("Running", name)
     assert set(place.pods(name)) == {*pods[:2], f"{name}-worker-1-r2"}
     assert place.status(name)["restarts"]["causes"] == {"Deleted": 1}
+
+
+LEVELS = 9800
+"""With those of the manifest around them just below what the API server takes."""
+LIMIT = 256 << 20
+"""Half of the chart's memory limit."""
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+def post(place: World, text: str) -> None:
+    """Create a job from this text: a Python of usual settings cannot write it."""
+    path = f"{JOBS}/namespaces/{place.namespace}/pstrainingjobs"
+    place.cluster.run_kubectl("create", "--raw", path, "-f", "-", stdin=text)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(place: World) -> None:
+    operator = place.operator()
+    command = '"command": ["python", "train.py"]'
+    text = json.dumps(manifest("deep"))
+    assert command in text
+    post(place, text.replace(command, f'{command}, "x": {"[" * LEVELS}{"]" * LEVELS}'))
+    place.until("its problem", lambda: "nested deeper" in str(place.cluster.run_kubectl(
+        "get", "psj", "deep", "-n", place.namespace, "-o", "jsonpath={.status.conditions}").stdout))  # fmt: skip
+    place.create(manifest("after"))
+    place.until("the pods of another job", lambda: len(place.pods("after")) == 3)
+    operator.kill()
+    operator.start()
+    place.remove("after-worker-0-r1")
+    place.until("the next operator to act", lambda: "after-worker-0-r2" in place.pods("after"))
+    assert operator.alive() and not place.pods("deep")
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.rotating
+def test_large_manifests_take_no_more_memory_than_they_have_bytes(place: World) -> None:
+    """Six of nearly a mebibyte, each fifty times as much as objects of Python."""
+    operator = place.operator()
+    place.create(manifest("first"))
+    place.until("the pods", lambda: len(place.pods("first")) == 3)
+    body = manifest("large")
+    body["spec"]["workers"]["template"]["spec"]["x"] = [{}] * 330_000
+    for number in range(6):
+        body["metadata"]["name"] = f"large-{number}"
+        post(place, json.dumps(body, separators=(",", ":")))
+        # Its Event: to read the job itself again and again would cost more than all else here.
+        place.until("it to be seen", lambda number=number: place.events("SpecInvalid", f"large-{number}"), 60)  # type: ignore[misc]
+        assert place.status(f"large-{number}")["phase"] == "Failed"
+    assert resident(operator.pid) < LIMIT
+    place.remove("first-worker-0-r1")
+    place.until("another job's pod again", lambda: "first-worker-0-r2" in place.pods("first"))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that the process holds now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))

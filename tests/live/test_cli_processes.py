@@ -1,10 +1,17 @@
-"""The commands as processes: a terminal, a pipe that closes, Ctrl-C, the program that completes words for kubectl."""
+"""The commands as processes: a terminal, a pipe that closes, Ctrl-C, the program that completes words for kubectl.
+
+- `psjob doctor` on this machine.
+- `psjob plan-topology --probe` on this machine's own loopback.
+- `psjob-operator check` where no API server listens.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -15,6 +22,13 @@ import pytest
 import yaml
 
 from hack.terminal import terminal
+from psjob_client.cli import main
+from psjob_client.cli.main import cli
+from psjob_client.local import measure
+from psjob_client.problems import BadInput
+from psjob_operator.cluster.health import CheckFailed, CheckOptions, check_installation
+from tests.typed import CliRunner
+from tests.unit.api_manifest import GOOD, changed
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import switched
 
@@ -68,3 +82,72 @@ def test_the_program_that_kubectl_looks_for_completes_words(tmp_path: Path) -> N
     env = {"KUBECONFIG": str(tmp_path / "none"), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run([program, "susp"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "suspend\n:4\n", "")
+
+
+WORKER = "spec.workers.template.spec.containers.0"
+
+
+def test_the_command_looks_at_this_machine_and_at_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(changed(GOOD, {f"{WORKER}.command": ["no-such-program"]})))
+    done = CliRunner().invoke(main.cli, ["doctor", "job.yaml", "-o", "json"])
+    told = json.loads(done.stdout)
+    assert done.exit_code == 1 and told["problem"] is True
+    (command,) = [row for row in told["findings"] if row["about"] == "job: command"]
+    assert "no-such-program" in command["figure"]
+    assert {"python", "psjob", "torch", "cores", "memory", "/dev/shm", "open files", "ports", "run folder", "cache", "GPU"} <= {
+        row["about"] for row in told["findings"]
+    }
+    done = CliRunner().invoke(main.cli, ["doctor", "--kubeconfig", str(tmp_path / "none")])
+    assert done.exit_code == 1 and done.stdout.startswith("PROBLEM  API server") and "1 problem, 0 warnings" in done.stdout
+
+
+def said(*words: str) -> str:
+    told = CliRunner().invoke(cli, ["plan-topology", *words], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def test_the_probe_measures_every_pair_of_real_processes() -> None:
+    told: list[str] = []
+    raw = measure.measure(3, told.append)
+    assert [link["between"] for link in raw["links"]] == [["p0", "p1"], ["p0", "p2"], ["p1", "p2"]]
+    assert all(link["bandwidth"] > 1e6 and 0 < link["latency"] < 1 for link in raw["links"]) and raw["total"] > 1e6
+    assert told[0] == "starting 3 processes" and "p0 to p2 (2 of 3)" in told and told[-1] == "all at once"
+
+
+def test_a_probed_machine_is_planned() -> None:
+    (plan,) = json.loads(said("--probe", "2", "-o", "json"))
+    assert plan["machine"]["name"] == "2-processes-here" and plan["machine"]["total"] > 0
+    assert {"ring", "ps", "tree"} <= {given["strategy"] for given in plan["strategies"]}
+
+
+def test_a_probe_that_gets_no_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ANSWER_SECONDS", 0.001)
+    with pytest.raises(BadInput, match=r"--probe 2: no answer in time \(0 s a step\); try fewer processes"):
+        measure.measure(2, lambda _: None)
+
+
+def test_a_process_that_ends_is_named() -> None:
+    async def die() -> None:
+        async with measure._Peer("p7") as peer:
+            await peer.ask(do="send", port=1, seconds=0.1)
+
+    with pytest.raises(OSError, match=r"process p7: .*refused"):
+        asyncio.run(die())
+
+
+def test_a_server_that_is_not_there_is_no_matter_of_rights(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        server = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+        }  # fmt: skip
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        with pytest.raises(CheckFailed) as told:
+            asyncio.run(check_installation(CheckOptions(str(tmp_path / "config"), (), None, 1.0)))
+    assert "cannot be asked" in str(told.value) and "rbac" not in str(told.value)

@@ -1,14 +1,28 @@
-"""A script's end is known as good or bad before its process is gone, however it ends; its exit status stays its own."""
+"""A script's end is known as good or bad before its process is gone, however it ends; its exit status stays its own.
+
+- A process leaves its last words whole, and one that is stuck is refused.
+- A process group that was left in a script of a job: the job's last words name the line and what to do.
+- Whichever thread of a shard breaks, its process ends as a crash, and says which thread and why.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from psjob import contract
 from psjob.worker import exits
+from tests import warm
+from tests.live.live_shards import eventually
+from tests.live.shard_processes import Processes, processes, pushing
+from tests.soaking import rotating
 
 HEAD = f"""
 import atexit, importlib.util, os, sys, threading
@@ -145,3 +159,140 @@ def test_a_fork_that_never_ends_is_a_crash(tmp_path: Path) -> None:
     ran = run(tmp_path, body)
     assert ran.returncode == 1 and "left" not in ran.stdout
     assert "counts as a crash" in ran.stderr
+
+
+STUCK = """
+from psjob.process.errors import refused_after
+with refused_after({seconds}, "it must return"):
+    {code}
+print("went on")
+"""
+
+
+def ended(folder: Path, seconds: float, code: str) -> tuple[int, str, Path]:
+    words = folder / "words"
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.format(seconds=seconds, code=code)],
+        env={**os.environ, contract.ENV_TERMINATION_LOG: str(words)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr, words
+
+
+def test_code_that_does_not_come_back_is_refused(tmp_path: Path) -> None:
+    code, told, words = ended(tmp_path, 0.2, "while True: pass")
+    assert (code, told) == (contract.EXIT_REFUSED, "psjob: it must return\n")
+    assert json.loads(words.read_text()) == {"error": "it must return", "refused": True}
+
+
+def test_code_that_comes_back_goes_on(tmp_path: Path) -> None:
+    code, told, words = ended(tmp_path, 30, "pass")
+    assert (code, told) == (0, "went on\n") and not words.exists()
+
+
+def test_a_message_is_whole_whenever_another_thread_ends_the_process(tmp_path: Path) -> None:
+    program = """
+import os, random, threading, time
+from psjob.process.errors import leave_message
+def say():
+    while True:
+        leave_message({"problem": "x" * random.choice((1, 3000))})
+threading.Thread(target=say, daemon=True).start()
+time.sleep(0.05 + random.random() / 100)
+os._exit(1)
+"""
+    path = tmp_path / "end"
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, contract.ENV_TERMINATION_LOG: str(path)}, timeout=60)
+        assert set(json.loads(path.read_text())["problem"]) == {"x"}
+
+
+CATCHES = """
+import atexit, sys
+from psjob.process.errors import refuse
+atexit.register(print, "closed")
+for _ in range(int(sys.argv[1])):
+    try:
+        refuse("no")
+    except BaseException as error:
+        print(type(error).__name__)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("times", "printed"), [(1, "SystemExit\nclosed\n"), (3, "SystemExit\n")])
+def test_what_was_refused_ends_with_its_status_whatever_the_script_catches(tmp_path: Path, times: int, printed: str) -> None:
+    """Once, and at once if the script goes on and asks again."""
+    own = {contract.ENV_ROLE: "worker", contract.ENV_TERMINATION_LOG: str(tmp_path / "end")}
+    words = [sys.executable, "-c", CATCHES, str(times)]
+    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (contract.EXIT_REFUSED, printed)
+    assert done.stderr == "psjob: no (<string>:7)\n"
+    # Launchers, parents and test runners hide the status of what they start.
+    assert json.loads((tmp_path / "end").read_text()) == {"error": "no (<string>:7)", "refused": True}
+
+
+@pytest.mark.rotating
+def test_a_left_in_process_group_is_the_failure_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nimport psjob as ps\n\ntorch.distributed.init_process_group('gloo')\nmodel = torch.nn.Linear(1, 1)\n"
+        "model, opt = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+    )
+    code, told = warm.run(tmp_path, ["run", "train.py", "--workers", "1", "--no-progress"])
+    assert code == 1 and "environment variable RANK expected" in told
+    assert "train.py:4 needs a process group of torch.distributed, and psjob starts none" in told.splitlines()[-1]
+    # The remedy works.
+    code, shown = warm.run(tmp_path, ["convert", "--write", "train.py"])
+    assert code == 0, shown
+    assert "init_process_group" not in (tmp_path / "train.py").read_text()
+
+
+BREAKS = """
+import os, sys
+from psjob.process import supervise
+
+def broken(*args):
+    raise LookupError("injected")
+
+made = supervise.thread
+def thread(target, name, *args):
+    return made(broken if name.startswith(os.environ["BREAKS"]) else target, name, *args)
+supervise.thread = thread
+from psjob.shard.__main__ import main
+sys.exit(main())
+"""
+"""A shard in which the threads of one kind raise as soon as they begin."""
+ALONE = {"liveness": 0, "disk": 0, "coordinator": 0, "shard-streams-0": 0, "shard-streams-1": 1, "sigterm": 0, "status": 0,
+         "shard-0-lends-accept": 0, "to-coordinator": 1, "coordinator-sender": 1}  # fmt: skip
+"""Threads that every shard has from its start, and a shard that has them."""
+SERVING = {"stream-apart": 0, "to-shard-1": 0, "spare": 1, "copy": 1, "shard-1-lends-stream": 1}
+"""Threads that begin when peers and workers come."""
+
+
+def rows(threads: Mapping[str, int], *quick: str) -> list[Any]:
+    """Those that are `quick`, and the others for `make soak`."""
+    return [pytest.param(*row, id=row[0]) if row[0] in quick else rotating(*row, id=row[0]) for row in threads.items()]
+
+
+def assert_ends_with_sentence(run: Processes, index: int, thread: str) -> None:
+    process = run.started[index]
+    assert eventually(lambda: process.poll() is not None, 100.0), f"a shard without its thread {thread} goes on"
+    assert process.returncode == 1
+    problem = run.said(index)["problem"]
+    assert problem.startswith(f"thread {thread}") and "failed: LookupError: injected (" in problem and "broken)" in problem, problem
+    assert "Traceback" in run.log(index) or thread.startswith("shard-streams"), "the whole trace is in the log"
+
+
+@pytest.mark.parametrize(("thread", "index"), rows(ALONE, "liveness", "shard-streams-1"))
+def test_a_shard_does_not_begin_without_one_of_its_threads(tmp_path: Path, thread: str, index: int) -> None:
+    with processes(tmp_path, forked=True) as run:
+        run.start(index, program=("-c", BREAKS), BREAKS=thread)
+        assert_ends_with_sentence(run, index, thread)
+
+
+@pytest.mark.parametrize(("thread", "index"), rows(SERVING, "to-shard-1"))
+def test_a_shard_does_not_serve_without_one_of_its_threads(tmp_path: Path, thread: str, index: int) -> None:
+    with processes(tmp_path, forked=True) as run:
+        run.start(1 - index)
+        run.start(index, program=("-c", BREAKS), BREAKS=thread)
+        with pushing(run):
+            assert_ends_with_sentence(run, index, thread)

@@ -54,6 +54,8 @@ from tests.runkeys import RUN as KEYS
 from tests.runkeys import get, write_certificates
 from tests.soaking import rotating
 
+__all__ = ["idle"]
+
 
 def damaged(at: int, value: int) -> bytes:
     raw = bytearray(hello())
@@ -509,7 +511,6 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
             ask("127.0.0.1", port, b"another key of 32 bytes".ljust(32))
 
 
-__all__ = ["idle"]
 MOST = 4 << 20
 """Bytes of memory for one case on this side."""
 KEPT = 4 << 20

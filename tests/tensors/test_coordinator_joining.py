@@ -1,17 +1,27 @@
-"""A worker that comes, or comes again: never on other weights than the job's, and never turned away for ever."""
+"""A worker that comes, or comes again: never on other weights than the job's, and never turned away for ever.
+
+- A running job goes over to another mode: at a checkpoint, with every process, and back to one of the two if anything dies.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from psjob import contract
+from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
+from psjob.process.config import place, wished
+from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.checks import rule_difference
+from psjob.protocol.coordinator.switching import following
 from psjob.protocol.shard.phase import Phase
 from psjob.wire.frame import Header, Kind, WireError
-from tests.tensors.desk import NEVER, Desk
+from tests.runkeys import key_file
+from tests.tensors.desk import NEVER, Clerk, Desk, cut
 
 
 def at_clock_one(desk: Desk) -> None:
@@ -194,3 +204,220 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     desk.relink(1, serving=False)
     desk.settle()
     assert desk.c.recovery.open and old.heard == [Kind.REWIND] * 2
+
+
+@pytest.mark.parametrize(
+    ("runs", "wish", "after"),
+    [
+        (Sync(), Bounded(2), Bounded(2)),
+        (Sync(), Async(), Async()),
+        (Bounded(2), Sync(), Sync()),
+        (Bounded(2), Bounded(5), Bounded(5)),
+        (Bounded(2), Async(), Async()),
+        (Async(), Bounded(1), Bounded(1)),
+        (Async(), Sync(), Bounded(3)),
+        (Bounded(2), Bounded(2), None),
+        (Sync(), Backup(1), None),
+        (Softsync(), Sync(), None),
+    ],
+)
+def test_the_way_to_another_mode(runs: ServedMode, wish: ServedMode, after: ServedMode | None) -> None:
+    assert following(runs, wish) == after
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(1), Bounded(7)])
+def test_a_mode_is_read_as_it_was_written(mode: ServedMode) -> None:
+    assert read(written(mode)) == mode
+    for word in ("some", "bounded:many"):
+        with pytest.raises(ValueError, match=word.partition(":")[2] or word):
+            read(word)
+
+
+def again(desk: Desk, rewinds: int, mode: ServedMode | None = None) -> list[Clerk]:
+    """All workers say hello as fresh processes that run `mode` (None: the job's)."""
+    word = written(desk.c.mode if mode is None else mode)
+    clerks = [desk.hello(rank, rewinds=rewinds, mode=word) for rank in desk.c.members.all]
+    desk.settle()
+    return clerks
+
+
+def wish(desk: Desk, mode: ServedMode) -> None:
+    """The config asks for another mode."""
+    desk.coordination.feed(events.ModeWished(mode))
+
+
+def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    cuts = desk.c.cutting.cuts
+    desk.coordination.feed(events.ModeWished(Sync()))
+    assert not cuts.requested
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert cuts.requested
+    cut(desk, clerks, [1, 1])
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert not cuts.requested, "it has been met"
+    desk.coordination.feed(events.ModeWished(None, "no mode of that name", request=8))
+    assert cuts.requested
+
+
+def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    cut(desk, clerks, [1, 1])
+    assert [made.request for made in desk.manifests()] == [None, 7]
+    desk.coordination.feed(events.ModeWished(Sync(), request=8))
+    desk = Desk(tmp_path, number=2)
+    assert desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert not desk.c.cutting.cuts.requested, "it is answered"
+    desk.coordination.feed(events.ModeWished(Sync(), request=8))
+    assert desk.c.cutting.cuts.requested, "shard 0 was lost before the commit"
+    cut(desk, again(desk, 1), [3, 3])
+    assert desk.manifests()[-1].request == desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
+
+
+def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    wish(desk, Bounded(2))
+    assert desk.c.cutting.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
+    cut(desk, clerks, [1, 1])
+    (step,) = {made.step for made in desk.manifests()} - {0}
+    assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
+    assert {server.store.mode for server in desk.servers} == {desk.c.mode} == {Bounded(2)}
+    late = again(desk, 1, mode=Sync())
+    assert [clerk.heard for clerk in late] == [[Kind.REWIND]] * 2, "they come in the mode that was: once more"
+    clerks = again(desk, 2)
+    assert [clerk.placed["clock"] for clerk in clerks] == [step] * 2
+    for clock in range(step, step + 3):
+        desk.push(clerks[0], clock)
+    assert {server.store.clocks()[0] for server in desk.servers} == {step + 3}, "one push each, and nobody waits yet"
+    assert all(cell.waiters for cell in desk.servers[0].store.cells.values()), "now it does"
+
+
+def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, mode="async")
+    clerks = desk.begun()
+    wish(desk, Sync())
+    cut(desk, clerks, [5, 1])
+    assert desk.c.mode == Bounded(3)
+    clerks = again(desk, 1)
+    assert [clerk.placed["clock"] for clerk in clerks] == [5, 1], "each where it was"
+    cut(desk, clerks, [5, 5])
+    assert desk.c.mode == Sync()
+    clerks = again(desk, 2)
+    step = desk.manifests()[-1].step
+    assert step > 5 and [clerk.placed["clock"] for clerk in clerks] == [step] * 2 and desk.versions() == {step}
+    for clerk in clerks:
+        desk.push(clerk, step)
+    weights = {float(cell.state.weights[0]) for server in desk.servers for cell in server.store.cells.values() if cell.state}
+    assert weights == {2.0 * step + 1.0} and desk.versions() == {step + 1}
+    desk.coordination.feed(events.ModeWished(Sync()))
+    assert not desk.c.cutting.cuts.requested, "it is there"
+
+
+@pytest.mark.parametrize(
+    ("was", "asked", "runs"),
+    [("sync", "async", Async()), ("bounded", "sync", Sync()), ("async", "sync", Async()), ("async", "bounded", Bounded(3))],
+)
+def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_path: Path, was: str, asked: str, runs: ServedMode) -> None:
+    """Everything died after the checkpoint, and before anyone had gone over."""
+    desk = Desk(tmp_path, mode=was)
+    cut(desk, desk.begun(), [3, 3] if was == "sync" else [4, 2])
+    begin = [desk.manifests()[-1].workers[str(rank)]["clock"] for rank in range(2)]
+    desk = Desk(tmp_path, mode=asked, number=2)
+    assert desk.c.mode == runs and {server.store.mode for server in desk.servers} == {runs}
+    assert [clerk.placed["clock"] for clerk in again(desk, 1)] == begin
+    assert desk.c.switching.next() == following(runs, desk.c.switching.wish)
+
+
+def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path) -> None:
+    """The coordinator died while all went over, and its successor meets one that had not heard of it."""
+    desk = Desk(tmp_path, mode="bounded")
+    clerks = desk.begun()
+    cut(desk, clerks, [1, 1])
+    desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
+    desk.relink(1)
+    desk.settle()
+    assert desk.c.recovery.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
+    assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
+
+
+def test_a_run_begins_in_one_mode(tmp_path: Path) -> None:
+    """The config changed while the pods of a new job came: shard 1 has read the newer one."""
+    desk = Desk(tmp_path)
+    desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
+    clerks = desk.begun()
+    assert {server.store.mode for server in desk.servers} == {Sync()}
+    desk.push(clerks[0], 0)
+    assert desk.versions() == {0}, "it waits for the other one on every shard"
+
+
+def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(tmp_path, update_at="worker")
+    desk.begun()
+    wish(desk, Bounded(2))
+    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "more", "why"),
+    [
+        ("async", Sync(), {"update_rule": "lr-over-lag"}, "training.updateRule lr-over-lag goes with mode async"),
+        ("sync", Async(), {"reduction": "median"}, "training.reduction median goes with mode sync"),
+    ],
+)
+def test_what_goes_with_one_mode_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, asked: ServedMode, more: dict[str, str], why: str
+) -> None:
+    desk = Desk(tmp_path, mode=mode, **more)
+    cut(desk, desk.begun(), [2, 2])
+    before = desk.c.mode
+    wish(desk, asked)
+    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert why in caplog.text
+    assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
+
+
+def test_where_workers_step_the_mode_stays_when_the_coordinator_starts_again(tmp_path: Path) -> None:
+    Desk(tmp_path, update_at="worker").begun()
+    desk = Desk(tmp_path, update_at="worker", mode="async", number=2)
+    assert desk.c.mode == Sync() and {server.store.mode for server in desk.servers} == {Sync()}
+    late = again(desk, 1, mode=Async())
+    assert [clerk.heard for clerk in late] == [[Kind.REWIND]] * 2
+    assert [clerk.placed["clock"] for clerk in again(desk, 2)] == [0, 0]
+
+
+def test_the_config_is_read_again_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {
+        "format": contract.CONFIG_FORMAT, "job": "j", "run": "r", "specHash": "", "mode": "bounded", "staleness": 2, "seed": 0,
+        "workers": 1,
+        "shards": [{"host": "a", "port": 1, "statusPort": 2}], "checkpoint": {"intervalSeconds": 1, "keep": 2, "disabled": False},
+        "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    environ = {
+        contract.ENV_ROLE: "worker",
+        contract.ENV_INDEX: "0",
+        contract.ENV_START: "1",
+        contract.ENV_RUN: "r",
+        contract.ENV_CONFIG: str(path),
+        contract.ENV_KEYS: key_file(tmp_path, "worker", 0),
+    }
+    here = place(environ)
+    told = place({**environ, contract.ENV_MODE: "bounded:5"})
+    assert here is not None and told is not None
+    assert (of(here.config), of(told.config)) == (Bounded(2), Bounded(5)), "a process that was told a mode runs that"
+    with pytest.raises(Refused, match="PSJOB_MODE: "):
+        place({**environ, contract.ENV_MODE: "bounded:many"})
+    path.write_text(json.dumps({**config, "mode": "async"}))
+    found = wished(here)
+    assert found is not None and of(found) == Async()
+    asked = [{**config, "checkpoint": {**config["checkpoint"], "request": request}} for request in (0, -1, 2**53)]
+    for text in (json.dumps(config)[:-9], json.dumps({**config, "run": "another"}), *map(json.dumps, asked)):
+        path.write_text(text)
+        assert wished(here) is None

@@ -1,15 +1,23 @@
-"""Async checkpoints hold every worker's pushes for a moment: only when all can take part, and never for long."""
+"""Async checkpoints hold every worker's pushes for a moment: only when all can take part, and never for long.
+
+- A run begins with one whole checkpoint of step 0, whatever goes wrong on the way there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from psjob.layout.blocks import TensorSpec
+from psjob.protocol.coordinator import events as e
 from psjob.shard.admission import Verdict
-from psjob.wire.frame import Kind
-from tests.tensors.desk import NEVER, Desk, mark
+from psjob.wire.frame import Header, Kind
+from tests.tensors.desk import NEVER, Desk, in_the_way, mark
+from tests.unit.coordinator_world import World
 
 
 def due(desk: Desk, later: float = 2.0) -> None:
@@ -91,3 +99,103 @@ def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_
     back.push(clerk, 1)
     assert {index for index, cell in server.store.cells.items() if cell.n == before[index]} == {first.index}, "there it would count twice"
     assert row.complete == 2
+
+
+def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    first, second = desk.hello(0), desk.hello(1)
+    in_the_way(desk, 1)
+    desk.give(first)
+    desk.settle()
+    assert desk.c.cutting.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
+    desk.tick()
+    assert desk.c.cutting.cuts.current is None, "not at once"
+    desk.tick(later=6.0)
+    desk.settle()
+    assert [made.step for made in desk.manifests()] == [0]
+    assert first.heard[-2:] == second.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_first_record_that_is_none_is_told_and_ends_no_shard(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    first = desk.hello(0)
+    desk.hello(1)
+    for server in desk.servers:
+        for block, cell in server.store.cells.items():
+            if server.store.initialise(block, torch.zeros(cell.block.length)):
+                server.initialised()
+    desk.say(first, Header(Kind.RECORD, clock=-1), {}, b"rubbish, longer than a record's first bytes")
+    desk.settle()
+    assert not desk.manifests() and "a resume record is not in shape" in str(desk.c.progress.checkpoint_problem)
+    again = desk.hello(0, start=2)
+    desk.give(again)
+    desk.tick(later=6.0)
+    desk.settle()
+    assert [made.step for made in desk.manifests()] == [0]
+
+
+def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.give(desk.hello(0), value=1.0)
+    desk.hear()
+    assert desk.c.cutting.cuts.current is not None
+    again = desk.hello(0, start=2)
+    desk.settle()
+    assert desk.c.recovery.initialising and not desk.manifests()
+    desk.give(again, value=2.0)
+    desk.settle()
+    (made,) = desk.manifests()
+    assert desk.weights(made) == {2.0} and made.workers["0"]["start"] == 2
+    assert again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp_path: Path) -> None:
+    """Rank 0 came anew while shard 1 said that it had all of them: that is no word on what it was told since."""
+    desk = Desk(tmp_path)
+    desk.give(desk.hello(0), value=1.0)
+    again = desk.hello(0, start=2)
+    desk.give(again, value=2.0, shards=[0])
+    desk.hear()
+    assert desk.c.cutting.cuts.current is None
+    desk.give(again, value=2.0, shards=[1])
+    desk.settle()
+    desk.tick(later=1.0)  # the shards may still have been at the file of the cut that is void
+    desk.settle()
+    (made,) = desk.manifests()
+    assert desk.weights(made) == {2.0} and again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+class Asking(World):
+    """Shards are asked for first values, and answer when a test says so."""
+
+    def __init__(self, view: int) -> None:
+        super().__init__(view=view)
+        self.setup = -1
+        self.post(e.Started())
+        self.shard(1, view=view)
+        self.stream = self.hello(0)
+
+    def order(self, shard: int, body: Mapping[str, Any]) -> None:
+        if body["do"] == "setup":
+            self.setup = body["setup"]
+        else:
+            super().order(shard, body)
+
+
+def test_values_for_an_earlier_coordinator_are_no_answer_to_this_one() -> None:
+    """Shard 1 has all that rank 0 gave to the coordinator before, and is yet to hear that this one asks for it anew."""
+    before, world = Asking(1), Asking(2)
+    world.post(e.RecordCame(world.stream, -1, b"initial"), e.Initialised(0, world.setup), e.Initialised(1, before.setup))
+    assert world.c.recovery.initialising and not world.sent["cut"]
+    world.post(e.Initialised(1, world.setup))
+    assert world.c.recovery.open
+
+
+def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+    desk.coordination.answer(1, {"did": "unrestored", "recovery": desk.c.recovery.recovery - 1, "why": "of an earlier try"})
+    desk.settle()
+    assert desk.c.recovery.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -1,28 +1,56 @@
-"""What a worker sends costs a shard a tenth of a second of a processor at most, for each MiB. Inputs that are slow are grown further."""
+"""What a worker sends costs a shard a tenth of a second of a processor at most, for each MiB. Inputs that are slow are grown further.
+
+- What a file costs a shard that begins or looks at it: manifests, tensors' headers, admission tables, cuts and the config.
+- What the frames of a worker with a key cost shard 0, through its whole stream: a MiB of each kind, and small ones by thousands.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import struct
-from collections.abc import Callable
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 
+from psjob import contract
+from psjob.checkpoint import claim, files, manifest
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
+from psjob.process import config
 from psjob.protocol.coordinator import decode
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
+from psjob.protocol.records import PIECE
 from psjob.resume import record
-from psjob.shard.believed import known
+from psjob.shard import rendezvous
+from psjob.shard.acceptor import Acceptor, HelloRoom
+from psjob.shard.believed import FIELDS, known
+from psjob.shard.checks import MOST_SAID
 from psjob.shard.coordinator_disk import read_part
 from psjob.shard.coordinator_driver import numbers_of
 from psjob.tables import TableSpec
-from psjob.wire.frame import Kind, load
-from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, slowest
-from tests.soaking import soak
-from tests.tensors.shard_frames import ANSWERS
+from psjob.wire.auth import Peer
+from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, load, run_digest
+from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds, slowest
+from tests.fuzzing import EDGES, changed_json, json_changes
+from tests.soaking import rotating, soak
+from tests.tensors import checkpoint_parts as parts
+from tests.tensors.checkpoint_rows import World
+from tests.tensors.shard_frames import ANSWERS, BODIES, RAW, WORKER, Standing
+from tests.tensors.whole_shard import HELLO, RUN, WholeShard, frame
 
 
 def a_table(count: int) -> list[dict[str, Any]]:
@@ -132,3 +160,381 @@ def grown(seed: bytes) -> bytes:
         big = {f"{key}{i}" if i else key: value for i in range(times) for key, value in body.items()}
     raw = json.dumps(big).encode()
     return raw if len(raw) <= MOST_BYTES else seed
+
+
+CONFIG = {
+    "format": contract.CONFIG_FORMAT, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1, "updateAt": None,
+    "workers": 4, "shards": [{"host": "127.0.0.1", "port": 7070, "statusPort": 7071}] * 3, "successPolicy": "AllWorkers",
+    "checkpoint": {"intervalSeconds": 0.5, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None},
+    "shardTimeoutSeconds": 10.0, "connectSeconds": 20, "updateRule": "adagrad", "ruleOptions": {"lr": 0.1},
+}  # fmt: skip
+NAMES = ("manifest", "header", "admission", "cuts", "config")
+SMALL = 4096
+"""Bytes of files that cannot cost: claims and keys."""
+
+
+class Kinds:
+    """By name, what reads a file, and files to begin with."""
+
+    def __init__(self, folder: Path) -> None:
+        world = World(folder)
+        world.push()
+        world.checkpoint()
+        assert world.made is not None
+        self.folder, self.made = folder, world.made
+        table = json.loads((folder / self.made.tables["0"].name).read_bytes())
+        row = table["rows"][0]
+        tensors = [(f"w{number}", "float32", (1, 1)) for number in range(3)]
+        self.seeds: dict[str, Any] = {
+            "manifest": json.loads(manifest.encode(self.made)),
+            "header": json.loads(files.make_header(tensors)[0][8:]),
+            "admission": table | {"rows": [[*row[:5], "f" * 10]] * 20},
+            "cuts": {"run": parts.RUN, "cuts": ["a", "b"], "seconds": 1.0},
+            "config": CONFIG,
+        }
+        self.readers: dict[str, Callable[[bytes], object]] = {
+            "manifest": lambda raw: manifest.decode(raw, self.made.name),
+            "header": lambda raw: files.read_header(raw, 12),
+            "admission": self._admission,
+            "cuts": self._cuts,
+            "config": self._config,
+        }
+
+    def _cuts(self, raw: bytes) -> None:
+        (self.folder / rendezvous.FILE).write_bytes(raw)
+        place = SimpleNamespace(run=parts.RUN, config=SimpleNamespace(stages=SimpleNamespace(replicas=(1, 1, 1))))
+        rendezvous.KeptCuts(cast(Any, place), self.folder).kept()
+
+    def _config(self, raw: bytes) -> None:
+        path = self.folder / "config.json"
+        path.write_bytes(raw)
+        problems: list[str] = []
+        assert (config._read(str(path), problems) is None) == bool(problems)
+
+    def _admission(self, raw: bytes) -> None:
+        path = self.folder / "a.json"
+        path.write_bytes(raw)
+        odd: Manifest = replace(self.made, tables={"0": FileFact(path.name, len(raw), zlib.crc32(raw), {})})
+        rows = read_admission(self.folder, odd, 0)
+        assert rows is not None
+        open_blocks(odd, {0: rows})
+
+    def whole(self, name: str, body: Any) -> bytes:
+        """A file of this body; of a manifest with its own hash, so that all of it is read."""
+        if name == "manifest" and isinstance(body, dict):
+            body = {key: value for key, value in body.items() if key != "sha256"}
+            body["sha256"] = manifest._hash(body)
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def change(self, name: str) -> Callable[[Random, bytes, bytes], bytes]:
+        def change(random: Random, one: bytes, other: bytes) -> bytes:
+            made = more(random, one, other)
+            try:
+                body = json.loads(made)
+            except (ValueError, RecursionError):
+                body = changed_json(json.loads(self.whole(name, self.seeds[name])), json_changes(random))
+            try:
+                return self.whole(name, body)
+            except (ValueError, RecursionError):
+                return made
+
+        return change
+
+    def grown(self, name: str) -> Iterator[bytes]:
+        """A MiB of each of its lists and objects, one at a time."""
+        for key, part in self.seeds[name].items():
+            for filled in (part, [part], [[]], [{}], {"a": 0}, {"a": {"b": []}}):
+                times = (MOST_BYTES - (1 << 17)) // (len(json.dumps(filled)) + 9)
+                if isinstance(filled, list):
+                    body = self.seeds[name] | {key: filled * times}
+                elif isinstance(filled, dict):
+                    body = self.seeds[name] | {key: {f"{at}{n}": value for n in range(times) for at, value in filled.items()}}
+                else:
+                    continue
+                raw = self.whole(name, body)
+                if len(raw) <= MOST_BYTES:
+                    yield raw
+
+
+@pytest.mark.parametrize(("name", "rounds"), [*(rotating(name, 4) for name in NAMES), *(soak(name, 100) for name in NAMES)])
+@pytest.mark.timeout(3600)
+def test_no_file_of_a_mebibyte_costs_more_than_a_tenth_of_a_second(tmp_path: Path, name: str, rounds: int) -> None:
+    kinds = Kinds(tmp_path)
+    seed = 1 if rounds < 50 else Random().randrange(1 << 32)
+    begin = [kinds.whole(name, kinds.seeds[name]), *islice(kinds.grown(name), None if seed > 1 else 1)]
+    took, worst = dearest(begin, kinds.change(name), len, seconds(kinds.readers[name]), rounds, seed)
+    assert took <= LIMIT_SECONDS, f"{took:.3f} s of {len(worst)} bytes: {worst[:300]!r} … {worst[-300:]!r}, seed {seed}"
+    held, worst = dearest(begin, kinds.change(name), len, memory(kinds.readers[name]), rounds // 4, seed)
+    assert held <= MOST_MEMORY, f"{held / 2**20:.0f} MiB of {len(worst)} bytes: {worst[:300]!r} … {worst[-300:]!r}, seed {seed}"
+
+
+def test_the_open_blocks_of_a_large_model_are_read_in_one_pass() -> None:
+    bits = "f" * 16_000 + "0" * 16_000 + "5"
+    began = time.thread_time()
+    found = _positions(bits, 4 * len(bits))
+    assert time.thread_time() - began <= LIMIT_SECONDS
+    assert found[:3] == [0, 2, 64_004] and len(found) == 64_002
+
+
+def test_other_files_are_too_small_to_cost() -> None:
+    assert claim.MAX_OWNER < SMALL and config.MOST_KEY_BYTES <= SMALL and rendezvous.MOST_PARTITION_BYTES <= MOST_BYTES
+
+
+EACH_SECONDS = 0.001
+"""Of a frame beside its bytes: some ten microseconds for the shortest, and half a millisecond for a lookup of rows."""
+
+
+class Sent(NamedTuple):
+    """A frame, sent `times` over. `clock`: above the worker's own, one more each time where it `counts`."""
+
+    kind: Kind
+    body: bytes
+    fields: tuple[tuple[str, Any], ...] = ()
+    clock: int = 0
+    counts: bool = False
+    times: int = 1
+
+
+Input = tuple[Sent, ...]
+
+
+def size(value: Input) -> int:
+    return sum(sent.times * (HEADER_BYTES + len(sent.body)) for sent in value)
+
+
+def frames(value: Input) -> int:
+    return sum(sent.times for sent in value)
+
+
+def small(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+SAME = (("part", len(RAW[Kind.RECORD])), ("version", (zlib.crc32(RAW[Kind.RECORD]), len(RAW[Kind.RECORD]))))
+STEPS = tuple(
+    Sent(kind, RAW[kind], clock=clock) for clock in range(100) for kind in (Kind.PUSH, Kind.ROW_PUSH)
+)  # fmt: skip
+"""Whole steps, of the job's block and its table."""
+SEEDS: dict[Kind, list[Input]] = {
+    Kind.HELLO: [(Sent(Kind.HELLO, small(HELLO)),)],
+    Kind.INFO: [
+        (Sent(Kind.INFO, small(BODIES[Kind.INFO]), (("info", 2),)),),
+        (Sent(Kind.INFO, small(BODIES[Kind.INFO] | {"none": [0, 1, 2], "hyperparameters": [{}] * 60, "rows": [{}]})),),
+    ],
+    Kind.STEP_LOST: [(Sent(Kind.STEP_LOST, small({"rank": 0, "step": 1})),)],
+    Kind.MEASURED: [(Sent(Kind.MEASURED, small({"idle": 0.5, "waits": "x" * 100})),)],
+    **{kind: [(Sent(kind, small(BODIES[kind])),)]
+       for kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.DIGEST, Kind.CODEC)},
+    **{kind: [(Sent(kind, b""),)] for kind in (Kind.MARK, Kind.LEAVE, Kind.PULL, Kind.STATE)},
+    Kind.PUSH: [
+        (Sent(Kind.PUSH, RAW[Kind.PUSH], counts=True, times=20),),
+        (Sent(Kind.PUSH, b"", (("flags", Flag.ABSENT),), counts=True, times=50),),
+        (Sent(Kind.PUSH, RAW[Kind.PUSH], times=20),),
+        (Sent(Kind.EARLY, RAW[Kind.EARLY], (("request", 1),)), Sent(Kind.PUSH, b"", (("flags", Flag.HELD), ("part", 1)))),
+    ],
+    Kind.EARLY: [(Sent(Kind.EARLY, RAW[Kind.EARLY], times=20),)],
+    Kind.INIT: [(Sent(Kind.INIT, RAW[Kind.INIT]),)],
+    Kind.RECORD: [(Sent(Kind.RECORD, b"x" * 70_000),), (Sent(Kind.RECORD, RAW[Kind.RECORD], times=20),)],
+    Kind.RECORD_DELTA: [
+        (Sent(Kind.RECORD, RAW[Kind.RECORD]), Sent(Kind.RECORD_DELTA, b"", SAME, times=20)),
+    ],
+    Kind.RECORD_PIECE: [
+        (Sent(Kind.RECORD_PIECE, b"x" * PIECE, (("version", (1, 1 << 20)),)),),
+        (Sent(Kind.RECORD_PIECE, b"", (("version", (1, 1 << 20)),), times=20),),
+    ],
+    Kind.LOOKUP: [(Sent(Kind.LOOKUP, b"".join(i.to_bytes(8, "little") for i in range(50)), times=10),), (Sent(Kind.LOOKUP, b"", times=9),)],
+    Kind.ROW_PUSH: [STEPS, (Sent(Kind.ROW_PUSH, RAW[Kind.ROW_PUSH], counts=True, times=20),)],
+    Kind.ROW_INIT: [(Sent(Kind.ROW_INIT, RAW[Kind.ROW_INIT]),)],
+    Kind.ROW_IDS: [(Sent(Kind.ROW_IDS, b"", times=20),), (Sent(Kind.ROW_IDS, RAW[Kind.ROW_IDS], times=20),)],
+
+}  # fmt: skip
+"""By kind, inputs to begin with."""
+
+
+def grown_costs(value: Input) -> list[Input]:
+    """A MiB of the last frame, sent again and again; and one whose lists and texts are as long as that, where it is JSON."""
+    sent, before = value[-1], size(value[:-1])
+    room = MOST_BYTES - before - HEADER_BYTES
+    found = [(*value[:-1], sent._replace(times=room // (HEADER_BYTES + len(sent.body))))]
+    try:
+        body = json.loads(sent.body)
+    except ValueError:
+        return found
+    for name, part in body.items():
+        for filled in (part, [part], [[]], [{}], [0], ["x"], {"a": 0}):
+            long = long_of(filled, room - len(sent.body))
+            if long is not None:
+                found.append((*value[:-1], sent._replace(body=json.dumps(body | {name: long}, separators=(",", ":")).encode(), times=1)))
+    return found
+
+
+def long_of(part: Any, room: int) -> Any:
+    times = room // (len(json.dumps(part, separators=(",", ":"))) + 1)
+    if isinstance(part, str | list):
+        return part * times if part else None
+    return {f"{key}{number}": value for number in range(times // 3) for key, value in part.items()} if isinstance(part, dict) else None
+
+
+def change_costs(random: Random, one: Input, other: Input) -> Input:
+    """More frames, longer ones, other fields of their headers, or those of two inputs."""
+    made = list(one)
+    at = random.randrange(len(made))
+    sent = made[at]
+    draw = random.random()
+    if draw < 0.5:
+        made[at] = sent._replace(body=more(random, sent.body, b"".join(part.body for part in other)), times=1)
+    elif draw < 0.75:
+        room = MOST_BYTES - size(one)
+        times = sent.times + random.choice((1, 10, 100, room // (HEADER_BYTES + len(sent.body))))
+        made[at] = sent._replace(times=max(1, times), counts=random.random() < 0.5)
+    elif draw < 0.9:
+        name = random.choice(("flags", "block", "part", "request", "info", "version", "clock", "table", "generation"))
+        value = random.choice((*range(8), *EDGES))
+        if name == "version":
+            fields = {**dict(sent.fields), "version": (random.choice((0, 1)), value % (1 << 64))}
+        elif name == "clock":
+            fields, made[at] = dict(sent.fields), sent._replace(clock=random.choice((-1, 0, 1, 63)))
+        else:
+            bits = {"flags": 8, "info": 16, "table": 16, "part": 64}.get(name, 32)
+            fields = {**dict(sent.fields), name: value % (1 << bits)}
+        made[at] = made[at]._replace(fields=tuple(fields.items()))
+    else:
+        made += other
+    return tuple(made[-200:])
+
+
+class Taken:
+    """What a shard that stands takes for inputs of a kind."""
+
+    def __init__(self, folder: Path, kind: Kind, mode: str) -> None:
+        self.kind = kind
+        self.standing = Standing(folder, mode)
+
+    def seconds(self, value: Input) -> float:
+        """By which its frames are above what a MiB may take: a share of it that is 1 at the limit."""
+        return self._send(value).spent / (LIMIT_SECONDS + EACH_SECONDS * max(0, frames(value) - 1))
+
+    def memory(self, value: Input) -> float:
+        tracemalloc.start()
+        try:
+            self._send(value)
+            return float(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+
+    def _send(self, value: Input) -> WholeShard:
+        self.standing.again()
+        shard = self.standing.shard
+        row, recovery = shard.server.store.admission.rows[0], shard.server.store.recovery
+        clock = row.complete
+
+        def packed(base: Header) -> list[tuple[bytes, bytes]]:
+            found = []
+            for sent in value:
+                for number in range(sent.times):
+                    header = base._replace(kind=sent.kind, info=1, clock=clock + sent.clock + (number if sent.counts else 0))
+                    header = header._replace(length=len(sent.body))._replace(**dict(sent.fields))
+                    found.append((header.pack(), sent.body))
+            return found
+
+        def say(base: Header) -> list[Any]:
+            if self.kind is Kind.HELLO:
+                return [packed(base)]
+            hello = HELLO | {"recovery": recovery, "mode": shard.place.config.mode}
+            return [frame(Kind.HELLO, hello, base), frame(Kind.INFO, BODIES[Kind.INFO], base, info=1), packed(base)]
+
+        shard.spent = 0.0
+        shard.converse(WORKER, say)
+        return shard
+
+
+@pytest.fixture
+def only_errors() -> Iterator[None]:
+    """A line of the log for each of thousands of refusals is no news."""
+    log = logging.getLogger("psjob")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    yield
+    log.setLevel(before)
+
+
+def shown(value: Input) -> str:
+    return "; ".join(f"{sent.times} × {sent._replace(body=sent.body[:200])} of {len(sent.body)} bytes" for sent in value)
+
+
+@pytest.mark.usefixtures("only_errors")
+def test_every_kind_of_frame_that_a_shard_reads_is_grown() -> None:
+    told = {word for field in FIELDS for word in re.findall(r"[A-Z_]+", field.frame) if word in Kind.__members__}
+    assert {Kind[word] for word in told} <= SEEDS.keys() | {Kind.EARLY}
+
+
+def begin(kind: Kind, rounds: int) -> list[Input]:
+    """Inputs to begin with: in a short test as many as there is time for."""
+    large = [value for seed in SEEDS[kind] for value in grown_costs(seed) if size(value) <= MOST_BYTES]
+    return [*SEEDS[kind], *(large if rounds > 50 else large[:1])]
+
+
+@pytest.mark.usefixtures("only_errors")
+@pytest.mark.parametrize(("kind", "rounds"), [*(rotating(kind, 3) for kind in SEEDS), *(soak(kind, 60) for kind in SEEDS)])
+@pytest.mark.timeout(3600)
+def test_no_frames_of_a_mebibyte_cost_more_than_a_tenth_of_a_second(tmp_path: Path, kind: Kind, rounds: int) -> None:
+    taken = Taken(tmp_path, kind, "async")
+    seed = 1 if rounds < 50 else Random().randrange(1 << 32)
+    try:
+        took, worst = dearest(begin(kind, rounds), change_costs, size, taken.seconds, rounds, seed)
+        held = max(map(taken.memory, [worst, *begin(kind, rounds)])) if seed > 1 else 0.0
+    finally:
+        taken.standing.close()
+    assert frames(worst) and took <= 1, f"{took:.2f} times the limit: {shown(worst)}, seed {seed}"
+    assert held <= MOST_MEMORY, f"{held / 2**20:.0f} MiB for {kind.name}, seed {seed}"
+
+
+@pytest.mark.usefixtures("only_errors")
+def test_the_hello_of_a_job_that_trains_is_as_large_as_its_model(tmp_path: Path) -> None:
+    """A longer one is refused with its limit, when that many bytes have come. Other shards' hellos are one frame."""
+    shard = WholeShard(tmp_path)
+    shard.begin()
+    worker, peer = Header(Kind.HELLO, run=run_digest(RUN), view=1, attempt=1, start=1), Peer("shard", 1, 1)
+    part = (worker._replace(flags=Flag.MORE, length=MAX_JSON).pack(), b" " * MAX_JSON)
+    try:
+        room = shard.server.hello_room()
+        assert room.bytes < 2 * MAX_JSON and room.values < 110_000
+        answer = shard.converse(WORKER, lambda base: [part, part])
+        assert f"HELLO of at least {2 * MAX_JSON} bytes is above the limit of {room.bytes}".encode() in answer
+        acceptor = Acceptor(replace(shard.place, config=replace(shard.place.config, shards=shard.place.config.shards * 2)))
+        acceptor.open(shard.server.meet, shard.server.refuse, HelloRoom)
+        shard.acceptor = acceptor
+        assert f"above the limit of {MAX_JSON}".encode() in shard.converse(peer, lambda base: [part, part])
+        assert acceptor._room() == HelloRoom(MAX_BODY, MAX_VALUES), "before the model is known a worker may tell of any"
+    finally:
+        shard.close()
+
+
+def say(hello: dict[str, Any], kind: Kind, body: Any) -> Callable[[Header], list[Any]]:
+    return lambda base: [frame(Kind.HELLO, hello, base), frame(kind, body, base)]
+
+
+@pytest.mark.usefixtures("only_errors")
+def test_what_a_worker_says_has_no_more_values_than_it_can_have_to_say(tmp_path: Path) -> None:
+    """It is refused before its JSON is read, by its bytes or its values; the stream ends with the limit."""
+    shard = WholeShard(tmp_path)
+    shard.begin()
+    try:
+        for kind, (most, values) in MOST_SAID.items():
+            many = json.dumps({"x": [0] * (values + 1)}, separators=(",", ":")).encode()
+            hello = HELLO | {"recovery": shard.server.store.recovery}
+            answer = shard.converse(WORKER, say(hello, kind, many))
+            assert f"has more than {values} values".encode() in answer, kind
+            long = json.dumps({"x": "y" * min(most, MOST_BYTES)}).encode()
+            answer = shard.converse(WORKER, say(hello, kind, long))
+            assert f"{kind.name} of {len(long)} bytes is above the limit of {min(most, MOST_BYTES)}".encode() in answer
+            right = BODIES.get(kind, {})
+            answer = shard.converse(WORKER, say(hello, kind, right))
+            assert b"limit" not in answer and b"more than" not in answer, (kind, answer)
+            if shard.spoilt:  # by STOP
+                shard.close()
+                shard = WholeShard(tmp_path / kind.name)
+                shard.begin()
+    finally:
+        shard.close()

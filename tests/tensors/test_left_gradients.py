@@ -1,4 +1,8 @@
-"""Gradients that were left, or changed after they were clipped: a step of them is refused, and one of others is not."""
+"""Gradients that were left, or changed after they were clipped: a step of them is refused, and one of others is not.
+
+- What a script does beside what it attached is told once, and nothing is told of what it did not do.
+- Groups that come after attach: what is refused, and that a restarted script has added the same.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
+from psjob.api import advice
 from psjob.api.attached import AttachedJob
-from psjob.api.owngradients import CHANGED, LOST, UNCLIPPED, LeftGradients
+from psjob.api.later import AddedGroups, groups, next_added
+from psjob.api.owngradients import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
+from psjob.api.pairs import Pair, joined
 from psjob.api.state import renewed
+from psjob.api.weightdigests import Stepping, Unattached
+from psjob.process.errors import Refused
 from psjob.resume import buffers
 
 Change = Callable[[torch.nn.Linear], object]
@@ -140,3 +150,106 @@ def test_what_is_put_back_within_a_step_leaves_its_graph_as_it_is() -> None:
     assert made.equal(kept) and float(generator[1].running_mean.sum()) > 2
     made.sum().backward()
     assert generator[0].weight.grad is not None
+
+
+def told_of_gradients(model: nn.Module, step: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    parameters = list(model.parameters())
+    looks = OwnGradients(parameters, [name for name, _ in model.named_parameters()])
+    for _ in range(3):
+        step()
+        looks.step(range(len(parameters)), False)
+        for p in parameters:
+            p.grad = None
+    return capsys.readouterr().err
+
+
+def test_gradients_that_share_memory_are_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 1)
+    flat = torch.zeros(3)
+
+    def backward() -> None:
+        for p, part in zip(model.parameters(), (flat[:2], flat[2:]), strict=True):
+            p.grad = part.view_as(p)
+        model(torch.ones(1, 2)).sum().backward()
+
+    assert not told_of_gradients(model, backward, capsys)
+
+
+def test_a_gradient_that_is_changed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 1)
+
+    def backward() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        model.bias.grad.mul_(2)  # type: ignore[union-attr]
+
+    assert told_of_gradients(model, backward, capsys).count("the gradient of bias was changed by hand") == 1
+
+
+def test_a_layer_that_came_after_attach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    unattached = Unattached(model, list(model.parameters()), [], False, Stepping())
+    unattached.watch().remove()
+    model(torch.ones(1, 2)).sum().backward()
+    unattached.look()
+    assert not told
+    model[1] = nn.Linear(2, 1)
+    unattached.look()
+    assert not told, "it was made for an evaluation, so far"
+    model(torch.ones(1, 2)).sum().backward()
+    unattached.look()
+    assert told == [told[0]] and told[0].startswith("1.weight, 1.bias came into the model after attach")
+
+
+BODY, HEAD, LAST = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+
+def pair() -> Pair:
+    optimizer = torch.optim.Adam(HEAD.parameters(), lr=0.5)
+    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, groups([BODY, LAST.parameters()], [optimizer]))
+
+
+def test_groups_have_the_defaults_of_the_optimizer() -> None:
+    first, second = pair().later
+    assert (first["lr"], second["betas"]) == (0.5, (0.9, 0.999))
+    assert [tuple(p.shape) for p in first["params"] + second["params"]] == [(4, 3), (4,), (2, 2), (2,)]
+
+
+def test_rows_of_groups_that_are_not_added_are_the_jobs_and_not_the_optimizers() -> None:
+    one = pair()
+    _, whole = joined([one])
+    assert one.rows == list(range(6)) and [one.has(row) for row in range(6)] == [True] * 2 + [False] * 4
+    assert [len(group["params"]) for group in whole.param_groups] == [2, 2, 2] and len(one.optimizer.param_groups) == 1
+
+
+def test_parameters_that_are_given_once_can_be_read_again() -> None:
+    added = next_added(pair().later, {"params": BODY.parameters(), "lr": 3})
+    assert added == {"params": list(BODY.parameters()), "lr": 3}
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "words"),
+    [
+        (0, LAST, r"2 parameters of shapes \(2, 2\), \(2,\); the group that comes next .* has 2 of shapes \(4, 3\), \(4,\)"),
+        (1, BODY, r"has 2 of shapes \(2, 2\), \(2,\)"),
+        (2, BODY, "attach was given no such group"),
+    ],
+)
+def test_another_group_than_the_next_is_refused(expected: int, given: nn.Module, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        next_added(pair().later[expected:], {"params": given.parameters()})
+
+
+def test_groups_that_a_script_has_not_added_again_are_added() -> None:
+    one, again = pair(), pair()
+    one.added = 2
+    AddedGroups([again]).load_state_dict(AddedGroups([one]).state_dict())
+    assert [len(group["params"]) for group in again.optimizer.param_groups] == [2, 2, 2]
+
+
+def test_a_script_that_has_added_more_is_refused() -> None:
+    one, ahead = pair(), pair()
+    ahead.added = 2
+    with pytest.raises(Refused, match=r"had added 0 parameter groups .* and now 2\. Add a group by the number of the epoch"):
+        AddedGroups([ahead]).load_state_dict(AddedGroups([one]).state_dict())

@@ -1,14 +1,28 @@
-"""What torch and Python say of a process group or Horovod that was left in, and what is told below it."""
+"""What torch and Python say of a process group or Horovod that was left in, and what is told below it.
+
+- What several processes per worker do not go with is refused with a sentence that names it.
+- What `psjob convert` knows of torchrun's options is what torchrun's own parser takes.
+"""
 
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from psjob.api.attachable import check_processes
+from psjob.api.rulechoice import LrScaling
 from psjob.process import tracebacks
+from psjob.process.config import CheckpointConfig, Config
+from psjob.process.errors import Refused
+from psjob_client.convert import launcher
+from psjob_client.convert.draft import Converted, Wishes
+from psjob_client.convert.write import from_words
 
 
 def group() -> None:
@@ -77,7 +91,7 @@ def test_the_scripts_line_is_named(monkeypatch: pytest.MonkeyPatch, script: Call
     trace = caught.value.__traceback__
     assert trace is not None
     found = tracebacks.hint(caught.value, trace.tb_next)
-    assert (f"test_left_in.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
+    assert (f"test_exits.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
     assert bool(found) == bool(what) and ("psjob convert" in found) == bool(what)
 
 
@@ -95,7 +109,7 @@ def test_what_ddp_has_made_of_a_model_is_named(script: Callable[[], None], remed
     trace = caught.value.__traceback__
     assert trace is not None
     found = tracebacks.hint(caught.value, trace.tb_next)
-    assert f"test_left_in.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
+    assert f"test_exits.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
 
 
 def test_the_hook_is_set_once_and_tells_after_the_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +125,67 @@ def test_the_hook_is_set_once_and_tells_after_the_error(monkeypatch: pytest.Monk
     sys.excepthook(ValueError, ValueError("batch of 3"), None)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == said[2] == "the error" and said[1].startswith("psjob: ") and len(said) == 3
+
+
+JOB = Config("job", "run", "0", "sync", 0, None, 3, (), CheckpointConfig(1.0, None, 2, True, None), "AllWorkers", 10.0, 10.0, processes=2)
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "says"),
+    [
+        (JOB, (True, False, 0), "overlap=True"),
+        (replace(JOB, update_rule="dana-slim"), (False, True, 0), "training.updateRule dana-slim"),
+        (JOB, (False, False, 1), "ps.Embedding and ps.Table"),
+        (replace(JOB, mode="local"), (False, False, 0), "training.mode local"),
+    ],
+)
+def test_what_needs_one_process_is_refused(job: Config, given: tuple[bool, bool, int], says: str) -> None:
+    with pytest.raises(Refused) as refused:
+        check_processes(job, *given)
+    assert says in str(refused.value) and "spec.workers.processes is 2; " in str(refused.value)
+    check_processes(replace(job, processes=1), *given)
+
+
+def test_libraries_that_would_make_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("accelerate", "lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    check_processes(JOB, False, False, 0)
+    monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
+    with pytest.raises(Refused, match="Accelerate does not go with several processes per worker yet"):
+        check_processes(JOB, False, False, 0)
+
+
+def test_the_rate_is_scaled_by_all_processes() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    assert LrScaling.of(replace(JOB, lr_scaling="linear"), optimizer).factor(0) == 6.0
+    assert LrScaling.of(replace(JOB, lr_scaling="linear", processes=1), optimizer).factor(0) == 3.0
+
+
+def worker(job: Converted) -> dict[str, Any]:
+    containers: list[dict[str, Any]] = job.manifest["spec"]["workers"]["template"]["spec"]["containers"]
+    return next(item for item in containers if item["name"] == "worker")
+
+
+def test_torchruns_own_parser_has_no_option_that_is_not_known() -> None:
+    from torch.distributed.run import get_args_parser
+
+    for action in get_args_parser()._actions:
+        for option in action.option_strings:
+            if option in ("-h", "--help", "--print-completion", "--print_completion"):
+                continue
+            value = [] if action.nargs == 0 else ["1"]
+            assert worker(from_words_of([option, *value]))["command"][-1] == "train.py"
+
+
+def from_words_of(options: list[str]) -> Converted:
+    return from_words(["torchrun", *options, "train.py"], Wishes())
+
+
+def test_what_is_known_of_accelerate_is_what_its_own_parser_takes() -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    kinds = {option.lstrip("-"): action.nargs == 0 for action in launch_command_parser()._actions for option in action.option_strings}
+    assert {name: kinds.get(name) for name in launcher.TAKEN_FLAGS} == dict.fromkeys(launcher.TAKEN_FLAGS, True)
+    valued = (*launcher.TAKEN_VALUES, *launcher.DROPPED_VALUES)
+    assert {name: kinds.get(name) for name in valued} == dict.fromkeys(valued, False)
+    assert kinds["m"]

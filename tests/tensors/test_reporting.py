@@ -1,16 +1,28 @@
-"""`export` outside a job: any name that the system takes, whole or not at all, and errors that a script can catch."""
+"""`export` outside a job: any name that the system takes, whole or not at all, and errors that a script can catch.
+
+- `ps.state` outside a job, and what a record puts back of it.
+- What a script reports is written to the TensorBoard files that it has open.
+"""
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import psjob as ps
+from psjob.api import trackers
+from psjob.api.state import State
 from psjob.checkpoint import disk
+from psjob.process.errors import Refused
 
 
 @pytest.fixture
@@ -107,3 +119,129 @@ def test_a_model_that_is_a_table_has_no_word_before_its_names(tmp_path: Path) ->
     found = safetensors.torch.load_file(tmp_path / "w")
     assert sorted(found) == ["ids", "weight"] and found["weight"].dtype == torch.int32
     assert found["ids"].tolist() == [3, 7] and found["weight"].tolist() == [[2], [1]]
+
+
+def declared(**values: Any) -> State:
+    state = State()
+    state._declare(values)
+    return state
+
+
+def test_attributes_are_read_assigned_and_deleted() -> None:
+    state = declared(best=0.5, history=[])
+    state.best += 1
+    state.new = "x"
+    assert (state.best, state.new, dir(state)) == (1.5, "x", ["best", "history", "new"])
+    del state.new
+    assert repr(state) == "ps.state(best=1.5, history=[])"
+    with pytest.raises(AttributeError, match=r"ps.state has no 'new'; declared are: best, history"):
+        _ = state.new
+    with pytest.raises(AttributeError, match="has no 'new'"):
+        del state.new
+
+
+def test_what_is_put_back_keeps_its_identity() -> None:
+    history, named, seen, last, vector = [1], {"a": 1}, {1}, deque([1], maxlen=3), torch.ones(2)
+    state = declared(history=history, named=named, seen=seen, last=last, vector=vector, text="a")
+    kept = copy.deepcopy(state.state_dict())
+    history.append(2)
+    named["b"] = 2
+    seen.add(2)
+    last.append(2)
+    vector.zero_()
+    state.text = "b"
+    state.load_state_dict(kept)
+    assert (history, named, seen, list(last), vector.tolist(), state.text) == ([1], {"a": 1}, {1}, [1], [1.0, 1.0], "a")
+    assert state.history is history and state.vector is vector
+
+
+class Meter:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_an_object_is_kept_by_its_own_state() -> None:
+    meter = Meter()
+    state = declared(meter=meter)
+    kept = state.state_dict()
+    meter.count = 3
+    state.load_state_dict(kept)
+    assert state.meter is meter and meter.count == 0
+    state.meter = None
+    with pytest.raises(Refused, match="where the record has the state of an object"):
+        state.load_state_dict(kept)
+
+
+def test_a_record_that_comes_before_the_declaration_wins() -> None:
+    state = State()
+    state.load_state_dict({"best": {"value": 0.9}, "later": {"value": 3}})
+    state._declare({"best": 0.0})
+    assert state.best == 0.9
+    assert state.state_dict() == {"later": {"value": 3}, "best": {"value": 0.9}}, "what is not declared again yet is not lost"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("lock", object(), "ps.state.lock: a builtins.object cannot be kept"),
+        ("_hidden", 1, "begins with _"),
+        ("state_dict", 1, "is a word of the namespace itself"),
+        ("f", lambda: 0, "cannot be kept in a resume record"),
+    ],
+)
+def test_what_could_not_come_back_is_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        declared(**{name: value})
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(Refused, match="was given twice"):
+        declared(best=1)._declare({"best": 2})
+
+
+def test_of_names_with_one_that_is_refused_none_is_declared() -> None:
+    state = declared(best=1)
+    with pytest.raises(Refused, match="odd"):
+        state._declare({"bad": 0, "odd": object()})
+    state._declare({"bad": 0})
+    assert (state.best, state.bad) == (1, 0)
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_looked", 0)
+    monkeypatch.setattr(trackers, "_told", 0)
+    monkeypatch.setattr(trackers, "_broken", set())
+    trackers._writers.clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_an_open_summary_writer_is_told(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    closed, writer = SummaryWriter(str(tmp_path / "closed")), SummaryWriter(str(tmp_path / "open"))
+    closed.close()
+    for step in range(4):
+        trackers.tell({"loss": 1.0 / (step + 1)}, step)
+    late = SummaryWriter(str(tmp_path / "late"))
+    for step in range(4, 12):
+        trackers.tell({"loss": 1.0}, step)
+    writer.close()
+    late.close()
+    events = EventAccumulator(str(tmp_path / "open"))
+    events.Reload()
+    assert [(event.step, round(event.value, 3)) for event in events.Scalars("psjob/loss")][:3] == [(0, 1.0), (1, 0.5), (2, 0.333)]
+    other = EventAccumulator(str(tmp_path / "late"))
+    other.Reload()
+    assert other.Scalars("psjob/loss"), "one that is opened later is found"
+    assert len(list((tmp_path / "closed").iterdir())) == 1, "a closed one is not opened again"
+    del closed, writer, late
+    gc.collect()

@@ -1,7 +1,14 @@
-"""What a push asks of all workers is counted, not scanned: the counts are what a scan would find, and no push makes one."""
+"""What a push asks of all workers is counted, not scanned: the counts are what a scan would find, and no push makes one.
+
+- A push that comes again under its key: the same bytes are a duplicate, other ones are told of, and neither counts.
+- How large a push may be: measured exactly, scaled down to the limit, told once.
+- Of thousands of workers for whom an answer waits a few are told by rank, of the others how many they are.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +19,13 @@ from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, Push, ServedMode, Sync
+from psjob.protocol.worker.events import ShardWaits
 from psjob.rules.base import BlockState
 from psjob.shard.admission import Admission, Row, Tally, Verdict
-from psjob.shard.pending import Arrived, Info, PendingPushes, Waiter, Waiters
+from psjob.shard.pending import MOST_NAMED, Arrived, Gradient, Info, PendingPushes, Waiter, Waiters, named
+from psjob.shard.push_metrics import PushNorms, PushSamples, norm_of
 from psjob.shard.store import Store
-from psjob.wire.frame import Header, Kind
+from psjob.wire.frame import Flag, Header, Kind
 from tests.tensors.lone_shard import Answers
 
 WORKERS = 4
@@ -171,3 +180,158 @@ def test_no_push_looks_at_the_rows_of_all_workers(mode: ServedMode, monkeypatch:
     assert Watched.scans == 0
     assert store.step() == 4 and answers.count == 4 * workers * len(store.cells)
     assert Watched.scans == 0
+
+
+def served(mode: ServedMode) -> Store:
+    store = Store(0, 1, 2, 1, mode, "run")
+    layout = Layout.of((TensorSpec("w", (512,), "float32"),))
+    store.restore(layout, "plain", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
+    for rank in range(2):
+        store.infos.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
+    store.open(1, 1)
+    return store
+
+
+def push(store: Store, clock: int, value: float, at: int = 0, flags: int = Flag.NONE) -> Verdict:
+    """Worker 0 pushes block 0: zeros but for one element."""
+    cell = store.cells[0]
+    header = Header(Kind.PUSH, worker=0, start=1, clock=clock, info=1, block=0, version=(1, cell.n), flags=flags)
+    grad = None if flags else store.target(header, cell)
+    if isinstance(grad, Gradient):
+        grad.flat.zero_()
+        grad.flat[at] = value
+    return store.push(header, cell, grad, Answers(), 0)
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async()], ids=["sync", "async"])
+def test_other_bytes_under_a_taken_key_are_told(mode: ServedMode, caplog: pytest.LogCaptureFixture) -> None:
+    store = served(mode)
+    assert push(store, 0, 1.0) is Verdict.ADMIT
+    assert push(store, 0, 1.0) is Verdict.DUPLICATE
+    assert (store.counters.duplicates, store.counters.differing, caplog.messages) == (1, 0, [])
+    for value, at in ((2.0, 0), (1.0, -1)):
+        assert push(store, 0, value, at) is Verdict.DUPLICATE
+    assert push(store, 0, 0.0, flags=Flag.SKIP) is Verdict.DUPLICATE
+    assert (store.counters.duplicates, store.counters.differing) == (4, 3)
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("worker 0 pushed step 0 of block 0 again with other bytes than")
+    cell = store.cells[0]
+    held = cell.pending[0, 0].grad if mode.ahead == 0 else None
+    first = held.flat[0] if isinstance(held, Gradient) else -cell.state.weights[0]  # type: ignore[union-attr]
+    assert float(first) == 1.0, "what came first counts"
+
+
+def test_many_pushes_with_other_bytes_write_few_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is told at once, and the others with the first one that comes a minute later."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store = served(Async())
+    push(store, 0, 1.0)
+    for value in range(2, 1002):
+        assert push(store, 0, float(value)) is Verdict.DUPLICATE
+    assert store.counters.differing == 1000 and len(caplog.messages) == 1
+    now += 60.0
+    for value in range(2, 12):
+        push(store, 0, float(value))
+    assert store.counters.differing == 1010 and len(caplog.messages) == 2
+    assert "left out (1000 such pushes since the last line). A process" in caplog.messages[1]
+
+
+def test_a_push_before_the_newest_is_not_compared() -> None:
+    store = served(Async())
+    for cell in store.cells.values():
+        header = Header(Kind.PUSH, worker=0, start=1, clock=0, info=1, block=cell.index, version=(1, 0))
+        if cell.index:
+            store.push(header, cell, store.target(header, cell), Answers(), 0)
+    push(store, 0, 1.0)
+    assert push(store, 1, 2.0) is Verdict.ADMIT
+    assert push(store, 0, 3.0) is Verdict.DUPLICATE and store.counters.differing == 0
+    assert push(store, 1, 3.0) is Verdict.DUPLICATE and store.counters.differing == 1
+
+
+def test_what_is_not_known_differs_from_nothing() -> None:
+    samples = PushSamples(owned=3)
+    assert not samples.knows(5, 2) and not samples.differs(5, 2, torch.ones(4))
+    samples.keep(5, 2, torch.ones(4))
+    assert not samples.knows(5, 1) and samples.differs(5, 2, torch.zeros(4)) and not samples.differs(5, 2, torch.ones(4))
+    samples.forget(5)
+    assert not samples.differs(5, 2, torch.zeros(4))
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), max_size=3000), st.floats(1e-6, 1e12))
+def test_what_comes_out_is_within_the_limit_and_points_the_same_way(values: list[float], limit: float) -> None:
+    push = torch.tensor(values, dtype=torch.float32)
+    before = push.clone()
+    norms = PushNorms(limit)
+    out = norms.bounded(0, 1, "block 0", push)
+    norm = float(push.double().norm())
+    assert torch.equal(push, before), "the worker may look at it still"
+    assert float(out.double().norm()) <= limit * (1 + 1e-4)
+    if norm <= limit * (1 - 1e-4):
+        assert out is push and norms.first is None
+    elif norm > limit * (1 + 1e-4):
+        assert norms.count == 1
+        assert torch.allclose(out.double(), push.double() * (limit / norm), rtol=1e-3, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e4, 1e25, 1e38])
+def test_the_norm_is_right_also_where_squares_overflow_or_vanish(dtype: torch.dtype, scale: float) -> None:
+    numbers = (torch.linspace(0.1, 1.0, 5000, dtype=torch.float64) * scale).to(dtype).view(50, 100)
+    found, right = norm_of(numbers), float(numbers.double().norm())
+    if math.isinf(right) or bool(numbers.isinf().any()):
+        assert found is None
+    else:
+        assert found == pytest.approx(right, rel=1e-5, abs=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_and_inf_count_as_zeros(bad: float, dtype: torch.dtype) -> None:
+    push = torch.ones(2000, dtype=dtype)
+    push[1500] = bad
+    norms = PushNorms(1e9)
+    out = norms.bounded(3, 7, "table words", push)
+    assert out.dtype == dtype and not out.any()
+    assert norms.told() == {"pushes": 1, "worker": 3, "step": 7, "of": "table words", "norm": None}
+    assert norms.sentence() == (
+        "worker 3's push of table words at step 7 is beyond training.maxPushNorm 1e+09: it held NaN or inf and was left out"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_scaled_without_loss_of_the_factor(dtype: torch.dtype) -> None:
+    push = torch.full((4000,), 60000.0, dtype=dtype)
+    out = PushNorms(1e-3).bounded(0, 1, "block 0", push)
+    assert float(out.double().norm()) == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_push_counts_once_and_the_first_is_named() -> None:
+    norms = PushNorms(1.0)
+    for worker, clock in ((1, 4), (1, 4), (0, 4), (1, 5), (1, 3)):
+        norms.bounded(worker, clock, "block 2", torch.full((4,), 5.0))
+    assert norms.count == 3 and norms.first == (1, 4, "block 2", 10.0)
+    assert (
+        norms.sentence()
+        == "worker 1's push of block 2 at step 4 is beyond training.maxPushNorm 1: it had a norm of 10 and was scaled down to it"
+    )
+    assert norms.bounded(0, 9, "block 3", torch.empty(0)).numel() == 0
+
+
+def test_few_are_told_by_rank_and_many_by_number() -> None:
+    assert named([3, 5]) == "[3, 5]"
+    assert named(range(MOST_NAMED)) == str(list(range(MOST_NAMED)))
+    assert named(range(4000)) == f"{list(range(MOST_NAMED))} and {4000 - MOST_NAMED} more"
+
+
+def test_a_worker_writes_how_many_more_there_are() -> None:
+    body = {"workers": [1, 2], "more": 7, "for": "block 0", "seconds": 2.0}
+    assert ShardWaits.of(3, body).text == "shard 3 waits for workers [1, 2] and 7 more (block 0, 2.0 s)"
+    assert ShardWaits.of(3, body | {"more": 0}).text == "shard 3 waits for workers [1, 2] (block 0, 2.0 s)"
+
+
+def test_a_shard_that_has_every_gradient_waits_for_the_other_shards() -> None:
+    body = {"workers": [], "more": 0, "for": "block 0", "seconds": 92.9}
+    assert ShardWaits.of(0, body).text == "shard 0 waits until all shards can choose which gradients count (block 0, 92.9 s)"

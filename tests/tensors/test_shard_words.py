@@ -1,15 +1,43 @@
-"""What a worker says of its clocks is held against what its shard knows: a wrong number is refused with a sentence, and changes nothing."""
+"""What a worker says of its clocks is held against what its shard knows: a wrong number is refused with a sentence, and changes nothing.
+
+- What a worker with a key says beside its pushes: names, aliases and clocks that cannot be are not taken.
+- What workers of stages and the coordinator say to each other: keys of links, steps that were lost, what a job of stages refuses.
+- What a worker believes of the ids that a shard names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from psjob.shard.checks import check_leave
+from psjob.api import stagecuts
+from psjob.api.stagecuts import StageCuts
+from psjob.contract import keys
+from psjob.layout.blocks import MAX_NAME, RESERVED, TensorSpec, check_aliases, check_table
+from psjob.modes.stages import Stages
+from psjob.pipeline.cuts import split
+from psjob.process.config import Config
+from psjob.process.errors import Refused
+from psjob.protocol.coordinator.decode import Malformed, step_lost
+from psjob.protocol.coordinator.events import StepLost
+from psjob.shard.checks import MOST_AHEAD, check_leave
+from psjob.shard.coordinator_driver import numbers_of
 from psjob.shard.session import Session
+from psjob.tables import Partition, TableSpec
+from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError
+from psjob.worker.rows import check_page
+from psjob_operator.cluster.progress import parse
+from tests.live.live_shards import NEVER
+from tests.runkeys import RUN
 from tests.tensors.desk import Clerk, Desk
+from tests.tensors.whole_shard import HELLO, RECORD, WholeShard, frame
 
 
 def trained(tmp_path: Path, mode: str) -> tuple[Desk, list[Clerk]]:
@@ -99,3 +127,166 @@ def test_where_shard_0_was_lost_too_its_clocks_bound_nobody(tmp_path: Path) -> N
     assert store.most == {}
     hello(after, 1, 9, start=2, fresh=False, attempt=2).join()
     assert store.clocks()[1] == 9
+
+
+def test_reported_numbers_have_printable_names() -> None:
+    body: Mapping[str, Any] = {"\x1b[2Jloss\n": 1.0, "a\u202eb": 1, "\ud800": 2.0, "x\ny": "nan", "loss": 2, "Güte 1": 0.5}
+    assert numbers_of(body) == {"loss": 2, "Güte 1": 0.5}
+
+
+def test_the_operator_keeps_no_escapes_in_names() -> None:
+    told = parse(b'{"coordinator": {"metrics": {"\\u001b[2Jloss\\n": 1.0}}}')
+    assert told is not None and told["coordinator"]["metrics"] == {r"\x1b[2Jloss\n": 1.0}
+
+
+@pytest.mark.parametrize("clock", [1 << 62, (1 << 63) - 1, MOST_AHEAD + 1])
+@pytest.mark.parametrize("kind", [Kind.RECORD, Kind.MARK])
+def test_a_clock_that_nobody_has_come_to_ends_the_stream(tmp_path: Path, clock: int, kind: Kind) -> None:
+    shard = WholeShard(tmp_path)
+    try:
+        shard.begin()
+
+        def say(base: Header) -> Sequence[tuple[bytes, bytes]]:
+            hello = frame(Kind.HELLO, HELLO, base)
+            near = frame(Kind.RECORD, RECORD, base, clock=1)
+            far = frame(kind, RECORD if kind is Kind.RECORD else b"", base, clock=clock)
+            return [hello, near, far, frame(Kind.RECORD, RECORD, base, clock=2)]
+
+        heard = shard.converse(Peer("worker", 0, 1), say)
+        assert f"worker 0 names step {clock}; this shard has 0 complete steps".encode() in heard
+        member = shard.coordinator.machine.members[0]
+        assert member.clock == 1 and 1 in member.records
+    finally:
+        shard.close()
+
+
+ODD_ALIASES: list[tuple[dict[Any, Any], str]] = [
+    ({RESERVED: "w0"}, "files of tensors keep the name '__metadata__'"),
+    ({"w1": "w0"}, "'w1' is a further name of a tensor, and the name of another one"),
+    ({"w0": "w0"}, "'w0' is a further name"),
+    ({"": "w0"}, "printable characters"),
+    ({"a\n": "w0"}, "printable characters"),
+    ({"\ud800": "w0"}, "printable characters"),
+    ({"a" * (MAX_NAME + 1): "w0"}, "printable characters"),
+    ({"a": "x"}, "'a' is a further name of 'x', which is no tensor"),
+    ({"a": 1}, "which is no tensor"),
+    ({"a": ["w0"]}, "which is no tensor"),
+]
+
+
+@pytest.mark.parametrize(("aliases", "why"), ODD_ALIASES)
+def test_aliases_that_no_file_can_hold_are_refused_in_a_hello(tmp_path: Path, aliases: dict[Any, Any], why: str) -> None:
+    shard = WholeShard(tmp_path)
+    try:
+        heard = shard.converse(Peer("worker", 0, 1), lambda base: [frame(Kind.HELLO, HELLO | {"aliases": aliases}, base)])
+        assert why.encode() in heard and b"refused" in heard
+        assert shard.coordinator.machine.recovery.aliases == ()
+    finally:
+        shard.close()
+
+
+def test_an_alias_of_a_tensor_is_taken_and_a_reserved_name_is_no_tensor(tmp_path: Path) -> None:
+    check_aliases({"head.weight": "w"}, (TensorSpec("w", (2,), "float32", 0),))
+    with pytest.raises(ValueError, match="keep the name '__metadata__'"):
+        check_table((TensorSpec(RESERVED, (2,), "float32", 0),))
+    shard = WholeShard(tmp_path)
+    try:
+        shard.converse(Peer("worker", 0, 1), lambda base: [frame(Kind.HELLO, HELLO | {"aliases": {"tied": "w1"}}, base)])
+        assert shard.coordinator.machine.recovery.aliases == (("tied", "w1"),)
+    finally:
+        shard.close()
+
+
+JOB = Config("job", "run", "0", "sync", 0, None, 2, (), NEVER, "AllWorkers", 10.0, 10.0, stages=Stages((1, 1)))
+
+
+def test_a_stage_has_parameters_and_buffers_of_its_own() -> None:
+    rows = [TensorSpec("a", (1,), "float32", 0, (0,)), TensorSpec("b", (1,), "float32", 0, (0,))]
+    with pytest.raises(Refused, match="stage 1 has no parameter that the optimizer trains"):
+        stagecuts.check_table(JOB, rows)
+    stagecuts.check_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
+    norm = nn.BatchNorm1d(4)
+    with pytest.raises(Refused, match=r"buffer 1\.running_mean is in stages 0 and 1"):
+        stagecuts.cuts_of(split(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
+
+
+def test_two_workers_have_one_key_and_each_reads_it_with_its_own() -> None:
+    ends = {3: 1, 4: 2}
+    link = keys.link(RUN["workers"], ends)
+    assert keys.link(RUN["workers"], {4: 2, 3: 1}) == link
+    for rank, start in ends.items():
+        own = keys.worker(RUN["workers"], rank, start)
+        masked = keys.masked(own, link, ends)
+        assert masked != link and keys.masked(own, masked, ends) == link
+    others = [{3: 1, 4: 1}, {3: 2, 4: 2}, {3: 1, 5: 2}, {2: 1, 4: 2}]
+    assert len({keys.link(RUN["workers"], other) for other in [ends, *others]}) == 5
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"rank": 2, "step": 1}, {"rank": -1, "step": 1}, {"rank": 0, "step": -1}, {"rank": 0}, {"rank": "0", "step": 1}]
+)
+def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) -> None:
+    assert step_lost(7, {"rank": 1, "step": 5}, 2) == StepLost(7, 1, 5)
+    with pytest.raises(Malformed):
+        step_lost(7, body, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"mode": "async"}, "training.mode async; take sync"),
+        ({"backup_workers": 1}, "training.backupWorkers"),
+        ({"update_at": "worker"}, "training.updateAt worker"),
+        ({"reduction": "median"}, "training.reduction median"),
+        ({"warmup_steps": 5}, "training.warmupSteps"),
+        ({"max_push_norm": 1.0}, "training.maxPushNorm"),
+        ({"non_finite": "skip"}, "training.nonFinite skip"),
+        ({"lr_scaling": "linear"}, "training.lrScaling linear"),
+        ({"max_grad_norm": 1.0, "schedule": "pipedream"}, "training.maxGradNorm under training.pipeline.schedule pipedream"),
+        ({"step_timeout": 1.0}, "workers.stepTimeoutSeconds"),
+    ],
+)
+def test_what_does_not_go_with_stages_is_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str) -> None:
+    monkeypatch.setattr(stagecuts, "_known", [])
+    model = nn.Linear(1, 1)
+    with pytest.raises(Refused, match=r"cut the model with ps\.pipeline"):
+        stagecuts.known(model, JOB)
+    stagecuts.remember(model, StageCuts({"weight": (0,)}, frozenset()))
+    assert stagecuts.known(model, JOB).stages == {"weight": (0,)}
+    with pytest.raises(Refused, match=says):
+        stagecuts.known(model, replace(JOB, **changed))
+    with pytest.raises(Refused, match="called twice"):
+        stagecuts.remember(nn.Linear(1, 1), StageCuts())
+    assert stagecuts.known(nn.Linear(1, 1), replace(JOB, stages=Stages())) is stagecuts.WHOLE
+
+
+TWO = Partition.even(2)
+OPEN, CLOSED = TableSpec("user", 4, "sgd", None), TableSpec("page", 4, "sgd", 50)
+HERE = torch.arange(-100, 100)[TWO.shard_of(torch.arange(-100, 100)) == 0]
+THERE = torch.arange(50)[TWO.shard_of(torch.arange(50)) == 1]
+EDGES = torch.tensor([-(1 << 63), (1 << 63) - 1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "above", "ids", "words"),
+    [
+        (OPEN, None, HERE[:0], ""),
+        (OPEN, None, HERE, ""),
+        (OPEN, HERE[3:4], HERE[4:], ""),
+        (OPEN, HERE[3:4], HERE[3:], "not in ascending order"),
+        (OPEN, HERE[3:4], HERE[:2], "not in ascending order"),
+        (OPEN, None, HERE.flip(0), "not in ascending order"),
+        (OPEN, None, HERE[[0, 1, 1]], "not in ascending order"),
+        (OPEN, None, EDGES.flip(0), "not in ascending order"),
+        (OPEN, None, THERE, "shard 0 names rows of other shards"),
+        (CLOSED, None, HERE[HERE >= 0][:5], ""),
+        (CLOSED, None, HERE[:3], "ids go from -.* and it has 50 rows"),
+        (CLOSED, None, HERE[HERE >= 0], "ids go from .* and it has 50 rows"),
+    ],
+)
+def test_ids_ascend_are_rows_and_lie_there(spec: TableSpec, above: torch.Tensor | None, ids: torch.Tensor, words: str) -> None:
+    if not words:
+        check_page(spec, TWO, 0, above, ids)
+        return
+    with pytest.raises(WireError, match=f"ROW_IDS of table {spec.name}: .*{words}"):
+        check_page(spec, TWO, 0, above, ids)

@@ -1,4 +1,8 @@
-"""Exit code 0 of a process that was told to end: it has stopped, and its script may not be through."""
+"""Exit code 0 of a process that was told to end: it has stopped, and its script may not be through.
+
+- Workers that shard 0 names as hung: ended, started again and counted, where the job has a limit and the very process is named.
+- Pods that are going: an ended one that somebody keeps holds up neither a suspension nor a resume, and who keeps it is named.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.observed_state import ObservedState
+from psjob_operator.contract import EXIT_HUNG
+from psjob_operator.plan.actions import DeleteProcess
+from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
-from tests.unit.plan_given import NOW, UID, ended, job, names, pod, running
+from psjob_operator.plan.pods import HUNG_GRACE
+from tests.unit.plan_given import NOW, UID, ended, job, names, pod, running, said
 
 TOLD: list[tuple[str, dict[str, Any], str]] = [
     ("deleted by hand", {"deleting": NOW + 30}, "Deleted"),
@@ -85,3 +92,118 @@ def test_a_worker_that_a_suspension_ended_with_0_is_made_at_the_resumption(which
     assert asleep.status.phase == "Suspended"
     resumed = plan(suspended(replace(snapshot, status=asleep.status, processes=()), None), NOW + 100)
     assert [name for name in names(resumed) if "worker" in name] == [f"job-worker-{index}-r2" for index in (0, 1, 2)]
+
+
+def limited(told: Any, limit: int | None = 5, **changes: Any) -> ObservedState:
+    """The job in full swing, with a limit for steps; shard 0 tells `told` of who hangs."""
+    snapshot = running(job(workers={} if limit is None else {"stepTimeoutSeconds": limit}), **changes)
+    return replace(snapshot, progress={"run": UID, "coordinator": {"step": 3, "hung": told}}, progress_at=NOW)
+
+
+def test_a_worker_that_is_named_is_ended_and_started_again_and_counted() -> None:
+    decided = plan(limited([{"rank": 1, "start": 1, "seconds": 6.2}]), NOW)
+    assert names(decided) == ["job-worker-1-r2"] and decided.intent
+    assert decided.status.restarts.causes == {"Hung": 1} and decided.status.restarts.counted == 1
+    (gone,) = [action for action in decided.actions if isinstance(action, DeleteProcess)]
+    assert (gone.name, gone.grace_seconds) == ("job-worker-1-r1", HUNG_GRACE)
+    assert "no step for 6 s" in decided.events[0].message
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        None,
+        "x",
+        [{"rank": 1, "start": 2, "seconds": 6.0}],
+        [{"rank": 9, "start": 1, "seconds": 6.0}],
+        [{"rank": True, "start": 1, "seconds": 6.0}],
+        [{"rank": 1, "start": 1, "seconds": "x"}, {}, 3],
+    ],
+)
+def test_another_process_or_an_odd_word_changes_nothing(told: Any) -> None:
+    decided = plan(limited(told), NOW)
+    assert not decided.intent and names(decided) == [] and decided.status.restarts.total == 0
+
+
+def test_without_a_limit_nobody_is_ended() -> None:
+    assert not plan(limited([{"rank": 1, "start": 1, "seconds": 6.2}], limit=None), NOW).intent
+
+
+def test_a_worker_that_ended_because_it_was_told_is_counted_as_hung() -> None:
+    told = '{"error": "this worker has made no step"}'
+    decided = plan(limited([], worker_1=pod("worker", 1, **ended(EXIT_HUNG, message=told))), NOW)
+    assert decided.status.restarts.causes == {"Hung": 1} and decided.status.restarts.counted == 1
+    assert names(decided) == ["job-worker-1-r2"]
+
+
+def test_a_worker_that_goes_on_while_its_turn_is_waited_for_is_left_alone() -> None:
+    """The second failure waits some seconds for its answer; a step made meanwhile is the better one."""
+    first = limited([{"rank": 1, "start": 1, "seconds": 6.2}])
+    decided = plan(first, NOW)
+    later = replace(
+        first,
+        status=decided.status,
+        processes=tuple(pod("worker", 1, 2) if seat.name == "job-worker-1-r1" else seat for seat in first.processes),
+    )
+    named = replace(later, progress={"run": UID, "coordinator": {"step": 4, "hung": [{"rank": 0, "start": 1, "seconds": 9.0}]}})
+    assert not plan(named, NOW + 5).intent
+    goes_on = replace(later, progress={"run": UID, "coordinator": {"step": 5, "hung": []}})
+    assert not plan(goes_on, NOW + 60).intent
+
+
+KEPT = ("example.com/keep",)
+
+
+def suspended_going(*left: Process, wanted: bool | None = True) -> ObservedState:
+    """A job that is to be suspended, of which these pods are left."""
+    up = running()
+    asked = plan(replace(up, spec=job(suspend=True).spec), NOW - 60)
+    return replace(up, spec=job(suspend=wanted).spec, status=asked.status, processes=left)
+
+
+STUCK = pod("shard", 0, **ended(1), deleting=NOW - 50, finalizers=KEPT)
+GOING = pod("shard", 0, **ended(0), deleting=NOW - 1)
+ALIVE = pod("worker", 1, deleting=NOW - 50, node="n1")
+HELD = pod("worker", 1, deleting=NOW - 50, node="n1", finalizers=KEPT)
+SIDECAR = pod("worker", 1, **ended(0), deleting=NOW - 50, lingering=True, node="n1")
+
+
+@pytest.mark.parametrize(
+    ("left", "phase", "words"),
+    [
+        ((), "Suspended", "last checkpoint"),
+        ((STUCK,), "Suspended", "pod job-ps-0-a1 has ended and is kept by its finalizer example.com/keep"),
+        ((GOING,), "Suspended", "last checkpoint"),
+        ((STUCK, ALIVE), "Running", "pod job-worker-1-r1 was to end by "),
+        ((ALIVE,), "Running", "node n1 has not said that it ended"),
+        ((HELD,), "Running", "kept by its finalizer example.com/keep"),
+        ((SIDECAR,), "Running", "node n1 has not said that it ended"),
+        ((replace(ALIVE, deleting=NOW + 20),), "Running", "make a last checkpoint and end"),
+    ],
+)
+def test_what_still_runs_is_waited_for_and_named(left: tuple[Process, ...], phase: str, words: str) -> None:
+    decided = plan(suspended_going(*left), NOW)
+    assert decided.status.phase == phase and words in said(decided.status)["Ready"].message
+
+
+def test_a_pod_that_was_not_told_to_go_is_told_though_it_has_ended() -> None:
+    decided = plan(suspended_going(replace(STUCK, deleting=None)), NOW)
+    assert decided.status.phase == "Running" and [action.name for action in decided.actions if hasattr(action, "uid")] == ["job-ps-0-a1"]
+
+
+def test_who_is_late_is_named_at_its_time() -> None:
+    decided = plan(suspended_going(replace(ALIVE, deleting=NOW + 20)), NOW)
+    assert decided.wake_at is not None and NOW + 20 < decided.wake_at <= NOW + 60
+    told = plan(replace(suspended_going(replace(ALIVE, deleting=NOW + 20)), status=decided.status), decided.wake_at)
+    assert "was to end by" in said(told.status)["Ready"].message
+
+
+@pytest.mark.parametrize("left", [(STUCK,), (STUCK, GOING), (pod("worker", 1, **ended(143), deleting=NOW - 9, finalizers=KEPT),)])
+def test_a_job_is_resumed_beside_ended_pods_that_somebody_keeps(left: tuple[Process, ...]) -> None:
+    down = plan(suspended_going(*left), NOW)
+    assert down.status.phase == "Suspended"
+    resumed = plan(replace(suspended_going(*left, wanted=None), status=down.status), NOW + 1)
+    assert {"job-ps-0-a2", "job-worker-1-r2"} <= set(names(resumed))
+    at_once = plan(suspended_going(*left, wanted=None), NOW)
+    assert {"job-ps-0-a2", "job-worker-1-r2"} <= set(names(at_once)), "before it was seen to be Suspended too"

@@ -1,4 +1,7 @@
-"""Liveness follows progress: a slow disk is no hang, a thread that stands still is one, and who was stopped is given its time anew."""
+"""Liveness follows progress: a slow disk is no hang, a thread that stands still is one, and who was stopped is given its time anew.
+
+- When a keeper judges that its server hangs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from psjob.process import supervise
 from psjob.process.supervise import Liveness, Pulse
 from psjob.shard import snapshot_memory
+from psjob.shard.keeper import LOOKS, Watch
 from psjob.shard.snapshot_memory import PushGaps
 
 TIMEOUT = 8.0
@@ -111,3 +115,31 @@ def test_pushes_that_never_cease_slow_a_checkpoint_by_a_third_and_a_fixed_time(
     took, worked = clock.now - 100.0, work * parts
     assert took <= worked * (1 + 1 / snapshot_memory.SHARE) + snapshot_memory.PATIENCE + 0.1
     assert between.waited >= min(snapshot_memory.SHARE * worked, snapshot_memory.PATIENCE) - 0.1, "as long as it is short, pushes go first"
+
+
+SECONDS = 4.0
+STEP = SECONDS / LOOKS
+
+
+def hangs(*beats: int, pauses: dict[int, float] | None = None) -> int | None:
+    """The look at which it hangs first, with these beats at one look after the other; a look of `pauses` comes so much later."""
+    watch, now = Watch(), 0.0
+    for number, seen in enumerate(beats):
+        now += STEP + (pauses or {}).get(number, 0.0)
+        if watch.hangs(seen, SECONDS, now):
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("beats", "pauses", "at"),
+    [
+        pytest.param((0, 1, 2, 3, 4, 5, 6, 7, 8), {}, None, id="alive"),
+        pytest.param((0, 1, 2, 2, 2, 2, 2, 2), {}, 2 + LOOKS, id="silent after a sign"),
+        pytest.param((0, 1, 2, 2, 2, 2, 3, 3, 3), {}, None, id="a sign in time"),
+        pytest.param((5,) * 20, {}, LOOKS, id="silent from the first one on"),
+        pytest.param((0, 1, 2, 2, 2, 2, 2, 2, 2, 2), {5: 60.0}, 5 + LOOKS, id="the keeper stood still too"),
+    ],
+)
+def test_a_server_hangs_after_a_silence(beats: tuple[int, ...], pauses: dict[int, float], at: int | None) -> None:
+    assert hangs(*beats, pauses=pauses) == at

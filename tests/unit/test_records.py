@@ -1,13 +1,21 @@
-"""Resume records in pieces: whole and right however streams break, behind steps, the cut's before the newest."""
+"""Resume records in pieces: whole and right however streams break, behind steps, the cut's before the newest.
+
+- Records as what they change of the one before on their stream: the same bytes come out, or none.
+- The records of a worker that shard 0 keeps.
+"""
 
 from __future__ import annotations
 
 import random
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psjob.protocol.coordinator import members
+from psjob.protocol.coordinator.members import Member
+from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, WINDOW, RecordId, RecordIn, RecordsOut
 
 
@@ -151,3 +159,73 @@ def test_pieces_that_do_not_follow_are_left_out() -> None:
     into.take(name, 20, bytes(20))
     into.take(name, 40, bytes(100))
     assert into.count == 40
+
+
+PARTS = st.sampled_from([b"", b"a", b"ab", b"cursor 9", b"cursor 10", b"." * 50, b"x" * 300])
+RECORDS = st.lists(st.lists(PARTS, max_size=6).map(b"".join), min_size=1, max_size=12)
+
+
+@given(RECORDS)
+def test_what_is_sent_comes_out(records: list[bytes]) -> None:
+    here, there = RecordsOnStream(), RecordsOnStream()
+    for record in records:
+        delta = here.delta(record)
+        if delta is None:
+            there.last = record
+        else:
+            assert len(delta.data) <= len(record) // 2 and there.take(delta) == record
+        assert there.last == here.last == record
+
+
+def test_a_first_record_is_whole_and_a_changed_clock_is_few_bytes() -> None:
+    here, tail = RecordsOnStream(), bytes(range(256)) * 50
+    assert here.delta(b'{"step":9}' + tail) is None
+    delta = here.delta(b'{"step":10}' + tail)
+    assert delta is not None and (delta.begin, delta.data, delta.size) == (8, b"10", 11 + len(tail))
+
+
+def test_a_record_of_other_bytes_is_whole() -> None:
+    here = RecordsOnStream()
+    here.delta(b"a" * 100)
+    assert here.delta(b"b" * 100) is None
+    assert here.delta(b"b" * 100) == RecordDelta(100, zlib.crc32(b"b" * 100), 100, b"")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"begin": 7}, {"begin": -1}, {"begin": 1 << 40}, {"size": 3}, {"size": 1 << 40}, {"crc": 1}, {"data": b"zz"}],
+)
+def test_a_delta_of_another_record_is_refused(change: dict[str, object]) -> None:
+    here, there = RecordsOnStream(), RecordsOnStream()
+    here.delta(b"clock 1" + b"." * 90)
+    there.last = here.last
+    delta = here.delta(b"clock 2" + b"." * 90)
+    assert delta is not None
+    with pytest.raises(ValueError, match="a record of"):
+        there.take(delta._replace(**change))  # type: ignore[arg-type]
+    assert there.take(delta) == here.last
+
+
+def test_a_stream_that_has_brought_no_record_takes_no_delta() -> None:
+    with pytest.raises(ValueError, match="as a change of one of None"):
+        RecordsOnStream().take(RecordDelta(0, 0, 1, b"a"))
+
+
+def test_records_of_clocks_ahead_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a decided mode the oldest stay, which are decided first, and the two newest."""
+    monkeypatch.setattr(members, "MOST_KEPT", 100)
+    member = Member(1)
+    for clock in range(60):
+        member.keep(clock, bytes(10), pinned=None, since=0)
+        assert sum(map(len, member.records.values())) <= 100
+    assert sorted(member.records) == [*range(8), 58, 59]
+    member.keep(60, bytes(10), pinned=None, since=5)
+    assert sorted(member.records) == [5, 6, 7, 58, 59, 60]
+
+
+def test_what_a_cut_in_flight_pins_and_large_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "MOST_KEPT", 100)
+    member = Member(1)
+    for clock in range(5):
+        member.keep(clock, bytes(80), pinned=2, since=0)
+    assert sorted(member.records) == [0, 2, 3, 4]

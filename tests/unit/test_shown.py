@@ -1,15 +1,27 @@
-"""What is shown of an error: the script's lines and torch's, and psjob's only if the error is psjob's own."""
+"""What is shown of an error: the script's lines and torch's, and psjob's only if the error is psjob's own.
+
+- Whose code it is: the script's, or a package's, wherever pip, the system or PYTHONPATH has put that.
+- How a process leaves with a sentence.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import site
+import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from psjob import contract
 from psjob.process import tracebacks
-from psjob.process.errors import Refused
+from psjob.process.errors import Refused, leave_message
 
 SCRIPT, LOADER = "/home/me/train.py", "/venv/torch/utils/data/dataloader.py"
 API, INNER = f"{tracebacks.HERE}api/data.py", f"{tracebacks.HERE}worker/link.py"
@@ -73,3 +85,57 @@ def test_the_text_of_a_loader_process_is_shown_so_too() -> None:
     assert tracebacks.HERE not in str(error)
     assert str(error).endswith(f'File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no')
     assert "dataset[3]" in str(error) and "theirs" not in str(error)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a script that has begun there."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(folder / "train.py")))
+    return folder
+
+
+def places(torch: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Those found where torch lies in this folder."""
+    spec = SimpleNamespace(origin=str(torch / "torch" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    return tracebacks.places.__wrapped__()
+
+
+def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(tmp_path / "third-party", monkeypatch)
+    for place in (sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), tmp_path / "third-party"):
+        assert f"{place}/" in found
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_a_folder_of_pythonpath_that_pip_has_filled(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "packages", tmp_path / "own", script):
+        (folder / "tqdm-4.0.dist-info").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    (tmp_path / "own" / "tqdm-4.0.dist-info").rmdir()
+    found = places(tmp_path / "third-party", monkeypatch)
+    assert f"{tmp_path}/packages/" in found and f"{tmp_path}/own/" not in found and f"{script}/" not in found
+
+
+def test_torch_in_the_folder_of_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(script, monkeypatch)
+    assert str(script / "torch" / "utils" / "data.py").startswith(found)
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_torch_in_a_folder_above_the_script(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(tmp_path, monkeypatch)
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_a_shorter_message_replaces_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "end"
+    monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(path))
+    for body in ({"problem": "x" * 500}, {"problem": "y"}):
+        leave_message(body)
+        assert json.loads(path.read_text()) == body
+    assert path.stat().st_size == len(json.dumps(body))

@@ -1,18 +1,24 @@
-"""Both solvers against every plan there is, on random graphs; and what they say of models that everybody knows the answer of."""
+"""Both solvers against every plan there is, on random graphs; and what they say of models that everybody knows the answer of.
+
+- The formulas and the played schedule: small tables by hand, and what always holds.
+"""
 
 from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from psjob.planning.plan import Grid, Way, Wire
-from psjob.planning.predict import fits, memory, predict
-from psjob.planning.profile import Node, Output, Profile, Work
+from psjob.planning.plan import Grid, Stage, Way, Wire
+from psjob.planning.predict import Timed, alone, bound, fits, in_flight, memory, play, predict, way_fits
+from psjob.planning.profile import Node, Output, Profile, Tied, Work
 from psjob.planning.solve import blocks, least_memory, mixed_pipe, most_blocks, noise, partition, solve
 from tests.soaking import rotating
-from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds
+from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds, straight
 
 MACHINES = [(4, 1), (1, 4), (2, 2), (3, 1), (2, 3), (3, 2)]
 
@@ -125,3 +131,136 @@ def test_copies_of_a_pipeline_stay_inside_hosts() -> None:
     assert answer is not None
     hosts = [{device // 2 for device in stage.devices} for stage in answer.plan]
     assert all(home == {0, 1} for home in hosts)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@pytest.mark.parametrize("microbatches", [1, 4, 8, 16])
+def test_equal_stages_have_the_bubble_of_the_books(stages: int, microbatches: int) -> None:
+    profile = chain([1 * MS] * 8)
+    plan = straight(profile, *range(8 // stages, 8, 8 // stages))
+    given = case(profile, flat(8), Way("flush", microbatches))
+    found = predict(given, plan)
+    one = 24 * MS / stages
+    assert found.step == pytest.approx((microbatches + stages - 1) * one) == pytest.approx(seconds(given, plan))
+    assert found.idle == pytest.approx((stages - 1) / (microbatches + stages - 1))
+    endless = case(profile, flat(8), "pipedream")
+    assert predict(endless, plan).step == pytest.approx(one) and predict(endless, plan).idle == pytest.approx(0)
+
+
+def test_replicas_divide_the_time_of_a_slow_stage() -> None:
+    profile = chain([3 * MS, 1 * MS])
+    plan = (Stage(0, 1, (0, 1, 2)), Stage(1, 2, (3,)))
+    given = case(profile, flat(4), "pipedream")
+    assert seconds(given, plan) == pytest.approx(3 * MS) == pytest.approx(predict(given, plan).step)
+    assert in_flight(given, plan) == [2, 1]  # ⌈4/3⌉: the 3-1 of the paper has two versions of the first stage
+    many = case(chain([15 * MS, 1 * MS]), flat(16), "pipedream")
+    assert in_flight(many, (Stage(0, 1, tuple(range(15))), Stage(1, 2, (15,)))) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("way", "held"),
+    [
+        # 3 stages of W = 10, A = 100 + 7 that came in (the first: 100 + 5), and a gradient of W.
+        (Way("flush", 8), [20 + 3 * 105, 20 + 2 * 107, 20 + 107]),
+        (Way("flush", 2), [20 + 2 * 105, 20 + 2 * 107, 20 + 107]),
+        (Way("pipedream"), [40 + 3 * 105, 30 + 2 * 107, 20 + 107]),
+        (Way("2bw", accumulate=3), [30 + 3 * 105, 30 + 2 * 107, 30 + 107]),
+        (Way("flush", 8, recompute=True), [20 + 3 * 5 + 100, 20 + 2 * 7 + 100, 20 + 107]),
+        (Way("2bw", accumulate=3, recompute=True), [30 + 3 * 5 + 100, 30 + 2 * 7 + 100, 30 + 107]),
+    ],
+)
+def test_memory_is_that_of_the_formulas(way: Way, held: list[float]) -> None:
+    profile = replace(chain([MS] * 3, sent=7, parameters=10, saved=100), input=5)
+    assert list(memory(case(profile, flat(3), way), straight(profile, 1, 2)).values()) == pytest.approx(held)
+
+
+def test_what_is_frozen_or_tied_is_held_once_a_stage() -> None:
+    nodes = [Node(name=f"n{i}", forward=MS, backward=MS, parameters=10, fixed=3) for i in range(3)]
+    profile = Profile(tuple(nodes), (Tied(1000, (0, 2)),))
+    work = Work(profile)
+    assert [work.weights(*pair) for pair in ((0, 3), (0, 1), (1, 2), (1, 3))] == [1030, 1010, 10, 1020]
+    assert memory(case(profile, flat(1)), straight(profile)) == {0: 2 * 1030 + 9}
+
+
+def test_a_cut_sends_what_any_later_module_reads_once() -> None:
+    to = [(Output(10, (1, 3)),), (Output(20, (2,)),), (Output(40, (3,)),), ()]
+    nodes = [Node(name=f"n{i}", forward=MS, backward=MS, outputs=outputs) for i, outputs in enumerate(to)]
+    assert Work(Profile(tuple(nodes), input=5)).crossing == [5, 10, 30, 50, 0]
+
+
+def test_recomputing_costs_a_forward_pass_but_in_the_last_stage() -> None:
+    profile = chain([1 * MS, 1 * MS])
+    found = predict(case(profile, flat(2), Way("flush", 4, recompute=True)), straight(profile, 1))
+    assert [(round(one.forward / MS), round(one.backward / MS)) for one in found.stages] == [(1, 3), (1, 2)]
+
+
+def test_messages_that_nothing_hides_slow_a_pipeline_that_holds_few_micro_batches() -> None:
+    profile = chain([1 * MS, 1 * MS], sent=1_000_000)
+    given = case(profile, flat(2, Wire(1e9, 0.5 * MS)), "pipedream")  # 1.5 ms a message
+    found = bound(given, straight(profile, 1))
+    assert found.latency == pytest.approx(9 * MS)  # 2 × 3 ms of work, 2 × 1.5 ms on the way
+    assert found.pace == pytest.approx(4.5 * MS)  # two in flight; the stages alone would take 3 ms
+    assert predict(given, straight(profile, 1)).step == pytest.approx(4.5 * MS)
+
+
+def test_weights_are_pushed_and_pulled_after_a_flush_and_meanwhile_without_one() -> None:
+    profile = chain([1 * MS, 1 * MS], parameters=1_000_000)
+    grid = flat(2, push_byte=1e-8)  # 10 ms
+    plan = straight(profile, 1)
+    assert predict(case(profile, grid, Way("flush", 4)), plan).step == pytest.approx((5 * 3 + 10) * MS)
+    assert predict(case(profile, grid, Way("flush", 4, accumulate=5)), plan).step == pytest.approx((5 * 3 + 2) * MS)
+    assert predict(case(profile, grid, "pipedream"), plan).step == pytest.approx(10 * MS)
+    assert predict(case(profile, grid, Way("pipedream", accumulate=5)), plan).step == pytest.approx(3 * MS)
+    assert alone(case(profile, grid, Way("flush", 4))) == pytest.approx((6 + 20 / 4) * MS)
+
+
+def test_2bw_needs_a_micro_batch_a_stage() -> None:
+    profile = chain([MS] * 3)
+    assert [fits(case(profile, flat(3), Way("2bw", accumulate=n)), straight(profile, 1, 2)) for n in (2, 3)] == [False, True]
+    assert way_fits(Way("pipedream"), 99)
+
+
+def test_a_shared_uplink_is_one_port() -> None:
+    profile = chain([MS, MS], sent=2_500_000)
+    plan = (Stage(0, 1, (0, 1)), Stage(1, 2, (2, 3)))
+    own, shared = (case(profile, Grid(2, 2, Wire(1e12), Wire(1e9), one, 0.0), Way("flush", 8)) for one in (False, True))
+    assert seconds(own, plan) == pytest.approx((11 + 11) * MS)  # 6 ms of work, 2 × 2.5 on the way; then once more, with 2 × 2 in flight
+    assert seconds(shared, plan) == pytest.approx((11 + 7 * 2.5) * MS)
+    assert predict(own, plan).step < 0.9 * predict(shared, plan).step == pytest.approx(seconds(shared, plan), rel=0.15)
+
+
+def test_a_device_with_two_stages_does_one_thing_at_a_time() -> None:
+    stages = [Timed(1.0, 2.0, (0,), 3), Timed(1.0, 2.0, (1,), 2), Timed(1.0, 2.0, (0,), 1)]
+    line = play(stages, 6)
+    assert len(line.done) == 6 and line.busy == {0: 36.0, 1: 18.0}
+    assert line.done[-1] >= 36.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_played_schedule_takes_as_long_as_the_formulas_say(seed: int) -> None:
+    chance = random.Random(seed)
+    given = random_case(chance, random_profile(chance, chance.randrange(2, 7)), [(3, 1), (1, 3), (2, 2)])
+    plans = list(every_plan(given))
+    for plan in chance.sample(plans, min(3, len(plans))):
+        found = predict(given, plan)
+        low, high = (0.7, 1.6) if given.way.flushes else (0.999, 1.6)
+        assert low <= found.step / seconds(given, plan) <= high
+        assert -1e-9 <= found.idle < 1 and all(-1e-9 <= one.idle <= 1 for one in found.stages)
+        assert found.memory == max(memory(given, plan).values())
+        busy = sum((one.forward + one.backward) / one.stage.replicas for one in found.stages)
+        assert found.microbatch >= busy / given.grid.count * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-4, 1), st.floats(1e-4, 1), st.integers(1, 3)), min_size=1, max_size=5), st.integers(1, 20))
+def test_a_schedule_loses_nothing_and_does_nothing_twice(stages: list[tuple[float, float, int]], count: int) -> None:
+    device, timed = 0, []
+    behind = sum(many for *_, many in stages)
+    for forth, back, many in stages:
+        timed.append(Timed(forth, back, tuple(range(device, device + many)), -(-behind // many)))
+        device, behind = device + many, behind - many
+    line = play(timed, count)
+    assert len(line.done) == count and line.done == sorted(line.done)
+    assert sum(line.busy.values()) == pytest.approx(count * sum(forth + back for forth, back, _ in stages))
+    assert line.done[-1] >= max(-(-count // many) * (forth + back) for forth, back, many in stages) * (1 - 1e-9)

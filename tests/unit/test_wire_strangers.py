@@ -1,12 +1,24 @@
-"""Places of streams that have proven nothing: bounded, and never all taken from somebody who comes from elsewhere."""
+"""Places of streams that have proven nothing: bounded, and never all taken from somebody who comes from elsewhere.
+
+- Streams that a process has begun, and that are not served yet.
+- Lines of a shard's log on streams that it has refused.
+"""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psjob.shard.acceptor import MOST_LINES, QUIET_SECONDS, SPARE, Acceptor, Notices
 from psjob.shard.status_server import Nonces
+from psjob.wire.auth import Peer
 from psjob.wire.unauthenticated import UnauthenticatedPeers, network
 
 
@@ -102,3 +114,51 @@ def test_used_nonces_are_forgotten_when_they_are_too_old() -> None:
     for second in range(100):
         assert nonces.spend(nonces.make(float(second)), float(second))
     assert len(nonces._used) <= 2
+
+
+def test_each_stream_that_a_process_begins_too_many_closes_another() -> None:
+    """Also before those that were closed have come to their ends."""
+    acceptor = Acceptor.__new__(Acceptor)
+    acceptor.here = cast(Any, SimpleNamespace(config=SimpleNamespace(streams=1)))
+    acceptor._lock, acceptor._begun, acceptor._large = threading.Lock(), {}, {}
+    peer, closed = Peer("worker", 0, 1), list[int]()
+    beginnings = [acceptor._beginning(peer, cast(Any, Begun(partial(closed.append, at)))) for at in range(10)]
+    for beginning in beginnings:
+        beginning.__enter__()
+    assert closed == list(range(10 - 1 - SPARE))
+    for beginning in reversed(beginnings):
+        beginning.__exit__(None, None, None)
+    assert not acceptor._begun
+
+
+class Begun:
+    """A stream, as far as it is known here."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self.close = close
+
+
+def test_a_host_has_one_line_a_minute() -> None:
+    notices = Notices()
+    assert [notices.told("a", now) for now in (0.0, 1.0, QUIET_SECONDS - 0.1, QUIET_SECONDS)] == [0, None, None, 2]
+    assert notices.told("b", QUIET_SECONDS) == 0
+
+
+def test_all_hosts_together_have_a_bounded_number_of_lines() -> None:
+    """Also where there are more of them than are remembered."""
+    notices, lines = Notices(), []
+    for number in range(30_000):  # of 3,000 hosts, in three minutes
+        now = number / 30_000 * 3 * QUIET_SECONDS
+        if notices.told(f"host {number % 3000}", now) is not None:
+            lines.append(now)
+        assert len(notices._told) <= MOST_LINES
+    for begin in lines:
+        assert sum(begin <= line < begin + QUIET_SECONDS for line in lines) <= MOST_LINES
+    assert len(lines) >= 2 * MOST_LINES
+
+
+def test_what_had_no_line_is_told_by_its_number() -> None:
+    notices = Notices()
+    said = [notices.told(f"host {number}", 0.0) for number in range(MOST_LINES + 7)]
+    assert said == [0] * MOST_LINES + [None] * 7
+    assert notices.told("another", QUIET_SECONDS) == 7
