@@ -9,7 +9,7 @@ import yaml
 
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
-from psjob_client.convert.fromscript import Script
+from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.problems import BadInput
 from tests.typed import CliRunner
