@@ -71,7 +71,7 @@ def files() -> dict[Path, str]:
         believedtable.PAGE: believedtable.page(),
         ROOT / "docs/reference.md": pythonpage.page(),
         ROOT / "docs/programs.md": programspage.page(),
-        ROOT / "docs/contributing/house.svg": housemap.picture(),
+        housemap.PAGE: housemap.page(),
         argocd.SETTINGS: argocd.settings(),
     }
 

@@ -26,7 +26,7 @@ from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
 from psjob.planning.predict import Case, predict
 from psjob.planning.profile import Profile, Work
 from psjob_client.local.measure import measure, profile_script
-from psjob_client.stages.profile import read_profile
+from psjob_client.stages import read_profile
 
 MICROBATCHES = 8
 STEPS, WARM_UP = 40, 5

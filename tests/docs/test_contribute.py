@@ -14,14 +14,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hack import runpicture
-from hack.housemap import picture, pure_rooms
-from hack.layers import heights, laid_out, needed
+from hack import housemap, runpicture
 from tests.docs import ROOT
 from tests.docs.finding import blocks
 
@@ -155,16 +154,17 @@ def _defines(tree: ast.Module | ast.ClassDef, parts: list[str]) -> bool:
     return False
 
 
-def test_the_map_shows_every_package_once_in_light_and_dark() -> None:
-    text = picture()
-    drawn = re.findall(r'class="name">([^<]+)</text>', text)
-    packages = [
-        path.name for source, name in (("client", "psjob_client"), ("operator", "psjob_operator"), ("runtime", "psjob"))
+def test_the_map_has_a_row_for_each_package_above_what_it_imports() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| (yes)? ?\|$", housemap.page(), re.MULTILINE)
+    names = [name for name, _, _ in rows]
+    packages = {
+        f"{name}.{path.name}" for source, name in (("client", "psjob_client"), ("operator", "psjob_operator"), ("runtime", "psjob"))
         for path in (ROOT / source / "src" / name).iterdir() if (path / "__init__.py").exists()
-    ]  # fmt: skip
-    assert sorted(set(packages) - set(drawn)) == [] and sum(drawn.count(name) for name in set(packages)) >= len(packages)
-    assert {"psjob_operator.plan", "psjob.modes", "psjob.rules", "psjob.protocol"} <= pure_rooms()
-    assert "prefers-color-scheme: dark" in text and picture() == text
+    }  # fmt: skip
+    assert packages <= set(names) and len(names) == len(set(names))
+    assert {"psjob_operator.plan", "psjob.modes", "psjob.rules", "psjob.protocol"} <= {name for name, _, pure in rows if pure}
+    for place, (name, imported, _) in enumerate(rows):
+        assert not set(re.findall(r"`([\w.]+)`", imported)) & set(names[:place]), name
 
 
 def test_the_picture_of_a_run_shows_its_faults() -> None:
@@ -181,13 +181,10 @@ def test_the_picture_of_a_run_shows_its_faults() -> None:
     assert [runpicture.picture(history[:end], summary).count('class="kill"') for end in (2, 3)] == [0, 1]
 
 
-def test_a_layout_keeps_what_does_not_follow_and_names_a_circle() -> None:
-    arrows = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
-    assert needed(arrows) == {"a": {"b"}, "b": {"c"}, "c": set()}
-    layout = laid_out(arrows, {})
-    assert [layout.boxes[name][1] for name in "abc"] == [0, 1, 2] and len(layout.paths["a", "c"]) == 3
-    with pytest.raises(ValueError, match="in a circle: a -> b -> a"):
-        heights({"a": {"b"}, "b": {"a"}}, {})
+def test_the_map_keeps_what_does_not_follow_and_names_a_circle() -> None:
+    assert housemap.needed({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    with pytest.raises(CycleError, match=r"'a', 'b'|'b', 'a'"):
+        housemap.table({"a": {"b"}, "b": {"a"}}, set())
 
 
 def test_every_record_has_its_parts_and_stands_in_the_index() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from psjob_client.cli import main
 from psjob_client.cli.init import TESTED
-from psjob_client.judge.files import judged
+from psjob_client.judge import judged
 from psjob_client.problems import BadInput
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE

@@ -8,10 +8,23 @@ from typing import Any
 import pytest
 
 from psjob_client.cli.render import documents
-from psjob_client.doctor.cluster import Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass, judge_cluster
-from psjob_client.doctor.findings import Finding
+from psjob_client.doctor.findings import (
+    GIB,
+    MIB,
+    Claim,
+    ClusterFacts,
+    Disk,
+    Finding,
+    Limit,
+    MachineFacts,
+    Node,
+    Operator,
+    Quota,
+    StorageClass,
+    judge_cluster,
+    judge_machine,
+)
 from psjob_client.doctor.fitting import judge_fit, pods_of
-from psjob_client.doctor.machine import GIB, MIB, Disk, MachineFacts, judge_machine
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, MANY_NODES, MY_CLAIM, changed

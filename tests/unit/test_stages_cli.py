@@ -13,8 +13,7 @@ import yaml
 
 from psjob_client.cli.main import cli
 from psjob_client.problems import BadInput
-from psjob_client.stages.machine import grid_of
-from psjob_client.stages.profile import read_profile
+from psjob_client.stages import grid_of, read_profile
 from psjob_operator.api.spec import JobSpec
 from tests.typed import CliRunner
 from tests.unit.stages_cases import MS, chain

@@ -1,7 +1,4 @@
-"""`psjob doctor`: what stands between a job and its training, on this machine or on a cluster.
-
-A job against a cluster: what the cluster says of its pods, its volumes and itself. Nothing is created.
-"""
+"""`psjob doctor`: what stands between a job and its training, on this machine or on a cluster. On a cluster nothing is created."""
 
 from __future__ import annotations
 
@@ -17,10 +14,8 @@ import typer
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.cli.render import documents
 from psjob_client.doctor import look
-from psjob_client.doctor.cluster import ClusterFacts, judge_cluster
-from psjob_client.doctor.findings import Finding, problem, sick
+from psjob_client.doctor.findings import ClusterFacts, Finding, judge_cluster, judge_machine, problem, sick
 from psjob_client.doctor.fitting import judge_fit, pods_of
-from psjob_client.doctor.machine import judge_machine
 from psjob_client.local.manifest import read_job, worker_commands
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import PSTrainingJob

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli.output import echo
-from psjob_client.convert.draft import job_name
-from psjob_client.convert.fromscript import command_of, image_of
+from psjob_client.convert.draft import command_of, image_of, job_name
 from psjob_client.problems import BadInput
 from psjob_operator.api.load import load_job
 

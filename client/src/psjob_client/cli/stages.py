@@ -20,8 +20,7 @@ from psjob_client.cli.topology import machines_of
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import profile_script
 from psjob_client.problems import BadInput
-from psjob_client.stages.machine import grid_of
-from psjob_client.stages.profile import ProfileFile, read_profile
+from psjob_client.stages import ProfileFile, grid_of, read_profile
 from psjob_client.topology.machine import FIGURES, PRESETS, Machine, NoWay, parse_size, show_bytes, show_seconds
 
 EXAMPLES = """Examples:

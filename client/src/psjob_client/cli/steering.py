@@ -16,8 +16,7 @@ from psjob_client.cli import options
 from psjob_client.cli.looking import gather, renamed
 from psjob_client.cli.options import ANYWHERE, Name, Names, Settings, Where, go, plain
 from psjob_client.cli.output import Form, data, echo, job_names, say
-from psjob_client.convert.draft import job_name
-from psjob_client.convert.fromscript import image_of
+from psjob_client.convert.draft import image_of, job_name
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.view import JobView
 from psjob_client.local.manifest import as_written, read_job

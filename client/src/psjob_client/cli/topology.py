@@ -1,6 +1,6 @@
 """`psjob plan-topology`: what each way of summing gradients takes on a machine, and which one to use.
 
-The machine of a plan, from exactly one of a file, a preset and a probe.
+The machine comes from exactly one of a file, a preset and a probe (`machines_of`, as for plan-stages).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
-from psjob_client.doctor.cluster import judge_cluster
-from psjob_client.judge.files import Finding, Judged, Level, judged
+from psjob_client.doctor.findings import judge_cluster
+from psjob_client.judge import FileFinding, Judged, Level, judged
 from psjob_client.local.manifest import read_text
 from psjob_client.problems import BadInput
 from psjob_operator.api.field_rule import Problem, shown
@@ -107,7 +107,7 @@ def _json(results: list[Judged]) -> dict[str, Any]:
     }
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: FileFinding) -> dict[str, Any]:
     problem = finding.problem
     return {
         "level": finding.level,

@@ -1,6 +1,7 @@
-"""What a conversion makes: the manifest, and a note for each field that it could not carry over.
+"""What a conversion makes: the manifest, and a note for each field that it could not carry over. Pure.
 
-Notes on a script's framework say what it needs before psjob can train with it: no manifest says that.
+Notes on a script's framework say what it needs before psjob can train with it: no manifest says that. `Script` is the manifest that
+`psjob run train.py` stands for.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import Template
 from typing import Any
+
+import yaml
 
 from psjob_client.problems import BadInput
 from psjob_operator.api.field_rule import shown
@@ -20,6 +24,8 @@ DROPPED_METADATA = frozenset(
     | {"name", "namespace", "ownerReferences", "resourceVersion", "selfLink", "uid"}
 )
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+BACKEND = re.compile(r"--(?:dist[-_])?backend(?:=(?P<value>.*))?", re.DOTALL)
+BACKENDS = frozenset({"nccl", "gloo", "mpi", "ucc", "hccl", "xccl"})
 
 
 @dataclass(frozen=True)
@@ -172,10 +178,6 @@ def whole(value: Mapping[str, Any], key: str, at: str, absent: int, least: int =
     return found
 
 
-BACKEND = re.compile(r"--(?:dist[-_])?backend(?:=(?P<value>.*))?", re.DOTALL)
-BACKENDS = frozenset({"nccl", "gloo", "mpi", "ucc", "hccl", "xccl"})
-
-
 def note_framework(draft: Draft, framework: str) -> None:
     """Tell of the script."""
     if framework != "PyTorch":
@@ -207,3 +209,35 @@ def note_backend(draft: Draft, at: str, words: Sequence[str]) -> None:
                 f"{word.partition('=')[0]} {value}",
                 "is kept, but chooses nothing: psjob starts no process group; take it out of script and manifest",
             )
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, or a module, and how it is to be trained."""
+
+    path: str
+    """As seen from the folder in which workers start."""
+    arguments: Sequence[str] = ()
+    module: bool = False
+    """`path` is the name of a module, for `python -m`."""
+    workers: int = 2
+    shards: int = 1
+    mode: str = "sync"
+
+    def manifest(self, template: str) -> str:
+        """As YAML with the comments of `template`; the image is one to be replaced."""
+        name = job_name(self.path.rpartition(".")[2] if self.module else self.path.rpartition("/")[2].removesuffix(".py"))
+        words = ["python", *(["-m"] if self.module else []), self.path, *self.arguments]
+        values = {"name": name, "image": image_of(name), "command": command_of(words), "mode": self.mode}
+        return Template(template).substitute(values, workers=self.workers, shards=self.shards)
+
+
+def image_of(name: str) -> str:
+    """An image that a user replaces by his own."""
+    return f"registry.example.com/{name}:1"
+
+
+def command_of(words: Sequence[str]) -> str:
+    """A command as a list in YAML. Kubernetes takes `$(NAME)` for a variable, and `$$` for a dollar sign."""
+    text: str = yaml.safe_dump([word.replace("$", "$$") for word in words], default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.strip()

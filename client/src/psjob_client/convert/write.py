@@ -1,15 +1,18 @@
-"""The road of a conversion: text or words in, a PSTrainingJob that passes validation out, as YAML with its notes."""
+"""The road of a conversion: text or the command line of a launcher in, a PSTrainingJob that passes validation out, as YAML with notes."""
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from psjob_client.convert import kubeflow, launcher, torchrun, trainjob
-from psjob_client.convert.draft import Converted, Wishes
+from psjob_client.convert.draft import Converted, Draft, Wishes, note_backend, note_framework
+from psjob_client.convert.kubeflow import KINDS, convert_kubeflow, convert_trainjob
+from psjob_client.convert.launcher import Launch, line_of_text, taken_apart
+from psjob_client.convert.pods import worker_template
 from psjob_client.problems import BadInput
 from psjob_operator.api.field_rule import shown
 from psjob_operator.api.load import load_documents
@@ -17,7 +20,7 @@ from psjob_operator.api.validate import validate_job
 from psjob_operator.contract import KIND
 from psjob_operator.printable import printable
 
-GROUPS = {"kubeflow.org": frozenset(kubeflow.KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
+GROUPS = {"kubeflow.org": frozenset(KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
 KNOWN = (
     "TFJob, PyTorchJob and MXJob (kubeflow.org), TrainJob (trainer.kubeflow.org), a command of torchrun or accelerate launch,"
     " and scripts as files that end in .py"
@@ -38,7 +41,7 @@ def from_text(text: str | bytes, wishes: Wishes) -> tuple[list[Converted], list[
     """
     documents, problems = load_documents(text)
     if problems or not any(isinstance(document.value, Mapping) for document in documents):
-        words = launcher.line_of_text(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        words = line_of_text(text.decode(errors="replace") if isinstance(text, bytes) else text)
         if words is not None:
             return [from_words(words, wishes)], []
         raise BadInput(*(str(problem) for problem in problems)) if problems else BadInput(f"holds no job; psjob convert takes {KNOWN}")
@@ -56,7 +59,7 @@ def from_text(text: str | bytes, wishes: Wishes) -> tuple[list[Converted], list[
 
 def from_words(words: Sequence[str], wishes: Wishes) -> Converted:
     """The command line of a launcher. Raises BadInput."""
-    return _checked(torchrun.convert(words, wishes))
+    return _checked(convert_launch(words, wishes))
 
 
 def yaml_of(jobs: Sequence[Converted]) -> str:
@@ -100,7 +103,7 @@ def _is_job(raw: Mapping[str, Any]) -> bool:
 
 def _converted(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     own = _unshared(raw)
-    return trainjob.convert(own, wishes) if raw["kind"] == "TrainJob" else kubeflow.convert(own, wishes)
+    return convert_trainjob(own, wishes) if raw["kind"] == "TrainJob" else convert_kubeflow(own, wishes)
 
 
 def _unshared(raw: Any) -> Any:
@@ -118,3 +121,66 @@ def _checked(job: Converted) -> Converted:
     if problems:
         raise BadInput(*(f"{job.source}: what it would become is refused: {problem}" for problem in problems))
     return job
+
+
+def convert_launch(words: Sequence[str], wishes: Wishes) -> Converted:
+    """The command `words` as a PSTrainingJob: one worker for each of its processes.
+
+    Raises:
+        BadInput: it is no command of a launcher, or names no script.
+    """
+    launch = taken_apart(words)
+    draft = Draft(shlex.join(words), wishes)
+    draft.call(_word(launch.script))
+    draft.notes.clear()  # the name is ours to choose: nothing of the source is lost
+    nodes, each = _nodes(draft, launch.nodes), _each(draft, launch)
+    draft.replicas = nodes * each
+    image = wishes.image or f"registry.example.com/{draft.name}:1"
+    if wishes.image is None:
+        draft.note("image", None, f"{image} stands for yours, which holds torch and the script; give --image")
+    env = [{"name": name, "value": value} for name, value in launch.env]
+    container = {"name": "worker", "image": image, "command": list(launch.command), **({"env": env} if env else {})}
+    draft.template = worker_template(draft, {"spec": {"containers": [container]}}, "command", "worker")
+    if launch.restarts is not None:
+        draft.policy["backoffLimit"] = min(launch.restarts, 1000)
+    for option, value, remedy in launch.dropped:
+        draft.note(option, value or None, remedy)
+    note_backend(draft, "command", launch.command)
+    draft.note_shards()
+    draft.note("resources", None, "the manifest asks for none: add requests and limits, such as nvidia.com/gpu: 1, before you submit it")
+    note_framework(draft, "PyTorch")
+    return draft.finish()
+
+
+def _word(script: str) -> str:
+    """A word for the job: the last part of the script's or the module's name."""
+    last = script.rpartition("/")[2]
+    return last.removesuffix(".py").rpartition(".")[2] or "job"
+
+
+def _nodes(draft: Draft, written: str | None) -> int:
+    if written is None:
+        return 1
+    low, _, high = written.partition(":")
+    if not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in (low, high or low)):
+        raise BadInput(f"torchrun: --nnodes {written}: must be a number of at least 1, or two as 1:4")
+    if high and high != low:
+        draft.note(
+            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and goes on"
+        )
+    return int(high or low)
+
+
+def _each(draft: Draft, launch: Launch) -> int:
+    written = launch.processes
+    if written is None:
+        return 1
+    words = () if launch.by_accelerate else ("auto", "gpu", "cpu")
+    if written in words:
+        draft.note("--nproc-per-node", written, "depends on the machine; one worker a node is taken: set spec.workers.replicas")
+        return 1
+    if not (written.isascii() and written.isdigit() and int(written) >= 1):
+        if launch.by_accelerate:
+            raise BadInput(f"accelerate launch: --num_processes {written}: must be a number of at least 1")
+        raise BadInput(f"torchrun: --nproc-per-node {written}: must be a number of at least 1, or auto, gpu or cpu")
+    return int(written)

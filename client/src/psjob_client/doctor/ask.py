@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from psjob_client.doctor.cluster import RIGHTS, Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass
+from psjob_client.doctor.findings import RIGHTS, Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass
 from psjob_operator.api.crd import schema
 from psjob_operator.cluster.client import (
     JOBS,

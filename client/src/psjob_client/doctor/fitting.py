@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from psjob_client.doctor.cluster import ClusterFacts, Limit, Node
-from psjob_client.doctor.findings import Finding, ok, problem, warning
+from psjob_client.doctor.findings import ClusterFacts, Finding, Limit, Node, ok, problem, warning
 from psjob_operator.api.claim_template import MANY, claim_spec
 from psjob_operator.api.quantity import quantity
 from psjob_operator.api.spec import PSTrainingJob

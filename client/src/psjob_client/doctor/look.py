@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from psjob_client.doctor.machine import Disk, MachineFacts
+from psjob_client.doctor.findings import Disk, MachineFacts
 from psjob_client.local.run_folder import RUNS_FOLDER
 
 SMI_SECONDS, TORCH_SECONDS = 20.0, 60.0

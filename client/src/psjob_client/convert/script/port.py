@@ -1,15 +1,28 @@
-"""The road of a script: text in, the text of a script that trains with psjob out, with what is left to its user, line by line."""
+"""The road of a script: text in, the text of a script that trains with psjob out, with what is left to its user, line by line.
+
+What a conversion has promised is checked on its result (`check`): a script that breaks one of these promises is not written.
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
 import re
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from psjob_client.convert.script import data, groups, guard, loops, tidy, wrapping
-from psjob_client.convert.script.text import Text, applied
-from psjob_client.convert.script.work import Remark, Work
+from psjob_client.convert.script.groups import (
+    convert_groups,
+    convert_tidy,
+    finished,
+    names_psjob,
+    outside_functions,
+    psjob_imported,
+    tell_the_rest,
+)
+from psjob_client.convert.script.loops import convert_data, convert_loops, convert_wrapping
+from psjob_client.convert.script.text import BY_HAND, ENDS_IN, Remark, Text, Work, applied
 from psjob_client.problems import BadInput
 
 FOREIGN = {
@@ -26,6 +39,9 @@ FOREIGN = {
 TRAINERS = frozenset({"transformers.Trainer", "transformers.Seq2SeqTrainer"})
 RPC = "torch.distributed.rpc"
 SPLITS = ("FullyShardedDataParallel", "fully_shard", "DeviceMesh", "init_device_mesh")
+Shape = tuple[object, ...]
+ASSIGNED = (ast.Assign, ast.AnnAssign)
+IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
@@ -68,15 +84,15 @@ def ported(script: str) -> Ported:
         if any(full.startswith(("torch.distributed", "horovod")) or full.endswith("DistributedDataParallel") for full in meant):
             where = next((one for one in ast.walk(text.tree) if isinstance(one, ast.alias) and name in (one.asname, one.name)), text.tree)
             work.tell(where, f"{name} is imported and means something else too: what is done with it is left as it is")
-    for subject in (groups, wrapping, data, loops, tidy):
-        subject.convert(work)
-    groups.tell_the_rest(work)
+    for convert in (convert_groups, convert_wrapping, convert_data, convert_loops, convert_tidy):
+        convert(work)
+    tell_the_rest(work)
     if not work.edits and not work.removed:
         return Ported(script, script, tuple(sorted(work.remarks)))
     _saves(work)
-    tidy.psjob_imported(work)
-    after = applied(text, tidy.finished(work))
-    guard.check(work, after)
+    psjob_imported(work)
+    after = applied(text, finished(work))
+    check(work, after)
     return Ported(script, after, tuple(sorted(work.remarks)))
 
 
@@ -114,3 +130,67 @@ def _saves(work: Work) -> None:
             " ps.is_first() is true",
             by_hand=False,
         )
+
+
+def check(work: Work, after: str) -> None:
+    """The new text is Python, has all that was put in, lost only what was taken out, and imports psjob before it is used.
+
+    Raises:
+        BadInput: it is not so, and the script has to be changed by hand.
+    """
+    try:
+        tree = ast.parse(after.removeprefix("\ufeff"))
+    except (SyntaxError, ValueError):
+        raise BadInput(f"psjob could not convert it, as the result would be no Python; {BY_HAND}") from None
+    added = Counter(ast.unparse(ast.parse(line)) for line in work.inserted)
+    before, now = _told(work.text.tree, added), _told(tree, added)
+    if any(now[line] < before[line] + count for line, count in added.items()):
+        raise BadInput(f"psjob could not convert it, as a statement would be lost that has to come in; {BY_HAND}")
+    if _shape(work.text.tree, added, work.removed) != _shape(tree, added, set()):
+        raise BadInput(f"psjob could not convert it, as a statement of the script would be lost or moved; {BY_HAND}")
+    if names_psjob(work) and not _is_imported(work, tree):
+        raise BadInput(f"psjob could not convert it, as {work.ps} would be used before it is imported; {BY_HAND}")
+
+
+def _told(tree: ast.Module, lines: Collection[str]) -> Counter[str]:
+    return Counter(said for node in ast.walk(tree) if isinstance(node, ast.stmt) and (said := ast.unparse(node)) in lines)
+
+
+def _shape(node: ast.AST, added: Collection[str], removed: set[ast.stmt]) -> Shape:
+    """The kinds of statements that a node's blocks hold, in order, without those that came, went, or do nothing."""
+    blocks = []
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.ExceptHandler | ast.match_case):
+            held = tuple(
+                (_kind(one), _shape(one, added, removed))
+                for one in value
+                if one not in removed and not isinstance(one, ast.Pass) and not (isinstance(one, ast.stmt) and ast.unparse(one) in added)
+            )
+            if held:
+                blocks.append((name, held))
+    return tuple(blocks)
+
+
+def _kind(node: ast.AST) -> str:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return f"{type(node).__name__} {node.name}"
+    return "Assign" if isinstance(node, ASSIGNED) else type(node).__name__
+
+
+def _is_imported(work: Work, tree: ast.Module) -> bool:
+    """psjob is imported at the head of the module, before all that names it."""
+    for statement in outside_functions(tree.body):
+        if isinstance(statement, IMPORTS):
+            names = {alias.asname or alias.name: alias.name for alias in statement.names}
+            if isinstance(statement, ast.Import) and names.get(work.ps) == ENDS_IN:
+                return True
+        elif any(isinstance(node, ast.Name) and node.id == work.ps for node in _own(statement)):
+            return False
+    return not any(isinstance(node, ast.Name) and node.id == work.ps for node in ast.walk(tree))
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+    """A statement's nodes, without the blocks that are seen by themselves."""
+    if isinstance(statement, ast.If):
+        return ast.walk(statement.test)
+    return iter(()) if isinstance(statement, ast.Try) else ast.walk(statement)

@@ -1,4 +1,7 @@
-"""The JSON file of a profile, with a version, as `psjob plan-stages --save` writes it. `psjob.planning.profile` is what planners read."""
+"""What `psjob plan-stages` plans with: the profile of a model and the grid of devices that a described machine is.
+
+A profile is a JSON file with a version, as `psjob plan-stages --save` writes it. `psjob.planning.profile` is what planners read.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from psjob.planning.plan import Grid, Wire
 from psjob.planning.profile import Profile, profile_of
+from psjob_client.topology.estimate import Unfit, estimate
+from psjob_client.topology.machine import Machine, Routes
 from psjob_operator.api.base import Model
 from psjob_operator.api.field_rule import Problem, field_path, shown
 
@@ -19,6 +25,9 @@ MOST_BYTES = 10**15
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 Position = Annotated[int, Field(ge=0, lt=MOST_NODES)]
+SHARED = 0.75
+"""An uplink is shared where all devices of a host together get less than this share of what they get one by one."""
+PROBE_BYTES = 1e9
 
 
 class _Output(Model):
@@ -128,3 +137,43 @@ def _told(detail: ErrorDetails) -> Problem:
             return Problem(path, None, f"Unsupported value: {shown(detail['input'])}: this psjob reads format {FORMAT}", "profile again")
         case _:
             return Problem(path, detail["input"], detail["msg"][:1].lower() + detail["msg"][1:])
+
+
+def grid_of(machine: Machine) -> Grid:
+    """Raises ValueError where hosts have different numbers of devices, and NoWay where devices are not joined."""
+    counts = {len(host.devices) for host in machine.hosts}
+    if len(counts) > 1:
+        told = " and ".join(str(count) for count in sorted(counts))
+        raise ValueError(f"hosts: they have {told} devices; stages are planned for hosts of equally many, so leave the others out")
+    each, homes = counts.pop(), [host.devices for host in machine.hosts]
+    routes = Routes(machine)
+    routes.check((*machine.devices, *machine.servers))
+    near = [(one, other) for home in homes for one in home for other in home if one != other]
+    far = [(one, other) for a in homes for b in homes if a is not b for one in a for other in b]
+    inside, across = _slowest(routes, near), _slowest(routes, far)
+    shared = False
+    if far and each > 1:
+        flows = list(zip(homes[0], homes[1], strict=True))
+        shared = routes.pace(flows).bandwidth < SHARED * routes.pace(flows[:1]).bandwidth
+    push_byte, push_latency = _updates(routes, inside or across)
+    only = inside or across
+    assert only is not None
+    return Grid(len(homes), each, inside or only, across or only, shared, push_byte, push_latency, machine.devices)
+
+
+def _slowest(routes: Routes, pairs: list[tuple[str, str]]) -> Wire | None:
+    if not pairs:
+        return None
+    return Wire(min(routes.width(*pair) for pair in pairs), max(routes.way(*pair).latency for pair in pairs))
+
+
+def _updates(routes: Routes, wire: Wire | None) -> tuple[float, float]:
+    """By `ps` of plan-topology; on one host without servers by its CPU's link, else as fast as devices reach each other."""
+    for strategy in ("ps", "ps-cpu"):
+        try:
+            one, two = (estimate(strategy, routes, size).seconds for size in (PROBE_BYTES, 2 * PROBE_BYTES))
+        except Unfit:
+            continue
+        return (two - one) / PROBE_BYTES, max(0.0, 2 * one - two)
+    assert wire is not None
+    return 2 / wire.bandwidth, 2 * wire.latency
