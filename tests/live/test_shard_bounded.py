@@ -193,7 +193,7 @@ def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     held = [waiter for cell in store.cells.values() for waiter in cell.waiters]
     assert {waiter.version for waiter in held} == {2}, "3 clocks ahead are allowed, and yet it waits for the checkpoint"
     desk.servers[0].tick(time.monotonic() + 5.0)
-    assert str(desk.servers[0].waiting_for).startswith("workers [1] have not pushed step 1 (block ")
+    assert str(desk.servers[0].job.waiting_for).startswith("workers [1] have not pushed step 1 (block ")
     desk.drop_cut("a test says so")
     assert not any(cell.waiters for cell in store.cells.values())
     desk.push(clerks[0], 2)
@@ -333,7 +333,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         assert cut is not None and cut.step is not None and 3 < cut.step <= 6
         ends = {0: 20, 1: 20}
         going = aside(lambda: rounds(ends, 3, seed=1)(first))
-        assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].waiting_for))
+        assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].job.waiting_for))
         assert eventually(lambda: all(one.store.clocks() == {0: cut.step, 1: 3} for one in shards.servers))
         assert going.is_alive(), "a barrier, though its bound would let it go on to 7"
         again = ledger(shards, 1, start=2)
