@@ -25,7 +25,7 @@ from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from psjob.shard import server
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.pending import Bound
+from psjob.shard.pending import StalenessBound
 from tests.e2e.workloads.ledger import Ledger, counted, places
 from tests.live.embeddings import Clicks, offloaded
 from tests.live.live_shards import (
@@ -62,7 +62,7 @@ class Schedule:
         self.staleness, self.ends = chance.randint(1, 3), [chance.randint(1, 9) for _ in range(self.workers)]
         self.barrier: int | None = chance.randint(1, 9) if chance.random() < 0.7 else None
         self.table, lock = Admission(self.workers, self.blocks), threading.RLock()
-        self.bounds = [Bound(Bounded(self.staleness), self.table, lock, at) for at in range(self.blocks)]
+        self.bounds = [StalenessBound(Bounded(self.staleness), self.table, lock, at) for at in range(self.blocks)]
         self.held: dict[int, dict[int, int]] = {}
         """By block: what it had of each worker when it was held at the barrier."""
         self.clock, self.sent, self.waits = [0] * self.workers, [0] * self.workers, [set[int]() for _ in range(self.workers)]
@@ -87,7 +87,7 @@ class Schedule:
         self.sent[rank] += 1
         self.waits[rank].add(at)
 
-    def answer(self, at: int, bound: Bound) -> None:
+    def answer(self, at: int, bound: StalenessBound) -> None:
         """As a cell does: hold it if it is there, then answer who may go on."""
         pushed = self.table.pushed(at)
         if self.barrier is not None and at not in self.held and bound.stands_at(self.barrier):
@@ -116,7 +116,7 @@ def test_the_bound_holds_in_every_block_on_random_schedules() -> None:
 
 def test_a_barrier_is_too_late_once_anyone_may_have_passed_it() -> None:
     table = Admission(3, 2)
-    bound = Bound(Bounded(3), table, threading.RLock(), 0)
+    bound = StalenessBound(Bounded(3), table, threading.RLock(), 0)
     for rank in (0, 1):
         for clock in range(2):
             table.admit(rank, (1, 0), clock, 0)

@@ -11,7 +11,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, ServedMode, Sync
 from psjob.rules.base import BlockState
 from psjob.shard.admission import Verdict
-from psjob.shard.pending import Gradient, Info
+from psjob.shard.pending import Gradient, PushMetadata
 from psjob.shard.push_metrics import PushSamples
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind
@@ -23,7 +23,7 @@ def served(mode: ServedMode) -> Store:
     layout = Layout.of((TensorSpec("w", (512,), "float32"),))
     store.restore(layout, "plain", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     for rank in range(2):
-        store.infos.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
+        store.infos.learn(rank, 1, PushMetadata(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
     store.open(1, 1)
     return store
 
