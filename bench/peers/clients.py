@@ -15,7 +15,7 @@ import torch
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, ServedMode, Sync
 from psjob.rules.base import BlockState
-from psjob.shard.pending import Gradient, Info
+from psjob.shard.pending import Gradient, PushMetadata
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, Kind
 
@@ -93,7 +93,7 @@ def served(mode: ServedMode, workers: int) -> Store:
     store.restore(layout, "sgd", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     hyperparameters = {"lr": clock.RATE, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
     for rank in range(workers):
-        store.infos.learn(rank, 1, Info((hyperparameters,), frozenset()))
+        store.infos.learn(rank, 1, PushMetadata((hyperparameters,), frozenset()))
     store.open(1, 1)
     return store
 

@@ -16,7 +16,7 @@ from psjob.api import meetings
 from psjob.process.errors import Refused
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.shard import rendezvous as kept_meetings
-from psjob.shard.rendezvous import MOST_POINTS, Meetings
+from psjob.shard.rendezvous import MOST_POINTS, Rendezvous
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.reading import StreamClosed
 from psjob.worker import rendezvous
@@ -116,7 +116,7 @@ STRANGE = {
 @pytest.mark.parametrize("case", STRANGE)
 def test_a_question_out_of_shape_is_refused(tmp_path: Path, case: str) -> None:
     with serving(tmp_path, workers=2, shards=1) as shards:
-        kept = Meetings(shards.place(0), list, lambda: False)
+        kept = Rendezvous(shards.place(0), list, lambda: False)
     stream: Any = None
     with pytest.raises(WireError):
         kept.meet(stream, Header(Kind.HELLO, worker=0), STRANGE[case])
@@ -137,7 +137,7 @@ class _Stream:
 def test_points_that_were_left_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_meetings, "HOLD_SECONDS", 0.0)
     with serving(tmp_path, workers=2, shards=1) as shards:
-        kept = Meetings(shards.place(0), list, lambda: False)
+        kept = Rendezvous(shards.place(0), list, lambda: False)
     for number in range(MOST_POINTS + 10):
         for rank in range(2):
             stream: Any = _Stream()
@@ -149,7 +149,7 @@ def test_points_that_were_left_long_ago_are_forgotten(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(("said", "most"), [("x", kept_meetings.MOST_OPEN), ("x" * (16 << 20), 4)])
 def test_one_worker_holds_a_bounded_part_of_shard_0_at_points_that_nobody_else_knows(tmp_path: Path, said: str, most: int) -> None:
     with serving(tmp_path, workers=2, shards=1) as shards:
-        kept = Meetings(shards.place(0), list, lambda: False)
+        kept = Rendezvous(shards.place(0), list, lambda: False)
 
     def come(rank: int, number: int) -> None:
         kept.meet(_Stream(), Header(Kind.HELLO, worker=rank), {"role": "worker", "point": f"{number}", "said": said})()  # type: ignore

@@ -11,7 +11,7 @@ from torch import nn
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
-from psjob.shard.pending import Arrived, Gradient, Info
+from psjob.shard.pending import Gradient, PendingPush, PushMetadata
 from psjob.shard.push_metrics import PARTS, WHOLE, NonFinitePushes, first_bad, looked_at
 from psjob.shard.status_server import status
 from tests.live.live_shards import Shards, Worker, all_well, serving
@@ -124,12 +124,12 @@ def test_the_first_push_of_a_sum_is_blamed_where_no_other_is() -> None:
     layout = Layout.of((TensorSpec("a", (64,), "float32"), TensorSpec("b", (64,), "float32")))
     block = layout.blocks[0]
 
-    def arrived(worker: int, clock: int, bad: bool) -> Arrived:
+    def arrived(worker: int, clock: int, bad: bool) -> PendingPush:
         grad = Gradient([], block.nbytes, block)
         grad.flat.zero_()
         if bad:
             grad.flat[70] = float("nan")
-        return Arrived(Push(worker, clock, None), grad, False, Info((), frozenset()))
+        return PendingPush(Push(worker, clock, None), grad, False, PushMetadata((), frozenset()))
 
     pushes = NonFinitePushes()
     pushes.names = ["a", "b"]

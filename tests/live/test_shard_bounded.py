@@ -25,7 +25,7 @@ from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from psjob.shard import server
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.pending import Bound
+from psjob.shard.pending import StalenessBound
 from tests.e2e.workloads.ledger import Ledger, counted, places
 from tests.live.embeddings import Clicks, offloaded
 from tests.live.live_shards import (
@@ -62,7 +62,7 @@ class Schedule:
         self.staleness, self.ends = chance.randint(1, 3), [chance.randint(1, 9) for _ in range(self.workers)]
         self.barrier: int | None = chance.randint(1, 9) if chance.random() < 0.7 else None
         self.table, lock = Admission(self.workers, self.blocks), threading.RLock()
-        self.bounds = [Bound(Bounded(self.staleness), self.table, lock, at) for at in range(self.blocks)]
+        self.bounds = [StalenessBound(Bounded(self.staleness), self.table, lock, at) for at in range(self.blocks)]
         self.held: dict[int, dict[int, int]] = {}
         """By block: what it had of each worker when it was held at the barrier."""
         self.clock, self.sent, self.waits = [0] * self.workers, [0] * self.workers, [set[int]() for _ in range(self.workers)]
@@ -87,7 +87,7 @@ class Schedule:
         self.sent[rank] += 1
         self.waits[rank].add(at)
 
-    def answer(self, at: int, bound: Bound) -> None:
+    def answer(self, at: int, bound: StalenessBound) -> None:
         """As a cell does: hold it if it is there, then answer who may go on."""
         pushed = self.table.pushed(at)
         if self.barrier is not None and at not in self.held and bound.stands_at(self.barrier):
@@ -116,7 +116,7 @@ def test_the_bound_holds_in_every_block_on_random_schedules() -> None:
 
 def test_a_barrier_is_too_late_once_anyone_may_have_passed_it() -> None:
     table = Admission(3, 2)
-    bound = Bound(Bounded(3), table, threading.RLock(), 0)
+    bound = StalenessBound(Bounded(3), table, threading.RLock(), 0)
     for rank in (0, 1):
         for clock in range(2):
             table.admit(rank, (1, 0), clock, 0)
@@ -193,7 +193,7 @@ def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     held = [waiter for cell in store.cells.values() for waiter in cell.waiters]
     assert {waiter.version for waiter in held} == {2}, "3 clocks ahead are allowed, and yet it waits for the checkpoint"
     desk.servers[0].tick(time.monotonic() + 5.0)
-    assert str(desk.servers[0].waiting_for).startswith("workers [1] have not pushed step 1 (block ")
+    assert str(desk.servers[0].job.waiting_for).startswith("workers [1] have not pushed step 1 (block ")
     desk.drop_cut("a test says so")
     assert not any(cell.waiters for cell in store.cells.values())
     desk.push(clerks[0], 2)
@@ -333,7 +333,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         assert cut is not None and cut.step is not None and 3 < cut.step <= 6
         ends = {0: 20, 1: 20}
         going = aside(lambda: rounds(ends, 3, seed=1)(first))
-        assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].waiting_for))
+        assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].job.waiting_for))
         assert eventually(lambda: all(one.store.clocks() == {0: cut.step, 1: 3} for one in shards.servers))
         assert going.is_alive(), "a barrier, though its bound would let it go on to 7"
         again = ledger(shards, 1, start=2)

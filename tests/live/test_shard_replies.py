@@ -16,7 +16,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
 from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
-from psjob.shard.block import Cell
+from psjob.shard.block import ParameterBlock
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, together
 from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
@@ -38,7 +38,7 @@ def workers_of(shards: Shards, lr: float = 0.02, overlap: bool = False, start: i
     return made
 
 
-def cells(shards: Shards) -> list[Cell]:
+def cells(shards: Shards) -> list[ParameterBlock]:
     """Of all shards, in the order of their blocks."""
     found = {index: cell for server in shards.servers for index, cell in server.store.cells.items()}
     return [found[index] for index in sorted(found)]

@@ -17,7 +17,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
-from psjob.shard.rendezvous import FILE, KeptCuts
+from psjob.shard.rendezvous import FILE, PartitionStore
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import rendezvous
 from tests.live import stage_oracle as eager
@@ -99,8 +99,8 @@ def test_a_new_shard_0_tells_the_same(tmp_path: Path) -> None:
         assert rendezvous.agreed(shards.place(0), lambda: first) == first
         assert rendezvous._asked_cuts(shards.place(0, 2), other) == first
         place = replace(shards.servers[0].place, number=2)
-        assert KeptCuts(place, shards.folder).kept() == first
-        assert KeptCuts(replace(place, run="another"), shards.folder).kept() is None
+        assert PartitionStore(place, shards.folder).kept() == first
+        assert PartitionStore(replace(place, run="another"), shards.folder).kept() is None
 
 
 def test_who_waits_says_for_whom(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_looked_for_is_not_taken_for_missing(tmp_path: Pat
     """Other cuts would take the place of those that it holds."""
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
         (tmp_path / "file").write_text("")
-        kept = KeptCuts(shards.servers[0].place, tmp_path / "file")
+        kept = PartitionStore(shards.servers[0].place, tmp_path / "file")
         with pytest.raises(CheckpointProblem, match=r"look for stage-cuts\.json"):
             kept.kept()
 

@@ -18,7 +18,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.pipeline.stage import ChangedInPlace
-from psjob.shard.block import Cell
+from psjob.shard.block import ParameterBlock
 from psjob.worker import stagelinks
 from tests.covering import each_value
 from tests.live import stage_workers
@@ -160,7 +160,7 @@ def test_a_stage_without_stash_has_one_memory(tmp_path: Path) -> None:
 def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
     """The shard answers no push of step 4 of the first stage before this has given what it makes next."""
     given: list[tuple[int, int]] = []
-    held: list[Cell] = []
+    held: list[ParameterBlock] = []
 
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
         if worker.rank == 0 and (what, step) == ("push", 4):

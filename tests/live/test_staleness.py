@@ -20,7 +20,7 @@ from psjob import rules
 from psjob.modes import Async, Batch, Push
 from psjob.rules.base import check_hyperparameters
 from psjob.rules.stability import Guard, bound
-from psjob.shard.pending import Arrived, Info, Lent
+from psjob.shard.pending import Lent, PendingPush, PushMetadata
 from psjob.shard.push_metrics import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Histogram, Sample, StalenessMetrics, compared
 from psjob.shard.status_server import status
 from psjob.simulate.digits import SIZE, Digits
@@ -53,8 +53,8 @@ class Looked(SimulatedTraining):
         self.block.answered(worker, self.state.weights, self.version)
 
     def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
-        info = Info((self.given,), frozenset())
-        taken = [Arrived(push, Lent(self._sent[push.worker, push.clock].grad), False, info) for push in batch.kept]
+        info = PushMetadata((self.given,), frozenset())
+        taken = [PendingPush(push, Lent(self._sent[push.worker, push.clock].grad), False, info) for push in batch.kept]
         self.block.counted(taken, self.state.weights, version, 0)
         notes = super().decide(batch, version)
         self.gaps += [(push.base or 0, gap) for (gap, _), push in zip(notes, batch.kept, strict=True)]
@@ -184,12 +184,12 @@ def test_the_bound_is_that_of_the_lag_of_nineteen_pushes_in_twenty() -> None:
 def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> None:
     staleness = StalenessMetrics(2, None)
     blocks = [BlockStaleness(staleness, Sample.of(4, 8)) for _ in range(2)]
-    weights, info = torch.zeros(4), Info(({"lr": 1.0},), frozenset())
+    weights, info = torch.zeros(4), PushMetadata(({"lr": 1.0},), frozenset())
     for block in blocks:
         block.answered(1, weights, 5)
 
     def count(block: int, base: int | None, n: int) -> None:
-        blocks[block].counted([Arrived(Push(1, 0, base), Lent(weights), False, info)], weights + 3, n, 0)
+        blocks[block].counted([PendingPush(Push(1, 0, base), Lent(weights), False, info)], weights + 3, n, 0)
 
     count(0, 5, 7)
     assert staleness.told()["lag"]["count"] == 0

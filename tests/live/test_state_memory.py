@@ -21,9 +21,9 @@ from psjob.modes import Push, Sync
 from psjob.rules.base import BlockState, Rule
 from psjob.shard import state_memory
 from psjob.shard.admission import taken_by
-from psjob.shard.block import Cell
+from psjob.shard.block import ParameterBlock
 from psjob.shard.keeper import SERVES
-from psjob.shard.pending import Arrived, Gradient, Info
+from psjob.shard.pending import Gradient, PendingPush, PushMetadata
 from psjob.shard.push_metrics import Counters
 from psjob.shard.state_memory import RECORD, SLABS, StateMemory, Untaken
 from psjob.wire.shared_memory import PAGE, Region
@@ -60,15 +60,15 @@ def regions(name: str) -> tuple[Region, Region]:
     return Region.lend(SPAN.size), Region.lend(size)
 
 
-def cells(name: str, memory: StateMemory) -> list[Cell]:
-    made = [Cell(block, at, Torn(rules.named(name)), Sync()) for at, block in enumerate(LAYOUT.blocks)]
+def cells(name: str, memory: StateMemory) -> list[ParameterBlock]:
+    made = [ParameterBlock(block, at, Torn(rules.named(name)), Sync()) for at, block in enumerate(LAYOUT.blocks)]
     for cell in made:
         cell.kept, cell.home = memory.blocks[cell.index], memory.blocks[cell.index].weights
     return made
 
 
 def train(
-    name: str, weights: Region, region: Region, answered: Callable[[int, int], None], note: Callable[[Cell], None],
+    name: str, weights: Region, region: Region, answered: Callable[[int, int], None], note: Callable[[ParameterBlock], None],
     begins: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """The blocks' first values, then some updates of each."""
@@ -85,14 +85,14 @@ def train(
         for cell in made:
             grad = Gradient([], cell.block.nbytes, cell.block)
             grad.flat.copy_(torch.linspace(1, 2 + clock, cell.block.length))
-            info = Info((options, options), frozenset())
-            cell.pending[0, clock] = Arrived(Push(0, clock, clock), grad, False, info)
+            info = PushMetadata((options, options), frozenset())
+            cell.pending[0, clock] = PendingPush(Push(0, clock, clock), grad, False, info)
             cell.advance(lambda _: frozenset({0}))
             answered(cell.index, cell.n)
             note(cell)
 
 
-def seen(cell: Cell) -> State:
+def seen(cell: ParameterBlock) -> State:
     assert cell.state is not None
     tensors = [cell.state.weights.clone(), *(cell.state.slots[name].clone() for name in sorted(cell.state.slots))]
     return tensors, cell.state.counts(), cell.n, cell.skipped

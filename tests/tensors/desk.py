@@ -25,7 +25,7 @@ from psjob.rules.optimizers import OUTER
 from psjob.shard.acceptor import hello_body
 from psjob.shard.checks import group_hyperparameters
 from psjob.shard.coordinator_driver import CoordinatorDriver
-from psjob.shard.pending import Info
+from psjob.shard.pending import PushMetadata
 from psjob.shard.server import Server
 from psjob.shard.session import Session
 from psjob.wire.event_loop import NonBlockingStream
@@ -230,7 +230,7 @@ class Desk:
             if shards is not None and server.place.index not in shards:
                 continue
             store.infos.learn(
-                clerk.rank, 1, Info(group_hyperparameters(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset())
+                clerk.rank, 1, PushMetadata(group_hyperparameters(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset())
             )
             for block, cell in store.cells.items():
                 header = Header(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.push_metrics import GAPS, LAGS, Histogram, Lateness, StalenessMetrics, _Seen
+from psjob.shard.push_metrics import GAPS, LAGS, Histogram, StalenessHistogram, StalenessMetrics, _Seen
 from psjob_client.local.status import lateness, lateness_line
 
 
@@ -25,17 +25,17 @@ def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
     return {"did": "staleness", "attempt": attempt, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
 
 
-def counts(lateness: Lateness) -> tuple[int, float, float]:
+def counts(lateness: StalenessHistogram) -> tuple[int, float, float]:
     lag = lateness.told()["lag"]
     return lag["count"], lag["sum"], lag["max"]
 
 
 def test_until_a_shard_has_told_nothing_is_known() -> None:
-    assert Lateness().told() == {"lag": None, "gap": None}
+    assert StalenessHistogram().told() == {"lag": None, "gap": None}
 
 
 def test_shards_add_up_and_what_one_of_them_had_seen_stays() -> None:
-    lateness = Lateness()
+    lateness = StalenessHistogram()
     for shard in range(3):
         lateness.heard(shard, word(1, 5.0, []))
     lateness.heard(0, word(1, 5.0, [1, 1]))
@@ -54,7 +54,7 @@ def test_shards_add_up_and_what_one_of_them_had_seen_stays() -> None:
 
 def test_a_new_coordinator_counts_from_0() -> None:
     """Or a series that fell by shard 0's part would seem to have grown by all of the others'."""
-    lateness = Lateness()
+    lateness = StalenessHistogram()
     lateness.heard(1, word(1, 5.0, [2] * 100))
     assert counts(lateness)[0] == 0
     lateness.heard(1, word(1, 5.0, [2] * 101))
@@ -63,7 +63,7 @@ def test_a_new_coordinator_counts_from_0() -> None:
 
 def test_a_shard_says_what_it_has_seen() -> None:
     staleness = StalenessMetrics(1, None)
-    lateness = Lateness()
+    lateness = StalenessHistogram()
     lateness.heard(1, staleness.word(1))
     staleness.add(0, 0, _Seen(4), {})
     lateness.heard(1, staleness.word(1))
@@ -72,7 +72,7 @@ def test_a_shard_says_what_it_has_seen() -> None:
 
 @given(st.integers(0, 10_000))
 def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
-    chance, lateness = random.Random(seed), Lateness()
+    chance, lateness = random.Random(seed), StalenessHistogram()
     attempts, seen, told, whole = [1, 1, 1], [[], [], []], [0, 0, 0], 0  # type: ignore[var-annotated]
     for shard in range(3):
         lateness.heard(shard, word(1, 0.0, []))
@@ -110,7 +110,7 @@ GOOD = word(1, 5.0, [1, 2, 3])
     ids=str,
 )
 def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
-    lateness = Lateness()
+    lateness = StalenessHistogram()
     lateness.heard(1, word(1, 5.0, []))
     lateness.heard(1, GOOD)
     before = lateness.told()

@@ -152,7 +152,7 @@ def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str,
             """Its next part of a push: to `first`, then to the other shard."""
             rank = clerk.rank
             if pushed[0][rank] == pushed[1][rank]:
-                gone = [server.store.decided.gone.get(rank, 0) for server in desk.servers if server.store.decided is not None]
+                gone = [server.store.decided.answerable_clocks.get(rank, 0) for server in desk.servers if server.store.decided is not None]
                 if min(gone) < clocks[rank]:
                     return
                 clocks[rank] += 1

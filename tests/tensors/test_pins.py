@@ -16,37 +16,37 @@ from psjob.checkpoint.states import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
 from psjob.shard import snapshot
-from psjob.shard.block import Cell
-from psjob.shard.pending import Arrived, Gradient, Info, Replies, Waiter
-from psjob.shard.snapshot_memory import Pin, PushGaps, Spare, Voided, room
+from psjob.shard.block import ParameterBlock
+from psjob.shard.pending import Gradient, PendingPush, PushMetadata, Replies, Waiter
+from psjob.shard.snapshot_memory import BackgroundThrottle, BlockSnapshot, SnapshotBuffer, Voided, room
 from psjob.shard.store import Store
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
-INFO = Info(({**rules.named("adam").hyperparameters, "lr": 0.25},), frozenset())
+INFO = PushMetadata(({**rules.named("adam").hyperparameters, "lr": 0.25},), frozenset())
 
 
-def cell_of(rule: str = "adam") -> Cell:
+def cell_of(rule: str = "adam") -> ParameterBlock:
     """A served block: every element moves alike, so that a torn copy would show two values."""
     block = LAYOUT.blocks[0]
-    cell = Cell(block, 0, rules.named(rule), Sync())
+    cell = ParameterBlock(block, 0, rules.named(rule), Sync())
     cell.put(cell.rule.init(torch.zeros(block.length)), 0)
     return cell
 
 
-def push(cell: Cell, skip: bool = False, info: Info = INFO) -> None:
+def push(cell: ParameterBlock, skip: bool = False, info: PushMetadata = INFO) -> None:
     grad = Gradient([], cell.block.nbytes, cell.block)
     grad.flat.fill_(1.0)
     with cell.lock:
-        cell.pending[0, cell.n] = Arrived(Push(0, cell.n, cell.n), grad, skip, info)
+        cell.pending[0, cell.n] = PendingPush(Push(0, cell.n, cell.n), grad, skip, info)
         cell.advance(lambda clock: frozenset([0]))
 
 
-def held(cell: Cell, step: int, spare: Spare) -> list[Pin]:
-    pins: list[Pin] = []
+def held(cell: ParameterBlock, step: int, spare: SnapshotBuffer) -> list[BlockSnapshot]:
+    pins: list[BlockSnapshot] = []
 
-    def pin(at: Cell) -> Pin:
+    def pin(at: ParameterBlock) -> BlockSnapshot:
         assert at.state is not None
-        pins.append(Pin(at.block.index, at.n, at.state, at.content, at.lock, spare))
+        pins.append(BlockSnapshot(at.block.index, at.n, at.state, at.content, at.lock, spare))
         return pins[-1]
 
     with cell.lock:
@@ -54,7 +54,7 @@ def held(cell: Cell, step: int, spare: Spare) -> list[Pin]:
     return pins
 
 
-def sizes(cell: Cell) -> dict[int, int]:
+def sizes(cell: ParameterBlock) -> dict[int, int]:
     return {cell.block.index: room(cell.tensors())}
 
 
@@ -64,7 +64,7 @@ def test_a_slow_writer_gets_the_step_of_the_cut_whatever_updates_do(prepared: bo
     for _ in range(3):
         push(other)  # what the block is at step 3
     push(cell)
-    spare = Spare(sizes(cell) if prepared else {})
+    spare = SnapshotBuffer(sizes(cell) if prepared else {})
     spare.warm(sizes(cell) if prepared else [])
     pins = held(cell, 3, spare)
     stop = threading.Event()
@@ -94,7 +94,7 @@ def test_a_slow_writer_gets_the_step_of_the_cut_whatever_updates_do(prepared: bo
 def test_an_update_copies_a_held_block_once_and_nothing_else() -> None:
     cell = cell_of()
     push(cell)
-    (pin,) = held(cell, -1, Spare(sizes(cell)))
+    (pin,) = held(cell, -1, SnapshotBuffer(sizes(cell)))
     assert cell.state is not None
     with cell.lock:
         live = pin._tensors["weights"]
@@ -108,7 +108,7 @@ def test_an_update_copies_a_held_block_once_and_nothing_else() -> None:
 def test_what_a_checkpoint_does_not_write_is_not_copied() -> None:
     cell = cell_of()
     push(cell)
-    spare = Spare(sizes(cell))
+    spare = SnapshotBuffer(sizes(cell))
     (pin,) = held(cell, -1, spare)
     pin.leave()
     push(cell)
@@ -119,7 +119,7 @@ def test_what_a_checkpoint_does_not_write_is_not_copied() -> None:
 def test_a_cut_that_is_given_up_is_not_written(end: str) -> None:
     cell = cell_of()
     push(cell)
-    (pin,) = held(cell, -1, Spare(sizes(cell)))
+    (pin,) = held(cell, -1, SnapshotBuffer(sizes(cell)))
     with cell.lock:
         if end == "void":
             cell.void_cut()
@@ -147,7 +147,7 @@ def test_content_changes_with_the_bytes_and_only_then() -> None:
 
 def test_a_copy_of_a_block_that_has_outgrown_its_place_is_whole() -> None:
     cell = cell_of()
-    spare = Spare(sizes(cell))  # before the first update there are no moments
+    spare = SnapshotBuffer(sizes(cell))  # before the first update there are no moments
     push(cell)
     (pin,) = held(cell, -1, spare)
     push(cell)
@@ -164,7 +164,7 @@ def test_work_beside_pushes_waits_for_a_gap_but_not_for_ever(busy: bool) -> None
         asked.append(time.monotonic())
         return asked[-1] if busy else 0.0
 
-    gaps = PushGaps(pushed)
+    gaps = BackgroundThrottle(pushed)
     time.sleep(0.02)
     gaps.wait()
     assert len(asked) > 1 if busy else len(asked) == 1
@@ -220,7 +220,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
 def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
     """What a worker is sent belongs to the block's state under such a rule: a cut has the note of its moment, the next cut another."""
     cell = cell_of("dana-dc")
-    told = Info((cell.rule.hyperparameters,), frozenset())
+    told = PushMetadata((cell.rule.hyperparameters,), frozenset())
     waiter = Waiter(cast(Replies, None), 0, 0, 0, 0, 0.0, info=told)
 
     def reply() -> None:
@@ -231,7 +231,7 @@ def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
     push(cell, info=told)
     assert cell.state is not None
     at_the_cut = cell.state.copy()
-    (pin,) = held(cell, -1, Spare(sizes(cell)))
+    (pin,) = held(cell, -1, SnapshotBuffer(sizes(cell)))
     before = cell.content
     reply()
     assert not torch.equal(cell.state.slots["sent@0"], at_the_cut.slots["sent@0"]), "the reply has noted other weights"

@@ -21,8 +21,8 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, Push, ServedMode, Sync
 from psjob.protocol.worker.events import ShardWaits
 from psjob.rules.base import BlockState
-from psjob.shard.admission import Admission, Row, Tally, Verdict
-from psjob.shard.pending import MOST_NAMED, Arrived, Gradient, Info, PendingPushes, Waiter, Waiters, named
+from psjob.shard.admission import Admission, MinCounter, Row, Verdict
+from psjob.shard.pending import MOST_NAMED, Gradient, PendingPush, PendingPushes, PushMetadata, Waiter, Waiters, named
 from psjob.shard.push_metrics import PushNorms, PushSamples, norm_of
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind
@@ -34,7 +34,7 @@ WORKERS = 4
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5))))
 def test_a_tally_knows_what_its_members_would_show(moves: list[tuple[int, int]]) -> None:
     members: list[int] = []
-    tally = Tally()
+    tally = MinCounter()
     for old, new in moves:
         if old in members:
             members[members.index(old)] = new
@@ -128,7 +128,7 @@ def test_who_waits_by_a_stream_that_ends_waits_no_more() -> None:
 def test_pushes_are_told_in_order_of_arrival_whatever_is_taken() -> None:
     pending = PendingPushes()
     for rank in (2, 0, 1):
-        pending[rank, 7] = Arrived(Push(rank, 7, None), None, False, Info((), frozenset()))
+        pending[rank, 7] = PendingPush(Push(rank, 7, None), None, False, PushMetadata((), frozenset()))
     told = pending.pushes
     assert [push.worker for push in told] == [2, 0, 1] and pending.pushes is told
     assert [arrived.push.worker for arrived in pending.take([(1, 7), (2, 7)])] == [1, 2]
@@ -164,7 +164,7 @@ def test_no_push_looks_at_the_rows_of_all_workers(mode: ServedMode, monkeypatch:
     layout = Layout.of((TensorSpec("w", (512,), "float32"),))
     store.restore(layout, "plain", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     for rank in range(workers):
-        store.infos.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
+        store.infos.learn(rank, 1, PushMetadata(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
     store.open(1, 1)
     store.admission.rows = Watched(store.admission.rows)
     monkeypatch.setattr(Watched, "scans", 0)

@@ -14,7 +14,7 @@ from psjob.modes import Push
 from psjob.protocol.worker.together import Part, Whole, owner, together
 from psjob.resume import composite
 from psjob.resume.composite import SMALL, Edges, Records
-from psjob.shard.pending import Arrived, Info, shares_of
+from psjob.shard.pending import PendingPush, PushMetadata, push_weights
 from psjob.worker import localreduce
 from psjob.worker.localreduce import PodMemory
 
@@ -126,7 +126,7 @@ def test_a_push_counts_by_its_processes(counts: list[int | None], shares: list[f
             """As a gradient's buffer."""
 
     batch = [
-        Arrived(Push(rank, 3, None), None if count is None else Grad(), False, Info((), frozenset(), processes=count or 1))
+        PendingPush(Push(rank, 3, None), None if count is None else Grad(), False, PushMetadata((), frozenset(), processes=count or 1))
         for rank, count in enumerate(counts)
     ]
-    assert shares_of(batch) == shares
+    assert push_weights(batch) == shares

@@ -14,7 +14,7 @@ from psjob.process import supervise
 from psjob.process.supervise import Liveness, Pulse
 from psjob.shard import snapshot_memory
 from psjob.shard.keeper import LOOKS, Watch
-from psjob.shard.snapshot_memory import PushGaps
+from psjob.shard.snapshot_memory import BackgroundThrottle
 
 TIMEOUT = 8.0
 
@@ -108,7 +108,7 @@ def test_pushes_that_never_cease_slow_a_checkpoint_by_a_third_and_a_fixed_time(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(snapshot_memory, "time", clock)
-    between = PushGaps(clock.monotonic)
+    between = BackgroundThrottle(clock.monotonic)
     for _ in range(parts):
         clock.now += work
         between.wait()

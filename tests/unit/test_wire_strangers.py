@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.acceptor import MOST_LINES, QUIET_SECONDS, SPARE, Acceptor, Notices
+from psjob.shard.acceptor import MOST_LINES, QUIET_SECONDS, SPARE, Acceptor, LogRateLimiter
 from psjob.shard.status_server import Nonces
 from psjob.wire.auth import Peer
 from psjob.wire.unauthenticated import UnauthenticatedPeers, network
@@ -139,14 +139,14 @@ class Begun:
 
 
 def test_a_host_has_one_line_a_minute() -> None:
-    notices = Notices()
+    notices = LogRateLimiter()
     assert [notices.told("a", now) for now in (0.0, 1.0, QUIET_SECONDS - 0.1, QUIET_SECONDS)] == [0, None, None, 2]
     assert notices.told("b", QUIET_SECONDS) == 0
 
 
 def test_all_hosts_together_have_a_bounded_number_of_lines() -> None:
     """Also where there are more of them than are remembered."""
-    notices, lines = Notices(), []
+    notices, lines = LogRateLimiter(), []
     for number in range(30_000):  # of 3,000 hosts, in three minutes
         now = number / 30_000 * 3 * QUIET_SECONDS
         if notices.told(f"host {number % 3000}", now) is not None:
@@ -158,7 +158,7 @@ def test_all_hosts_together_have_a_bounded_number_of_lines() -> None:
 
 
 def test_what_had_no_line_is_told_by_its_number() -> None:
-    notices = Notices()
+    notices = LogRateLimiter()
     said = [notices.told(f"host {number}", 0.0) for number in range(MOST_LINES + 7)]
     assert said == [0] * MOST_LINES + [None] * 7
     assert notices.told("another", QUIET_SECONDS) == 7

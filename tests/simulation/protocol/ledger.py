@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from psjob.shard import store as store_module
-from psjob.shard.block import Cell
-from psjob.shard.pending import Arrived, Info, Infos, Waiter
+from psjob.shard.block import ParameterBlock
+from psjob.shard.pending import MetadataCache, PendingPush, PushMetadata, Waiter
 from psjob.shard.store import Store
-from psjob.shard.table import RowCell
+from psjob.shard.table import ServedTable
 from tests.simulation.protocol.promises import Content, first, update
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Ledger:
     part: int
     held: Content | None = None
 
-    def note(self, batch: Sequence[Arrived]) -> None:
+    def note(self, batch: Sequence[PendingPush]) -> None:
         """Write an update down."""
         store = self.ledger
         assert self.held is not None
@@ -50,7 +50,7 @@ class _Ledger:
         store.promises.applied(store.pod, self.part, self.held, pushes, store.mode)
         self.held = update(self.held, pushes)
 
-    def drop(self, dropped: Sequence[Arrived]) -> None:
+    def drop(self, dropped: Sequence[PendingPush]) -> None:
         """Pushes that the mode does not count are decided on too."""
         if dropped and self.held is not None:
             following = list(self.held.next)
@@ -59,7 +59,7 @@ class _Ledger:
             self.held = self.held._replace(next=tuple(following))
 
 
-class LedgerCell(_Ledger, Cell):
+class LedgerCell(_Ledger, ParameterBlock):
     """A block."""
 
     def put(self, state: Any, n: int, borrowed: bool = False) -> None:
@@ -83,13 +83,13 @@ class LedgerCell(_Ledger, Cell):
         self.drop([self.pending[key] for key in decision.dropped if key in self.pending])
         super().decide(decision)
 
-    def _reduced(self, batch: list[Arrived], weights: Any, writable: bool = False, apart: bool = False) -> Any:
+    def _reduced(self, batch: list[PendingPush], weights: Any, writable: bool = False, apart: bool = False) -> Any:
         return Sum()
 
     def _squares(self, reduced: Any) -> float:
         return 1.0 + self.index
 
-    def _update(self, batch: list[Arrived], reduced: Any, lag: int | None) -> None:
+    def _update(self, batch: list[PendingPush], reduced: Any, lag: int | None) -> None:
         self._changing()
         self.note(batch)
         self.state = self.held  # type: ignore[assignment]
@@ -102,7 +102,7 @@ class Sum:
         """Nothing: it is no gradient."""
 
 
-class LedgerRowCell(_Ledger, RowCell):
+class LedgerRowCell(_Ledger, ServedTable):
     """A table's rows on one shard."""
 
     def put(self, table: Any, n: int) -> None:
@@ -115,15 +115,15 @@ class LedgerRowCell(_Ledger, RowCell):
         self.drop([self.pending[key] for key in decision.dropped if key in self.pending])
         super().decide(decision)
 
-    def _apply(self, batch: list[Arrived], clock: int, weights: Any = None) -> None:
+    def _apply(self, batch: list[PendingPush], clock: int, weights: Any = None) -> None:
         self.note(batch)
 
 
-class Clipped(Infos):
+class Clipped(MetadataCache):
     """What every push asks for."""
 
-    def of(self, header: Any) -> Info:
-        return Info((), frozenset(), clip=1.0)
+    def of(self, header: Any) -> PushMetadata:
+        return PushMetadata((), frozenset(), clip=1.0)
 
 
 class LedgerStore(Store):
@@ -146,8 +146,8 @@ class LedgerStore(Store):
             cell.held = held._replace(next=(*held.next[:rank], max(clock, held.next[rank]), *held.next[rank + 1 :]))  # type: ignore[union-attr]
 
     def _lay_out(self, *args: Any) -> None:
-        shipped = {name: getattr(store_module, name) for name in ("Cell", "RowCell")}
-        store_module.Cell, store_module.RowCell = LedgerCell, LedgerRowCell  # type: ignore[misc]
+        shipped = {name: getattr(store_module, name) for name in ("ParameterBlock", "ServedTable")}
+        store_module.ParameterBlock, store_module.ServedTable = LedgerCell, LedgerRowCell  # type: ignore[misc]
         try:
             super()._lay_out(*args)
         finally:

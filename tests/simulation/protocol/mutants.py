@@ -211,7 +211,7 @@ OWN: dict[str, Mutant] = {
     "orders are not repeated after a break": _wrap(
         decisions.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
-    "arrivals are not repeated after a break": _wrap(coordinated_updates.DecidedPushes, "tell_again", lambda was: lambda self: None),
+    "arrivals are not repeated after a break": _wrap(coordinated_updates.CoordinatedUpdates, "tell_again", lambda was: lambda self: None),
     "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),
     "an order to clip is not repeated after a break": _wrap(coordinator_norms.Norms, "measured", _ordered_once),
     "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),

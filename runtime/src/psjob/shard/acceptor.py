@@ -211,7 +211,7 @@ MOST_LINES = 60
 QUIET_SECONDS = 60.0
 
 
-class Notices:
+class LogRateLimiter:
     """At most MOST_LINES in SECONDS. May be called from any thread."""
 
     def __init__(self) -> None:

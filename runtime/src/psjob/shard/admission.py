@@ -19,15 +19,15 @@ from enum import Enum
 from typing import Any
 
 
-class Tally:
+class MinCounter:
     """Members have no names here: one that moves says from which number to which."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._count = Counter(numbers)
         self._lowest = min(self._count, default=0)
 
-    def copy(self) -> Tally:
-        made = Tally()
+    def copy(self) -> MinCounter:
+        made = MinCounter()
         made._count, made._lowest = self._count.copy(), self._lowest
         return made
 
@@ -104,7 +104,7 @@ class Admission:
         self._everyone = frozenset(self.rows)
         self.changes = 0
         """Rises with each change of what a worker has pushed or of who is there."""
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[int, MinCounter] = {}
         """By position that is watched: how often live workers have pushed it."""
         self._live: frozenset[int] = frozenset()
         self._last_left = -1
@@ -112,7 +112,7 @@ class Admission:
         self._expected: dict[int, frozenset[int]] = {}
         self._within: dict[frozenset[int], tuple[frozenset[int], frozenset[int], int]] = {}
         """By group of ranks: of whom it was asked last, who of them is in the group, and the first of those."""
-        self._complete = Tally()
+        self._complete = MinCounter()
         self._count()
 
     def admit(self, worker: int, incarnation: tuple[int, int], clock: int, position: int) -> Verdict:
@@ -158,9 +158,9 @@ class Admission:
 
     def watch(self, position: int) -> None:
         """From now on `tally(position)` is kept."""
-        self._tallies[position] = Tally(count for rank, count in self.pushed(position).items() if rank in self._live)
+        self._tallies[position] = MinCounter(count for rank, count in self.pushed(position).items() if rank in self._live)
 
-    def tally(self, position: int) -> Tally:
+    def tally(self, position: int) -> MinCounter:
         """How often each live worker has pushed the block at a position that is watched."""
         return self._tallies[position]
 
@@ -260,7 +260,7 @@ class Admission:
         self._last_left = max((row.left_at for row in self.rows.values() if row.left_at is not None), default=-1)
         self._expected.clear()
         live = [self.rows[rank] for rank in self._live if self.rows[rank].owned]
-        self._complete = Tally(row.complete for row in live)
+        self._complete = MinCounter(row.complete for row in live)
         for position in self._tallies:
             self._tallies[position] = self._complete.copy()
         for row in live:

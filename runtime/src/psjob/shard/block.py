@@ -14,15 +14,15 @@ from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
-from psjob.shard.pending import Arrived, Decision, Gradient, Served, Waiter, free, shares_of
+from psjob.shard.pending import Decision, Gradient, PendingPush, ServedState, Waiter, free, push_weights
 from psjob.shard.push_metrics import BlockStaleness, NonFinitePushes, PushNorms, squares_of
-from psjob.shard.snapshot_memory import Pin
+from psjob.shard.snapshot_memory import BlockSnapshot
 from psjob.shard.state_memory import BlockMemory
 
 _room = memory.Scratch()
 
 
-class Cell(Served):
+class ParameterBlock(ServedState):
     """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
     def __init__(
@@ -54,13 +54,13 @@ class Cell(Served):
         """Bounds each push before it is reduced; None where it may be of any size."""
         self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
-        self.on_measured: Callable[[Cell, float, float], None] | None = None
+        self.on_measured: Callable[[ParameterBlock, float, float], None] | None = None
         """Told of a reduced gradient that is to be clipped: the sum of its squares, and the limit. None where nothing is clipped."""
-        self._clips: tuple[list[Arrived], torch.Tensor | None] | None = None
+        self._clips: tuple[list[PendingPush], torch.Tensor | None] | None = None
         """Pushes that make the next update, and the gradient that they are reduced to, while the norm of all blocks is not known."""
         self._room: torch.Tensor | None = None
         """For that gradient, where it may not be written over a push."""
-        self._pin: Pin | None = None
+        self._pin: BlockSnapshot | None = None
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class Cell(Served):
         self.state.room = self.kept.room
         self.stored = self.n
 
-    def advance(self, expected: Callable[[Cell], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+    def advance(self, expected: Callable[[ParameterBlock], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
         made = 0
         while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self), self.n)):
@@ -178,22 +178,22 @@ class Cell(Served):
             self._pin.drop(void=True)
             self._pin = None
 
-    def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
+    def _apply(self, batch: list[PendingPush], lag: int | None, weights: Sequence[float] | None = None) -> None:
         reduced = self._clamped(batch, self._reduced(batch, weights, writable=_clamp(batch) is not None))
         if reduced is not None:
             self._update(batch, reduced, lag)
 
-    def _clip_limit(self, batch: Sequence[Arrived]) -> float | None:
+    def _clip_limit(self, batch: Sequence[PendingPush]) -> float | None:
         """The manifest's limit, or a smaller one of the script."""
         told = next((a.info.clip for a in batch if a.grad is not None), None)
         return min((limit for limit in (self.limit, told) if limit is not None), default=None)
 
-    def _clamped(self, batch: Sequence[Arrived], reduced: torch.Tensor | None) -> torch.Tensor | None:
+    def _clamped(self, batch: Sequence[PendingPush], reduced: torch.Tensor | None) -> torch.Tensor | None:
         value = _clamp(batch)
         return reduced if reduced is None or value is None else reduced.clamp_(-value, value)
 
     def _reduced(
-        self, batch: list[Arrived], weights: Sequence[float] | None, writable: bool = False, apart: bool = False
+        self, batch: list[PendingPush], weights: Sequence[float] | None, writable: bool = False, apart: bool = False
     ) -> torch.Tensor | None:
         """The gradient of an update; None where the update is none. It lies in memory of a push or of our own.
 
@@ -212,7 +212,7 @@ class Cell(Served):
             self.staleness.counted(batch, self.state.weights, self.n, self.block.group)
         reduced = present[0]
         first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
-        weights = shares_of(batch) if weights is None and self.reduce is reduction.mean_in_rank_order else weights
+        weights = push_weights(batch) if weights is None and self.reduce is reduction.mean_in_rank_order else weights
         if len(present) > 1 or weights is not None or isinstance(self.reduce, reduction.Own):
             reduced = first.flat if first.own and not apart else self._lasting() if apart else self._sum()
             if weights is None:
@@ -245,7 +245,7 @@ class Cell(Served):
         flat = grad.flat if grad.own else grad.flat.clone()  # its worker could write there between the look and the sum
         return self.push_norms.bounded(push.worker, push.clock, self.name, flat)
 
-    def _update(self, batch: list[Arrived], reduced: torch.Tensor, lag: int | None) -> None:
+    def _update(self, batch: list[PendingPush], reduced: torch.Tensor, lag: int | None) -> None:
         assert self.state is not None
         none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
         none &= {piece.tensor for piece in self.block.pieces} if none else none
@@ -307,5 +307,5 @@ class Cell(Served):
             waiter.to.param(self, waiter)
 
 
-def _clamp(batch: Sequence[Arrived]) -> float | None:
+def _clamp(batch: Sequence[PendingPush]) -> float | None:
     return next((a.info.clamp for a in batch if a.grad is not None), None)

@@ -14,10 +14,10 @@ from psjob.contract import MOST_NUMBER
 from psjob.process.config import Config
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.rules.optimizers import OUTER, of_manifest
-from psjob.shard.block import Cell
-from psjob.shard.pending import MOST_PENDING, Info
+from psjob.shard.block import ParameterBlock
+from psjob.shard.pending import MOST_PENDING, PushMetadata
 from psjob.shard.store import Store
-from psjob.shard.table import RowCell
+from psjob.shard.table import ServedTable
 from psjob.wire.frame import MAX_JSON, MAX_VALUES, Flag, Header, Kind, WireError
 
 MOST_AHEAD = 64
@@ -37,7 +37,7 @@ REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MAR
 """Frames whose clock is one that their worker has come to."""
 
 
-def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) -> None:
+def check_push(store: Store, header: Header, cell: ParameterBlock, encoded: bool = False) -> None:
     """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
     if cell.group is not None and header.worker not in cell.group:
         raise WireError(f"{header.kind.name} of block {header.block} by worker {header.worker}, whose stage of the model does not use it")
@@ -55,7 +55,7 @@ def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) 
     check_info(store, header, cell.name)
 
 
-def check_ahead(store: Store, header: Header, cell: Cell | RowCell) -> None:
+def check_ahead(store: Store, header: Header, cell: ParameterBlock | ServedTable) -> None:
     """Refuse a push that its worker makes before others' are here that it has to wait for.
 
     In sync an update is made of all that came: it would count twice in one update, and be missed in the next. Elsewhere each push that
@@ -70,7 +70,7 @@ def check_ahead(store: Store, header: Header, cell: Cell | RowCell) -> None:
         raise WireError(f"{cell.pending.of(rank)} pushes of {cell.name} by worker {rank} wait already")
 
 
-def _check_store(header: Header, cell: Cell) -> None:
+def _check_store(header: Header, cell: ParameterBlock) -> None:
     """Workers give weights where they step by themselves, and of steps that the block has come to. Elsewhere a shard makes all updates."""
     if header.kind is not Kind.PUSH or cell.update is None:
         raise WireError(f"worker {header.worker} gives weights of {cell.name}, which this job's shards make")
@@ -95,7 +95,7 @@ def check_reached(store: Store, header: Header) -> None:
         )
 
 
-def check_pull(store: Store, header: Header, cell: Cell) -> None:
+def check_pull(store: Store, header: Header, cell: ParameterBlock) -> None:
     """Refuse to wait for a step that the worker cannot come to soon: it would hold a place, and be looked at, until the run ends."""
     row, wanted = store.admission.rows[header.worker], header.version[1]
     most = max(cell.n, row.complete + MOST_AHEAD)
@@ -112,7 +112,7 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
         raise WireError(f"worker {rank} says that {acked} of its steps were acknowledged here; it can have been {most} at most")
 
 
-def check_info(store: Store, header: Header, name: str) -> Info:
+def check_info(store: Store, header: Header, name: str) -> PushMetadata:
     """The hyperparameters that a push names. Raises WireError where they are not known, or are none."""
     info = store.infos.of(header)
     if info is None:
@@ -136,7 +136,7 @@ def most_info_values(store: Store) -> int:
     return GROUP_VALUES * (_groups(store) + SPARE_GROUPS + len(store.row_cells)) + len(store.layout.table)
 
 
-def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
+def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> PushMetadata:
     """What an INFO says. Raises WireError where it is not in shape, or says more than the job has."""
     try:
         hyperparameters = group_hyperparameters(store, body["hyperparameters"])
@@ -149,7 +149,7 @@ def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
         processes = int(body.get("processes", 1))
         if not 1 <= processes <= store.processes:
             raise ValueError(f"a push of {processes} processes, and a worker of this job has {store.processes} at most")
-        return Info(hyperparameters, none, rows, clip, clamp, bad, processes)
+        return PushMetadata(hyperparameters, none, rows, clip, clamp, bad, processes)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"INFO of worker {rank} is not in shape: {error!r}") from None
 

@@ -17,17 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from psjob.modes import ServedMode
-from psjob.shard.pending import Decision, Key, Served
+from psjob.shard.pending import Decision, Key, ServedState
 from psjob.wire.frame import WireError
 
 
-class DecidedPushes:
+class CoordinatedUpdates:
     """Of one store. `arrived` tells the coordinator."""
 
     def __init__(self, mode: ServedMode) -> None:
         self.early = mode.may_go(0, 0, True)
         """A worker may be answered, and write where its push lies, before that is decided on."""
-        self.gone: dict[int, int] = {}
+        self.answerable_clocks: dict[int, int] = {}
         """By worker, how many of its clocks may be answered; every block and table looks here."""
         self.arrived: Callable[[dict[str, Any]], None] = lambda body: None
         self._bases: dict[Key, int | None] = {}
@@ -45,8 +45,8 @@ class DecidedPushes:
 
     def begin(self, clocks: Mapping[int, int]) -> None:
         """Serving begins: so many clocks of each worker are in the blocks."""
-        self.gone.clear()
-        self.gone.update(clocks)
+        self.answerable_clocks.clear()
+        self.answerable_clocks.update(clocks)
         self._bases.clear()
         self._carried, self._broken = 0, False
         with self._lock:
@@ -87,7 +87,7 @@ class DecidedPushes:
                     self._told.pop(key, None)
         self._carried, self._broken = int(body["number"]), False
         go = {int(rank): int(clocks) for rank, clocks in body["go"]}
-        self.gone.update(go)
+        self.answerable_clocks.update(go)
         return go
 
 
@@ -134,7 +134,9 @@ class ClipNorms:
         """What update `version` is multiplied by, if that was ordered; a process before this one may have made it in some blocks only."""
         return self.ordered[1] if self.ordered is not None and self.ordered[0] == version else None
 
-    def note(self, blocks: Mapping[int, Served], restore: int, block: int, version: int, squares: float, limit: float) -> None:  # fmt: skip
+    def note(
+        self, blocks: Mapping[int, ServedState], restore: int, block: int, version: int, squares: float, limit: float
+    ) -> None:  # fmt: skip
         """A block of `blocks` is measured for update `version`, and waits. Called with its lock held."""
         with self._lock:
             if self.waits != version:
@@ -147,7 +149,7 @@ class ClipNorms:
         if body is not None:
             self.measured(body)
 
-    def passed(self, blocks: Mapping[int, Served], restore: int, block: int, made: int) -> None:
+    def passed(self, blocks: Mapping[int, ServedState], restore: int, block: int, made: int) -> None:
         """A block has made updates up to `made` without a norm, while others wait for theirs. Called with its lock held."""
         body = None
         with self._lock:
@@ -157,7 +159,7 @@ class ClipNorms:
         if body is not None:
             self.measured(body)
 
-    def _whole(self, blocks: Mapping[int, Served], restore: int) -> dict[str, Any] | None:
+    def _whole(self, blocks: Mapping[int, ServedState], restore: int) -> dict[str, Any] | None:
         """What the coordinator is told, once all blocks are here."""
         if not self._squares or len(self._squares) + len(self._passed) < len(blocks):
             return None

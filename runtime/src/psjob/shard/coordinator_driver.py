@@ -36,7 +36,7 @@ from psjob.shard.control import ExitCalls
 from psjob.shard.coordinated_updates import read_order
 from psjob.shard.coordinator_disk import DiskWork, Job, read_part
 from psjob.shard.lane import JobState
-from psjob.shard.push_metrics import JobCounts, Lateness
+from psjob.shard.push_metrics import JobCounts, StalenessHistogram
 from psjob.shard.session import Session
 from psjob.shard.store import Store
 from psjob.tables import TableSpec
@@ -71,7 +71,7 @@ class CoordinatorDriver:
         self.clock: Callable[[], float] = time.monotonic
         self.machine = Coordinator(job_of(place, store, folder), self.clock())
         self.disk = DiskWork(place, folder)
-        self.lateness, self.counts = Lateness(), JobCounts()
+        self.lateness, self.counts = StalenessHistogram(), JobCounts()
         self.beat = time.monotonic()
         """When the machine was last seen to move."""
         self.pending: Mailbox[Event] = Mailbox()

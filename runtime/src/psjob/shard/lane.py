@@ -20,10 +20,10 @@ from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
 from psjob.process.config import Place
-from psjob.shard.block import Cell
-from psjob.shard.pending import MOST_NAMED, Gradient, Lent, Served, Waiter
+from psjob.shard.block import ParameterBlock
+from psjob.shard.pending import MOST_NAMED, Gradient, Lent, ServedState, Waiter
 from psjob.shard.store import Store
-from psjob.shard.table import RowCell
+from psjob.shard.table import ServedTable
 from psjob.wire.event_loop import LARGE, NonBlockingStream, Sending
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared_memory import Region, SharedMemoryBroker
@@ -71,7 +71,7 @@ class WorkerState:
         self.context, self.store = context, context.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
-        self.encoded = Encoded(context.place, header.worker, hello, not stream.is_remote)
+        self.encoded = StreamCodecs(context.place, header.worker, hello, not stream.is_remote)
         self.done = threading.Event()
         self.generation = -1
         self.base = Header(
@@ -102,7 +102,7 @@ class ShardLane:
     `rows` answers lookups, on the first stream of the worker.
     """
 
-    def __init__(self, worker: WorkerState, stream: NonBlockingStream, rows: Callable[[RowCell, Waiter], None]) -> None:
+    def __init__(self, worker: WorkerState, stream: NonBlockingStream, rows: Callable[[ServedTable, Waiter], None]) -> None:
         self.worker, self.store, self.stream, self.rows = worker, worker.store, stream, rows
         self._job = worker.context.job
         self.held = worker.held
@@ -121,16 +121,16 @@ class ShardLane:
             self._body = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._body[:size]
 
-    def param(self, cell: Cell, waiter: Waiter) -> None:
+    def param(self, cell: ParameterBlock, waiter: Waiter) -> None:
         large = cell.block.nbytes >= LARGE and not (waiter.lent and self.store.mode.steady)
         self.stream.put(partial(self._param, cell, waiter), large)
 
-    def waiting(self, waiter: Waiter, cell: Served, missing: list[int], seconds: float) -> None:
+    def waiting(self, waiter: Waiter, cell: ServedState, missing: list[int], seconds: float) -> None:
         body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
         header = self.worker.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.stream.put_control(header, dump(body))
 
-    def _param(self, cell: Cell, waiter: Waiter) -> Sending | None:
+    def _param(self, cell: ParameterBlock, waiter: Waiter) -> Sending | None:
         """The answer, as the block stands when its turn has come."""
         with cell.lock:
             if cell.state is None or self.stream.closed:  # a reply that will not arrive is not to be noted
@@ -157,7 +157,7 @@ class ShardLane:
         parts += self.stream.framed(header, memory.view(answer))
         return Sending(parts, partial(_spares.give, *spares) if spares else None)
 
-    def _answer(self, cell: Cell, waiter: Waiter) -> Header:
+    def _answer(self, cell: ParameterBlock, waiter: Waiter) -> Header:
         """What an answer says of the block as it stands; called with its lock held."""
         job, mode = self._job, self.store.mode
         flags = Flag.CUT if (job.record_requested if mode.decided else job.cut_step == waiter.version) else Flag.NONE
@@ -170,7 +170,7 @@ class ShardLane:
             version=(self.store.attempt, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 
-    def _lend(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> int | None:
+    def _lend(self, cell: ParameterBlock, waiter: Waiter, reply: torch.Tensor) -> int | None:
         """Where in lent memory the answer lies; None: it goes over the stream."""
         lending = self.worker.lending if waiter.lent else None
         if lending is None or _moves(cell, waiter):
@@ -179,7 +179,7 @@ class ShardLane:
         self._lent += 1
         return place
 
-    def _still(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _still(self, cell: ParameterBlock, waiter: Waiter, reply: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The answer, in memory that stays as it is while it is sent: its own where the rule or the mode holds that still, else a copy.
 
         With it the spare that holds a large copy.
@@ -197,12 +197,12 @@ class ShardLane:
         return spare[: raw.numel()].copy_(raw), spare
 
 
-def _moves(cell: Cell, waiter: Waiter) -> bool:
+def _moves(cell: ParameterBlock, waiter: Waiter) -> bool:
     """In sync, does the block wait for others only? A process before this one of the rank has pushed its open clock and died meanwhile."""
     return cell.mode.steady and (waiter.rank, cell.n) in cell.pending
 
 
-class Encoded:
+class StreamCodecs:
     """`hello` is the worker's; `one_host`: the stream never leaves this machine. Used by the threads of all its lanes."""
 
     def __init__(self, place: Place, rank: int, hello: dict[str, Any], one_host: bool) -> None:
@@ -286,7 +286,7 @@ class Encoded:
         return contract.AUTO_CODEC if asked == contract.AUTO_CODEC and not one_host else codecs.NONE
 
 
-def said_of(streams: Iterable[Encoded]) -> str | None:
+def said_of(streams: Iterable[StreamCodecs]) -> str | None:
     """How the workers' numbers travel, such as `push int8, pull bf16`; several names where they differ, None where all go as they are."""
     known = list(streams)
     sides = [("push", sorted({stream.push for stream in known})), ("pull", sorted({stream.pull for stream in known}))]
@@ -378,7 +378,7 @@ class Lending:
             lent = self._blocks[block.index] = Lent(memory.lent(self.gradients, header.part, block.length, block.dtype))
         return lent
 
-    def place(self, cell: Cell, answer: torch.Tensor, lane: int, number: int) -> int | None:
+    def place(self, cell: ParameterBlock, answer: torch.Tensor, lane: int, number: int) -> int | None:
         """Offset of answer `number` of a lane in what this shard lends, copied there where it must be; None: it is not to be lent."""
         if self._room is None:
             return self._span.offsets[cell.block.index] if answer is cell.home else None

@@ -1,7 +1,7 @@
 """What a block and a table have in common: a version, the pushes that wait for the next one, and the workers that wait for an answer.
 
-`Served` is the base of both. It says who may be answered, and when a cut holds it. Pushes that were admitted and are not applied yet are
-kept by worker and clock. Workers that wait are kept so that a push looks only at those whom it may release.
+`ServedState` is the base of both. It says who may be answered, and when a cut holds it. Pushes that were admitted and are not applied yet
+are kept by worker and clock. Workers that wait are kept so that a push looks only at those whom it may release.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Key = tuple[int, int]
 """Worker and clock of a push."""
 
 
-class Served(ABC):
+class ServedState(ABC):
     """A block or table at version `n`: the number of its updates. All methods are called with `lock` held."""
 
-    bound: Bound | None = None
+    bound: StalenessBound | None = None
     """If its versions count pushes, and workers wait for each other's: whom it may answer."""
-    gone: Mapping[int, int] | None = None
+    answerable_clocks: Mapping[int, int] | None = None
     """In a decided mode: by worker, how many of its clocks may be answered."""
 
     def __init__(self, index: int, position: int, mode: ServedMode, group: frozenset[int] | None) -> None:
@@ -56,19 +56,13 @@ class Served(ABC):
     def name(self) -> str:
         """As messages call it."""
 
-    def wait_for(self, waiter: Waiter) -> None:
-        self.waiters.add(waiter)
-
-    def drop_waiters(self, to: Replies, rank: int) -> None:
-        self.waiters.drop(to, rank)
-
     def ready(self, ranks: Iterable[int] | None) -> list[Waiter]:
         """Take those for whom there is what they wait for, which they name by a number that `ServedMode.version_for` gave."""
         if not self.waiters:
             return []
-        if self.gone is not None:
-            gone = self.gone
-            return self.waiters.take(ranks, None, lambda rank, clocks: gone.get(rank, 0) >= clocks)
+        if self.answerable_clocks is not None:
+            clocks_of = self.answerable_clocks
+            return self.waiters.take(ranks, None, lambda rank, clocks: clocks_of.get(rank, 0) >= clocks)
         if self.bound is not None:
             return self.waiters.take(ranks, self.bound.reached(self.barrier), self.bound.goes(self.barrier))
         return self.waiters.take(ranks, self.n, lambda rank, version: self.n >= version)
@@ -100,7 +94,7 @@ class Served(ABC):
         """Has it come to the step of a cut?"""
         return self.n == step if self.bound is None else self.bound.stands_at(step)
 
-    def decided_on(self, decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
+    def decided_on(self, decision: Decision) -> tuple[list[PendingPush], list[PendingPush]]:
         """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
         try:
             return self.pending.take(decision.kept), self.pending.take(decision.dropped)
@@ -119,7 +113,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Info:
+class PushMetadata:
     """What a worker's pushes are made with: hyperparameters a group and a table, the tensors without a gradient."""
 
     hyperparameters: tuple[Mapping[str, Any], ...]
@@ -142,20 +136,20 @@ class Received(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrived:
+class PendingPush:
     """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
 
     push: Push
     grad: Received | None
     skip: bool
-    info: Info
+    info: PushMetadata
 
 
 class PendingPushes:
     """By worker and clock, in order of arrival. A mode that is asked at each push is given the same list, not a new one."""
 
     def __init__(self) -> None:
-        self._arrived: dict[Key, Arrived] = {}
+        self._arrived: dict[Key, PendingPush] = {}
         self._pushes: list[Push] | None = []
         """None: to be made again."""
         self._of: Counter[int] = Counter()
@@ -170,10 +164,10 @@ class PendingPushes:
     def __contains__(self, key: object) -> bool:
         return key in self._arrived
 
-    def __getitem__(self, key: Key) -> Arrived:
+    def __getitem__(self, key: Key) -> PendingPush:
         return self._arrived[key]
 
-    def __setitem__(self, key: Key, arrived: Arrived) -> None:
+    def __setitem__(self, key: Key, arrived: PendingPush) -> None:
         self._of[key[0]] += key not in self._arrived
         self._arrived[key] = arrived
         self.changes += 1
@@ -191,7 +185,7 @@ class PendingPushes:
             self._pushes = [arrived.push for arrived in self._arrived.values()]
         return self._pushes
 
-    def take(self, keys: Iterable[Key]) -> list[Arrived]:
+    def take(self, keys: Iterable[Key]) -> list[PendingPush]:
         """These, in this order, which wait no longer. Raises KeyError where one is not here."""
         taken = [self._arrived.pop(key) for key in keys]
         self._of.subtract(arrived.push.worker for arrived in taken)
@@ -204,13 +198,13 @@ class PendingPushes:
 
 
 class Replies(Protocol):
-    """Where answers go: the stream of one worker. `param` is given a `Cell`, `rows` a `RowCell`."""
+    """Where answers go: the stream of one worker. `param` is given a `ParameterBlock`, `rows` a `ServedTable`."""
 
     def param(self, cell: Any, waiter: Waiter) -> None: ...
 
     def rows(self, cell: Any, waiter: Waiter) -> None: ...
 
-    def waiting(self, waiter: Waiter, cell: Served, missing: list[int], seconds: float) -> None: ...
+    def waiting(self, waiter: Waiter, cell: ServedState, missing: list[int], seconds: float) -> None: ...
 
 
 @dataclass(eq=False)
@@ -232,7 +226,7 @@ class Waiter:
     """Where in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
     lent: bool = False
     """The answer may lie in memory that this shard lends to the worker."""
-    info: Info | None = None
+    info: PushMetadata | None = None
     """What the worker's numbers are; None: they were not told."""
 
 
@@ -338,14 +332,14 @@ class Lent(Gradient):
         """Nothing: the worker writes there again when it has been answered."""
 
 
-def free(batch: Sequence[Arrived]) -> None:
+def free(batch: Sequence[PendingPush]) -> None:
     """Give back what pushes brought."""
     for arrived in batch:
         if arrived.grad is not None:
             arrived.grad.free()
 
 
-def shares_of(batch: Sequence[Arrived]) -> list[float] | None:
+def push_weights(batch: Sequence[PendingPush]) -> list[float] | None:
     """By push: its processes among all that are there, 0 for an absent rank; None where all count alike."""
     there = [arrived.info.processes for arrived in batch if arrived.grad is not None]
     if len(set(there)) < 2:
@@ -353,15 +347,15 @@ def shares_of(batch: Sequence[Arrived]) -> list[float] | None:
     return [0.0 if arrived.grad is None else arrived.info.processes / sum(there) for arrived in batch]
 
 
-class Infos:
+class MetadataCache:
     """Of one shard, told by the threads of all streams."""
 
     def __init__(self) -> None:
-        self._told: dict[int, dict[int, Info]] = {}
+        self._told: dict[int, dict[int, PushMetadata]] = {}
         """By rank, then by number; the oldest first."""
         self._lock = threading.Lock()
 
-    def learn(self, rank: int, number: int, info: Info) -> None:
+    def learn(self, rank: int, number: int, info: PushMetadata) -> None:
         """Later pushes of `rank` name this by `number`; the last four are kept, whatever they are called."""
         with self._lock:
             told = self._told.setdefault(rank, {})
@@ -370,7 +364,7 @@ class Infos:
             if len(told) > KEPT:
                 del told[next(iter(told))]
 
-    def of(self, header: Header) -> Info | None:
+    def of(self, header: Header) -> PushMetadata | None:
         """What a worker's frame names; None where it was not told."""
         with self._lock:
             return self._told.get(header.worker, {}).get(header.info)
@@ -385,7 +379,7 @@ class Infos:
             self._told.clear()
 
 
-class Bound:
+class StalenessBound:
     """Of the block, or table, at `position` of the admission table that `lock` guards. `barrier` is the step of a cut to come, or None."""
 
     def __init__(self, mode: ServedMode, admission: Admission, lock: threading.RLock, position: int) -> None:

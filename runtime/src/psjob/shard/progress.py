@@ -8,8 +8,8 @@ from typing import Any
 
 from psjob.modes import ServedMode
 from psjob.protocol.shard.phase import Phase
-from psjob.shard.admission import Admission, Tally
-from psjob.shard.pending import Served, Waiter
+from psjob.shard.admission import Admission, MinCounter
+from psjob.shard.pending import ServedState, Waiter
 
 TELL_SECONDS = 1.0
 
@@ -23,7 +23,7 @@ class ShardProgress:
         self.phase = Phase.BLANK
         self.on_step: Callable[[int], None] = lambda step: None
         self._reported = 0
-        self._versions = Tally()
+        self._versions = MinCounter()
         """Of all blocks and tables."""
         self._awaited: dict[int, tuple[tuple[int, ...], list[int]]] = {}
         """By position: whom the cell waits for, and at which state of it that was asked."""
@@ -31,7 +31,7 @@ class ShardProgress:
     def begin(self, versions: Iterable[int]) -> None:
         """Blocks and tables were laid out or restored, and have these versions."""
         with self.lock:
-            self._reported, self._versions = 0, Tally(versions)
+            self._reported, self._versions = 0, MinCounter(versions)
             self._awaited.clear()
 
     def moved(self, before: int, after: int) -> None:
@@ -52,7 +52,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.furthest()
 
-    def awaited(self, cell: Served, waiter: Waiter) -> tuple[list[int], int]:
+    def awaited(self, cell: ServedState, waiter: Waiter) -> tuple[list[int], int]:
         """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
         if cell.bound is not None:
             return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
@@ -74,7 +74,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.rows[rank].complete
 
-    def first_expected(self, cell: Served) -> int:
+    def first_expected(self, cell: ServedState) -> int:
         """The lowest rank whose next push of a cell is waited for; -1: of nobody."""
         with self.lock:
             return self.admission.first_expected(cell.n, cell.group)
@@ -84,7 +84,7 @@ class ShardProgress:
         with self.lock:
             return self.admission.lowest()
 
-    def expected(self, cell: Served) -> frozenset[int]:
+    def expected(self, cell: ServedState) -> frozenset[int]:
         """Ranks whose next push of a cell must be waited for."""
         with self.lock:
             return self.admission.expected(cell.n, cell.group)
@@ -112,7 +112,7 @@ class StragglerReport:
         self._told = 0.0
         self._any = False
 
-    def tell(self, progress: ShardProgress, cells: Iterable[Served], now: float, clocks: bool) -> None:
+    def tell(self, progress: ShardProgress, cells: Iterable[ServedState], now: float, clocks: bool) -> None:
         """Tell for how long each worker is waited for; shard 0 also tells the `clocks` of all workers."""
         if now - self._told < TELL_SECONDS:
             return
@@ -124,7 +124,7 @@ class StragglerReport:
             self._answer({"did": "awaited", "seconds": seconds})
         self._any = bool(seconds)
 
-    def _waits(self, progress: ShardProgress, cells: Iterable[Served], now: float) -> dict[int, float]:
+    def _waits(self, progress: ShardProgress, cells: Iterable[ServedState], now: float) -> dict[int, float]:
         """By rank, for how many seconds an answer waits for its push."""
         found: dict[int, float] = {}
         for cell in cells:

@@ -29,7 +29,7 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.rules.stability import RULES, Guard
-from psjob.shard.pending import Arrived, Gradient
+from psjob.shard.pending import Gradient, PendingPush
 
 DONE = {
     "pass": "was applied (training.nonFinite: skip leaves it out)",
@@ -91,7 +91,7 @@ class JobCounts:
         return dict(self._total)
 
 
-class OddPushes(ABC):
+class PushAnomalies(ABC):
     """Of one shard. A push (a worker's step) is counted once, however many blocks show it."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class OddPushes(ABC):
         """What a user reads about the first; None where there was none. It never changes: it stands in a status."""
 
 
-class NonFinitePushes(OddPushes):
+class NonFinitePushes(PushAnomalies):
     """What is found in a push: the tensor that held such a number."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class NonFinitePushes(OddPushes):
             self.on_refused(self.sentence() or "a gradient held NaN or inf, and training.nonFinite is refuse")
         return not self.passes
 
-    def blame(self, block: Block, batch: Sequence[Arrived], reduced: torch.Tensor) -> None:
+    def blame(self, block: Block, batch: Sequence[PendingPush], reduced: torch.Tensor) -> None:
         """An update of `block` is not finite: note the pushes that are to blame. `reduced` may lie in the memory of the first push."""
         over, found = None, False
         for arrived in batch:
@@ -220,7 +220,7 @@ PART = 1024
 """Elements that are summed in float32 before their sums are added in float64."""
 
 
-class PushNorms(OddPushes):
+class PushNorms(PushAnomalies):
     """What is found in a push: the block or table that was too large, and its norm; None where it held NaN or inf."""
 
     def __init__(self, limit: float) -> None:
@@ -402,7 +402,7 @@ class BlockStaleness:
         if compared(version):
             self._sent[rank] = version, self._sample.of_block(weights).to(torch.float64, copy=True)
 
-    def counted(self, batch: Sequence[Arrived], weights: torch.Tensor, n: int, group: int) -> None:
+    def counted(self, batch: Sequence[PendingPush], weights: torch.Tensor, n: int, group: int) -> None:
         """These pushes make the update that follows the first `n`; `weights` are those before it."""
         for arrived in batch:
             push, grad = arrived.push, arrived.grad
@@ -443,7 +443,7 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> float:
 EDGES = {"lag": LAGS, "gap": GAPS}
 
 
-class Lateness:
+class StalenessHistogram:
     """Counts begin at 0 with this coordinator and never fall: what a shard saw before it began anew stays."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ MOST_OPEN: Final = 4096
 """Points at which a worker waits for others, or says something without a wait."""
 
 
-class Meetings:
+class Rendezvous:
     """Of one run. `meet` may be called from any thread. `gone` tells which workers have left, `begun` whether rank 0 has attached."""
 
     def __init__(self, place: Place, gone: Callable[[], list[int]], begun: Callable[[], bool]) -> None:
@@ -133,7 +133,7 @@ MOST_PARTITION_BYTES: Final = 1 << 20
 log = logging.getLogger("psjob.shard")
 
 
-class KeptCuts:
+class PartitionStore:
     """Of one run. `meet` may be called from any thread."""
 
     def __init__(self, place: Place, folder: Path) -> None:

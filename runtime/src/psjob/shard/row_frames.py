@@ -14,7 +14,7 @@ from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.lane import WorkerState
 from psjob.shard.pending import Received, Waiter
-from psjob.shard.table import Buffers, RowCell, RowGradient
+from psjob.shard.table import Buffers, RowGradient, ServedTable
 from psjob.tables import TableSpec
 from psjob.wire.event_loop import LARGE, Sending
 from psjob.wire.frame import (
@@ -52,7 +52,7 @@ class RowFrames:
         """Where this worker's rows lie, from when it has come for memory that this shard lends until the session is over."""
         self._came = False
         self._ticket = ""
-        self._listed: tuple[RowCell, torch.Tensor] | None = None
+        self._listed: tuple[ServedTable, torch.Tensor] | None = None
         """The ids of the table that this worker reads in pages, in order, until it has had the last one."""
 
     def handle(self, header: Header) -> Wants[None]:
@@ -91,7 +91,7 @@ class RowFrames:
             raise WireError(f"worker {self._worker.rank} has gone meanwhile")
         return lending.answers
 
-    def _lent(self, header: Header, cell: RowCell) -> RowLending:
+    def _lent(self, header: Header, cell: ServedTable) -> RowLending:
         if self._lending is None:
             raise WireError(f"{header.kind.name} of {cell.name} names a place in lent memory, and none was handed over")
         return self._lending
@@ -116,7 +116,7 @@ class RowFrames:
                 raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
             waiter = self._store.waiter(header, self._worker.lanes[0], header.version[1], ids)
             waiter.place = place
-            cell.wait_for(waiter)
+            cell.waiters.add(waiter)
             cell.answer((header.worker,))
 
     def _which(self, header: Header) -> Wants[None]:
@@ -162,7 +162,7 @@ class RowFrames:
             grad = yield from self._received(header, cell, rows)
         self._judge(header, store.push(header, cell, grad, worker.lanes[0], worker.generation), cell.name, grad)
 
-    def _received(self, header: Header, cell: RowCell, rows: int) -> Wants[RowGradient | None]:
+    def _received(self, header: Header, cell: ServedTable, rows: int) -> Wants[RowGradient | None]:
         """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""
         if not header.flags & Flag.LENT:
             grad = RowGradient(self._pushes, rows, cell.spec)
@@ -197,7 +197,7 @@ class RowFrames:
         if header.flags & Flag.STORE and store.initialised_one(cell.index):
             worker.context.initialised()
 
-    def answer(self, cell: RowCell, waiter: Waiter) -> None:
+    def answer(self, cell: ServedTable, waiter: Waiter) -> None:
         """Gather a lookup's rows now (the table's lock is held) and queue them."""
         header = self._worker.base._replace(
             kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
@@ -231,7 +231,7 @@ class RowFrames:
             self._worker.stream.wake()
 
 
-def _rows(header: Header, cell: RowCell, limit: int) -> int:
+def _rows(header: Header, cell: ServedTable, limit: int) -> int:
     """How many rows a frame of ids and values has. Raises WireError before anything of it is read."""
     rows, rest = divmod(header.length, row_bytes(cell.spec.dim))
     if rest or rows > limit:
@@ -242,7 +242,7 @@ def _rows(header: Header, cell: RowCell, limit: int) -> int:
     return rows
 
 
-def _check_ids(cell: RowCell, ids: torch.Tensor) -> None:
+def _check_ids(cell: ServedTable, ids: torch.Tensor) -> None:
     """Ids are ascending without a repeat, and in the table's range where it has one. Raises WireError."""
     if not ids.numel():
         return

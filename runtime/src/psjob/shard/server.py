@@ -24,8 +24,8 @@ from psjob.protocol import records
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.phase import Phase
 from psjob.rules import reduction
-from psjob.shard.acceptor import HelloRoom, Notices
-from psjob.shard.block import Cell
+from psjob.shard.acceptor import HelloRoom, LogRateLimiter
+from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import own_hyperparameters
 from psjob.shard.control import Control, ExitCalls, WorkerCalls
 from psjob.shard.coordinator_driver import CoordinatorDriver, PeerStream
@@ -34,11 +34,11 @@ from psjob.shard.lane import JobState
 from psjob.shard.pending import Waiter, named
 from psjob.shard.progress import StragglerReport
 from psjob.shard.push_metrics import PushNorms
-from psjob.shard.rendezvous import KeptCuts, Meetings
+from psjob.shard.rendezvous import PartitionStore, Rendezvous
 from psjob.shard.session import WAITING_SECONDS, CoordinatorCalls, RecordsHere, Session, SessionContext
 from psjob.shard.state_memory import Outliving
 from psjob.shard.store import Store
-from psjob.shard.table import RowCell
+from psjob.shard.table import ServedTable
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
@@ -100,12 +100,12 @@ class Server:
             None if (c := self.coordinator) is None else CoordinatorCalls(c.hello, c.behind, c.frame, c.ended),
             RecordsHere(), self.control.mark, self.control.left, self.sessions,
         )  # fmt: skip
-        self.cuts = KeptCuts(place, folder) if place.index == 0 else None
-        self.meetings = Meetings(place, self._gone_workers, lambda: self.store.phase is Phase.SERVING) if place.index == 0 else None
+        self.cuts = PartitionStore(place, folder) if place.index == 0 else None
+        self.meetings = Rendezvous(place, self._gone_workers, lambda: self.store.phase is Phase.SERVING) if place.index == 0 else None
         pulses = [self.control.pulse, self.control.disk.pulse]
         self.liveness = Liveness(pulses, config.shard_timeout, self.store.beat)
         self._lock = threading.Lock()
-        self._notices = Notices()
+        self._notices = LogRateLimiter()
         self._exit: list[int] = []
         self._gone = threading.Event()
         self._took_up = False
@@ -249,7 +249,7 @@ class Server:
         return self._hello_room[1]
 
     def refuse(self, stream: NonBlockingStream, error: Exception) -> None:
-        """Count a bad stream, say why (see Notices) and answer; it is closed after."""
+        """Count a bad stream, say why (see LogRateLimiter) and answer; it is closed after."""
         self.bad_connections += 1
         untold = self._notices.told(stream.peer.rsplit(":", 1)[0], time.monotonic())
         if untold is not None:
@@ -280,7 +280,7 @@ class Server:
         if now - self._told_waiting < WAITING_SECONDS:
             return
         self._told_waiting = now
-        held: dict[int, tuple[float, Waiter, Cell | RowCell, list[int], int]] = {}
+        held: dict[int, tuple[float, Waiter, ParameterBlock | ServedTable, list[int], int]] = {}
         for cell in self.store.all_cells():
             if not cell.waiters:
                 continue

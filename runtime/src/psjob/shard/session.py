@@ -29,7 +29,7 @@ from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.shard.phase import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
-from psjob.shard.block import Cell
+from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import (
     MOST_SAID,
     REACHED,
@@ -87,7 +87,7 @@ class SessionContext(ShardContext):
 
 
 class Session(WorkerState):
-    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `let_in` (others).
+    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `admit_worker` (others).
 
     Raises WireError for a hello that asks for what no worker has.
     """
@@ -115,7 +115,7 @@ class Session(WorkerState):
 
     def run(self, old: Session | None = None) -> Wants[None]:
         """Serve until the stream ends, once `old` is over. Raises WireError on a broken rule; the server answers it."""
-        return self._read(self.lanes[0], let_in(self, old))
+        return self._read(self.lanes[0], admit_worker(self, old))
 
     def run_lane(self, stream: NonBlockingStream, hello: dict[str, Any]) -> Wants[None]:
         """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
@@ -386,7 +386,7 @@ class Session(WorkerState):
         if grad is not None:
             lane.held.keep(header, grad)
 
-    def _receive(self, lane: ShardLane, header: Header, cell: Cell, codec: Codec | None) -> Wants[Gradient | None]:
+    def _receive(self, lane: ShardLane, header: Header, cell: ParameterBlock, codec: Codec | None) -> Wants[Gradient | None]:
         """The gradient that follows its header, in the codec that was checked; None where the push of it will be refused anyway."""
         if header.flags & Flag.LENT and self.store.wanted(header, cell):
             if self.lending is None:
@@ -431,7 +431,7 @@ class Session(WorkerState):
             self._coordinator.frame(self, header, body, blob)
 
 
-def let_in(session: Session, old: Session | None) -> Wants[None]:
+def admit_worker(session: Session, old: Session | None) -> Wants[None]:
     """Welcome a worker once `old` is over, or let shard 0's coordinator do so. Raises WireError where it may not join."""
     if old is not None:
         until = time.monotonic() + END_SECONDS
@@ -566,7 +566,7 @@ class StateFrames:
             self._count += 1
         worker.stream.put(partial(self._answer, header, cell), True)
 
-    def _answer(self, header: Header, cell: Cell) -> Sending | None:
+    def _answer(self, header: Header, cell: ParameterBlock) -> Sending | None:
         with self._lock:
             self._count -= 1
         with cell.lock:

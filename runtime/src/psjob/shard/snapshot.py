@@ -33,10 +33,10 @@ from psjob.process import supervise
 from psjob.process.supervise import Pulse
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
-from psjob.shard.block import Cell
-from psjob.shard.snapshot_memory import Pin, PushGaps, Spare, Voided, room
+from psjob.shard.block import ParameterBlock
+from psjob.shard.snapshot_memory import BackgroundThrottle, BlockSnapshot, SnapshotBuffer, Voided, room
 from psjob.shard.store import Store
-from psjob.shard.table import RowCell, RowCuts
+from psjob.shard.table import RowCuts, ServedTable
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -49,7 +49,7 @@ class Image:
     take: Callable[[], Tensors]
 
 
-class Images:
+class SnapshotCache:
     """By block. All methods may be called by any thread."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Images:
         self._images: dict[int, Image] = {}
         self._kept: dict[int, Image] = {}
         """Those of the cut before, while one is written: what has not changed stays as it is."""
-        self._pins: list[Pin] = []
+        self._pins: list[BlockSnapshot] = []
 
     def find(self, index: int, file: str) -> Tensors | None:
         """A block's tensors as they lie in `file`, where memory has them. They are not to be changed."""
@@ -95,7 +95,7 @@ class Images:
             self._images = kept | {index: _of(file, tensors) for index, (file, tensors) in made.items()}
             self._kept = {}
 
-    def read(self, pins: Mapping[int, tuple[str, Pin]]) -> None:
+    def read(self, pins: Mapping[int, tuple[str, BlockSnapshot]]) -> None:
         """Blocks were read from files, and are held by pins."""
         with self._lock:
             self._images |= {index: Image(file, pin.take) for index, (file, pin) in pins.items()}
@@ -115,7 +115,7 @@ class Job:
 
     cut: int
     view: int
-    pins: list[Pin]
+    pins: list[BlockSnapshot]
     base: Base
     rows: Mapping[str, Any]
     transfer: Transfer
@@ -128,15 +128,15 @@ class Snapshots:
         self._store, self._folder, self._disk, self._post = store, folder, thread, post
         self._lock = threading.Lock()
         self._held: Hold | None = None
-        self._pins: list[Pin] = []
-        self._spare = Spare({})
+        self._pins: list[BlockSnapshot] = []
+        self._spare = SnapshotBuffer({})
         self._table: Mapping[str, Any] = {}
         self._job: Job | None = None
         self._bases: dict[int, Base] = {}
         """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
         self._rows = RowCuts(folder, store.run)
-        self.images = Images()
+        self.images = SnapshotCache()
 
     def make_ready(self, number: int, base: int | None) -> None:
         """Make memory ready for the copies of the cut that comes next, in a thread of its own."""
@@ -200,11 +200,11 @@ class Snapshots:
     def restored(self, files: Mapping[int, str]) -> None:
         """Blocks were read from these files, and nobody changes them yet: keep them as they are for a process that must go back."""
         spare, _ = self._spare_for(None)
-        pins: dict[int, Pin] = {}
+        pins: dict[int, BlockSnapshot] = {}
 
-        def hold(cell: Cell) -> Pin:
+        def hold(cell: ParameterBlock) -> BlockSnapshot:
             assert cell.state is not None
-            return pins.setdefault(cell.index, Pin(cell.index, cell.n, cell.state, cell.content, cell.lock, spare))
+            return pins.setdefault(cell.index, BlockSnapshot(cell.index, cell.n, cell.state, cell.content, cell.lock, spare))
 
         for index in files:
             cell = self._store.cells[index]
@@ -216,7 +216,7 @@ class Snapshots:
     def forget(self) -> None:
         """Give back the memory of the copies; nobody holds a cut, and nobody needs what is in them."""
         self.images.clear()
-        self._spare = Spare({})
+        self._spare = SnapshotBuffer({})
 
     def discard(self, cut: int) -> None:
         """Delete the files of a cut, in the disk thread."""
@@ -224,14 +224,14 @@ class Snapshots:
 
     # -- held ----------------------------------------------------------------------------------
 
-    def _spare_for(self, base: int | None) -> tuple[Spare, list[int]]:
+    def _spare_for(self, base: int | None) -> tuple[SnapshotBuffer, list[int]]:
         """Memory for a copy of every block, and the blocks that have changed since cut `base`. Nobody may be copying or writing."""
         lies = EMPTY.blocks if base is None else self._bases.get(base, EMPTY).blocks
         cells = self._store.cells
         changed = [index for index, cell in cells.items() if index not in lies or lies[index].content is not cell.content]
         sizes = {index: room(cell.tensors()) for index, cell in cells.items()}
         if self._spare.sizes != sizes:
-            self._spare = Spare(sizes)
+            self._spare = SnapshotBuffer(sizes)
         return self._spare, changed
 
     def _table_now(self, order: Hold) -> Mapping[str, Any]:
@@ -250,10 +250,10 @@ class Snapshots:
             row["open"] = []
         return rows
 
-    def _hold(self, cut: int, cell: Cell) -> Pin:
+    def _hold(self, cut: int, cell: ParameterBlock) -> BlockSnapshot:
         """A block has come to the cut, and its lock is held; after the last one the writing may begin."""
         assert cell.state is not None
-        pin = Pin(cell.block.index, cell.n, cell.state, cell.content, cell.lock, self._spare)
+        pin = BlockSnapshot(cell.block.index, cell.n, cell.state, cell.content, cell.lock, self._spare)
         with self._lock:
             if self._held is None or self._held.cut != cut:
                 pin.drop(void=True)
@@ -264,7 +264,7 @@ class Snapshots:
             self._post(e.Held(cut))
         return pin
 
-    def _hold_rows(self, cut: int, table: RowCell) -> None:
+    def _hold_rows(self, cut: int, table: ServedTable) -> None:
         """The same of a table."""
         with self._lock:
             if self._held is None or self._held.cut != cut:
@@ -326,7 +326,7 @@ class Snapshots:
         chain = self._rows.write(job.cut, stem, moved)
         fact = None
         if written or not stay:
-            gaps = PushGaps(lambda: self._store.pushed)
+            gaps = BackgroundThrottle(lambda: self._store.pushed)
             tensors = [entry for pin in written for entry in _entries(pin, gaps)]
             fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run}, moved)
         table = write_admission(self._folder, f"{stem}-admission.json", job.rows)
@@ -372,19 +372,19 @@ class Snapshots:
         return None
 
 
-def _entries(pin: Pin, gaps: PushGaps) -> list[tuple[str, torch.Tensor | DeferredTensor]]:
+def _entries(pin: BlockSnapshot, gaps: BackgroundThrottle) -> list[tuple[str, torch.Tensor | DeferredTensor]]:
     """A block's tensors, taken when they are written."""
     return [
         (f"{pin.index}.{name}", DeferredTensor(*shape, functools.partial(_taken, pin, name, gaps))) for name, shape in pin.shapes.items()
     ]
 
 
-def _taken(pin: Pin, name: str, gaps: PushGaps) -> torch.Tensor:
+def _taken(pin: BlockSnapshot, name: str, gaps: BackgroundThrottle) -> torch.Tensor:
     gaps.wait()
     return pin.take()[name]
 
 
-def _copy_ahead(pins: list[Pin]) -> None:
+def _copy_ahead(pins: list[BlockSnapshot]) -> None:
     """Copy what no update has needed yet: one that comes later does not wait for it."""
     torch.set_num_threads(1)
     for pin in pins:
@@ -394,13 +394,13 @@ def _copy_ahead(pins: list[Pin]) -> None:
             return
 
 
-def order_cut(store: Store, step: int, pin: Callable[[Cell], Pin], hold: Callable[[RowCell], None]) -> bool:
+def order_cut(store: Store, step: int, pin: Callable[[ParameterBlock], BlockSnapshot], hold: Callable[[ServedTable], None]) -> bool:
     """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
-    done: list[Cell | RowCell] = []
+    done: list[ParameterBlock | ServedTable] = []
     stored = max(row.left_at or 0 for row in store.admission.rows.values())
     for cell in store.all_cells():
         with cell.lock:
-            ordered = cell.order_cut(step, pin, stored) if isinstance(cell, Cell) else cell.order_cut(step, hold)
+            ordered = cell.order_cut(step, pin, stored) if isinstance(cell, ParameterBlock) else cell.order_cut(step, hold)
         if not ordered:
             void_cut(done)
             return False
@@ -408,7 +408,7 @@ def order_cut(store: Store, step: int, pin: Callable[[Cell], Pin], hold: Callabl
     return True
 
 
-def void_cut(cells: Sequence[Cell | RowCell]) -> None:
+def void_cut(cells: Sequence[ParameterBlock | ServedTable]) -> None:
     """Let go of the cut that was ordered of them, where there is one."""
     for cell in cells:
         with cell.lock:

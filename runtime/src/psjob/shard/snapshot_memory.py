@@ -27,7 +27,7 @@ class Voided(Exception):
     """The cut was given up, or the block was replaced by a restore: there is nothing to write."""
 
 
-class Pin:
+class BlockSnapshot:
     """`n`, `counts` and tensors of block `index` at a cut.
 
     Until someone is about to change the block these are the live tensors; then, or when someone comes to write it, a copy.
@@ -35,7 +35,7 @@ class Pin:
     it held, the others without.
     """
 
-    def __init__(self, index: int, n: int, state: BlockState, content: object, lock: threading.Lock, spare: Spare) -> None:
+    def __init__(self, index: int, n: int, state: BlockState, content: object, lock: threading.Lock, spare: SnapshotBuffer) -> None:
         self.index, self.n, self.content = index, n, content
         self.counts: dict[str, Any] = state.counts()
         self._tensors = {"weights": state.weights, **state.slots}
@@ -104,7 +104,7 @@ PIECE = 2 << 20
 """So much is made ready at a time: what needs the process's memory map waits for that."""
 
 
-class Spare:
+class SnapshotBuffer:
     """A place of `sizes[index]` bytes for each block, for one cut at a time. It is given back when nobody holds the spare or a copy."""
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
@@ -168,7 +168,7 @@ PATIENCE = 5.0
 """and three quarters once so many seconds were waited in all: however large a checkpoint is, it is not slowed for ever."""
 
 
-class PushGaps:
+class BackgroundThrottle:
     """For one thread and one cut. `pushed` tells when the last push came, by the monotonic clock."""
 
     def __init__(self, pushed: Callable[[], float], patience: float = PATIENCE) -> None:

@@ -72,7 +72,7 @@ class TooLong(HTTPException):
     """A request has more than REQUEST_BYTES."""
 
 
-class Question(io.BufferedIOBase):
+class BoundedRequest(io.BufferedIOBase):
     """The requests of one connection, line by line. `idle` seconds may pass before the first byte of one."""
 
     def __init__(self, sock: socket.socket, idle: float) -> None:
@@ -136,7 +136,7 @@ def serve_status(server: Server, bind: str | None, port: int) -> ThreadingHTTPSe
         def setup(self) -> None:
             super().setup()
             self.rfile.close()
-            self.rfile: Question = Question(self.connection, IDLE_SECONDS)
+            self.rfile: BoundedRequest = BoundedRequest(self.connection, IDLE_SECONDS)
 
         def handle_one_request(self) -> None:
             self.rfile.begin()

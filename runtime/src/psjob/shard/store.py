@@ -21,14 +21,14 @@ from psjob.protocol.shard.phase import Phase
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.block import Cell
-from psjob.shard.coordinated_updates import ClipNorms, DecidedPushes
+from psjob.shard.block import ParameterBlock
+from psjob.shard.coordinated_updates import ClipNorms, CoordinatedUpdates
 from psjob.shard.keeper import Held
-from psjob.shard.pending import Arrived, Bound, Gradient, Info, Infos, Received, Replies, Waiter
+from psjob.shard.pending import Gradient, MetadataCache, PendingPush, PushMetadata, Received, Replies, StalenessBound, Waiter
 from psjob.shard.progress import ShardProgress, room_problem
 from psjob.shard.push_metrics import Counters, DifferingPushes, NonFinitePushes, PushNorms, PushSamples, StalenessMetrics, watch
 from psjob.shard.state_memory import Outliving, StateMemory, Untaken, told
-from psjob.shard.table import RowCell
+from psjob.shard.table import ServedTable
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, WireError
@@ -56,12 +56,12 @@ class Store(ShardProgress):
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
         self.rule_name = ""
-        self.cells: dict[int, Cell] = {}
-        self.row_cells: dict[int, RowCell] = {}
+        self.cells: dict[int, ParameterBlock] = {}
+        self.row_cells: dict[int, ServedTable] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
-        self.decided = DecidedPushes(mode) if mode.decided else None
+        self.decided = CoordinatedUpdates(mode) if mode.decided else None
         self.norms = ClipNorms()
-        self.infos = Infos()
+        self.infos = MetadataCache()
         self.budget = 1 << 62
         """Bytes of gradients that may be held."""
         self.on_problem: Callable[[str], None] = lambda sentence: None
@@ -266,13 +266,13 @@ class Store(ShardProgress):
         self.assignment = assign(layout, self.shards)
         mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
         who = [self.stages.who(layout.stages_of(b)) for b in mine]
-        self.cells = {b.index: Cell(b, at, made, self.mode, self.reduce, who[at]) for at, b in enumerate(mine)}
+        self.cells = {b.index: ParameterBlock(b, at, made, self.mode, self.reduce, who[at]) for at, b in enumerate(mine)}
         self.row_cells = {
-            number: RowCell(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode, self.reduce is mean_in_rank_order)
+            number: ServedTable(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode, self.reduce is mean_in_rank_order)
             for number, spec in enumerate(tables)
         }
         for cell in self.all_cells():
-            cell.gone = None if self.decided is None else self.decided.gone
+            cell.answerable_clocks = None if self.decided is None else self.decided.answerable_clocks
             cell.non_finite = self.non_finite
             cell.push_norms = self.push_norms
         for block in self.cells.values() if self.clips else ():
@@ -284,7 +284,7 @@ class Store(ShardProgress):
         self.samples = PushSamples(self.admission.owned)
         self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
-            cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
+            cell.bound = StalenessBound(self.mode, self.admission, self.lock, cell.position)
         self._check_room(False)
         self._pools.clear()
         self.largest = max((b.nbytes for b in mine), default=0)
@@ -306,7 +306,7 @@ class Store(ShardProgress):
         if problem := room_problem(self.workers, self.mode, pushes, self.budget, clips):
             self.on_problem(problem)
 
-    def _measured(self, cell: Cell, squares: float, limit: float) -> None:
+    def _measured(self, cell: ParameterBlock, squares: float, limit: float) -> None:
         if not self._clipped:
             self._clipped = True
             self._check_room(True)
@@ -345,44 +345,44 @@ class Store(ShardProgress):
 
     # -- serving -------------------------------------------------------------------------------
 
-    def all_cells(self) -> list[Cell | RowCell]:
+    def all_cells(self) -> list[ParameterBlock | ServedTable]:
         """Blocks and tables, in the order of their positions in the admission table."""
         return [*self.cells.values(), *self.row_cells.values()]
 
-    def row_cell(self, table: int) -> RowCell:
+    def row_cell(self, table: int) -> ServedTable:
         """The cell of a table. Raises WireError when there is none."""
         try:
             return self.row_cells[table]
         except KeyError:
             raise WireError(f"table {table} is not one of this job's {len(self.row_cells)}") from None
 
-    def cell(self, block: int) -> Cell:
+    def cell(self, block: int) -> ParameterBlock:
         """The cell of a block. Raises WireError when it is not one of this shard's."""
         try:
             return self.cells[block]
         except KeyError:
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
 
-    def target(self, header: Header, cell: Cell) -> Gradient | None:
+    def target(self, header: Header, cell: ParameterBlock) -> Gradient | None:
         """Where the payload of a push is received, a buffer of this worker's; None: it will be refused, and not compared."""
         with self.lock:
             if not self.wanted(header, cell) and not self._comes_again(header, cell):
                 return None
             return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block)
 
-    def wanted(self, header: Header, cell: Cell | RowCell) -> bool:
+    def wanted(self, header: Header, cell: ParameterBlock | ServedTable) -> bool:
         """Would a push of now be admitted?"""
         with self.lock:
             row = self.admission.rows[header.worker]
             return header.clock == row.complete and cell.position not in row.open and (header.start, header.rewinds) >= row.incarnation
 
-    def _comes_again(self, header: Header, cell: Cell | RowCell) -> bool:
+    def _comes_again(self, header: Header, cell: ParameterBlock | ServedTable) -> bool:
         """Is this the newest push of its worker and block once more, with a sample of its bytes at hand?"""
         row = self.admission.rows[header.worker]
         newest = row.complete if cell.position in row.open else row.complete - 1
         return header.clock == newest and self.samples.knows(header.worker, cell.position)
 
-    def _compare(self, header: Header, cell: Cell | RowCell, grad: Received | None) -> None:
+    def _compare(self, header: Header, cell: ParameterBlock | ServedTable, grad: Received | None) -> None:
         """Tell of a push under a taken key that has other bytes than the one that was admitted."""
         flat = grad.flat if isinstance(grad, Gradient) else None
         if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, flat):
@@ -390,7 +390,7 @@ class Store(ShardProgress):
         self.counters.differing += 1
         self._differing.came(header.worker, header.clock, cell.name, self.pushed)
 
-    def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
+    def push(self, header: Header, cell: ParameterBlock | ServedTable, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
         rank = header.worker
         self.pushed = time.monotonic()
@@ -413,15 +413,16 @@ class Store(ShardProgress):
                     self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
-                    if isinstance(cell, Cell):
+                    if isinstance(cell, ParameterBlock):
                         self.samples.keep(rank, cell.position, grad.flat if isinstance(grad, Gradient) else None)
-                    info = self.infos.of(header) or Info((), frozenset())
+                    info = self.infos.of(header) or PushMetadata((), frozenset())
                     if info.bad is not None:
                         self.non_finite.note(rank, header.clock, self.non_finite.named(info.bad))
-                    cell.pending[rank, header.clock] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
+                    push, skip = Push(rank, header.clock, base), bool(header.flags & Flag.SKIP)
+                    cell.pending[rank, header.clock] = PendingPush(push, grad, skip, info)
                 waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
                 waiter.update = cell.update is not None
-                cell.wait_for(waiter)
+                cell.waiters.add(waiter)
                 if whole and self.decided is not None:
                     self.decided.whole((rank, header.clock), self.recovery)
                 self._advance(cell, (rank,))
@@ -429,14 +430,14 @@ class Store(ShardProgress):
         self.tell_step()
         return verdict
 
-    def _count(self, rank: int, cell: Cell | RowCell, whole: int, size: int) -> None:
+    def _count(self, rank: int, cell: ParameterBlock | ServedTable, whole: int, size: int) -> None:
         """One push of so many bytes more, once the coordinator has been told of what it completes.
 
         A clock with a block that the rule could not apply is lost, not applied; `whole`: the clock has come to its end.
         """
         with self.lock:
             self.counters.pushes, self.counters.bytes = self.counters.pushes + 1, self.counters.bytes + size
-            if isinstance(cell, Cell) and rank in cell.lost:
+            if isinstance(cell, ParameterBlock) and rank in cell.lost:
                 cell.lost.discard(rank)
                 self._without_lag.add(rank)
             if whole and rank in self._without_lag:
@@ -450,20 +451,20 @@ class Store(ShardProgress):
         now, info = time.monotonic(), self.infos.of(header)
         return Waiter(replies, header.worker, header.request, version, header.clock, now, lent=lent, ids=ids, info=info)
 
-    def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
+    def keep(self, cell: ParameterBlock, weights: torch.Tensor, version: int, generation: int) -> None:
         """Worker-side update: weights that a worker stores, unless a restore came between."""
         with cell.lock:
             if generation == self.generation and self.phase is Phase.SERVING:
                 cell.store(weights, version)
 
-    def pull(self, header: Header, cell: Cell, replies: Replies) -> None:
+    def pull(self, header: Header, cell: ParameterBlock, replies: Replies) -> None:
         """Serve the block at `header.version[1]` or later."""
         with cell.lock:
             cell.waiters.check(header.worker, cell.name)
             wants_update = cell.update is not None and bool(header.flags & Flag.STORE)
             waiter = self.waiter(header, replies, header.version[1])
             waiter.update = wants_update
-            cell.wait_for(waiter)
+            cell.waiters.add(waiter)
             cell.answer((header.worker,))
 
     def leave(self, rank: int, clock: int) -> None:
@@ -546,11 +547,11 @@ class Store(ShardProgress):
         """Nobody waits for answers to worker `rank` by this stream any more."""
         for cell in self.all_cells():
             with cell.lock:
-                cell.drop_waiters(replies, rank)
+                cell.waiters.drop(replies, rank)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _advance(self, cell: Cell | RowCell, ranks: Sequence[int] | None = None) -> None:
+    def _advance(self, cell: ParameterBlock | ServedTable, ranks: Sequence[int] | None = None) -> None:
         """Make the updates that are due and answer; `ranks` are those of whom there is news, None: of all."""
         if self.mode.decided:
             cell.answer(ranks)

@@ -1,4 +1,4 @@
-"""One table's rows as a shard serves them: what `Cell` is to a block. And the tables of a shard at a snapshot.
+"""One table's rows as a shard serves them: what `ParameterBlock` is to a block. And the tables of a shard at a snapshot.
 
 All methods of a table are called with `lock` held. A lookup names the version it needs and is answered when the table has it, before
 the table can move on. Every worker pushes one frame (maybe without a row) per clock, table and shard, so that the admission
@@ -23,7 +23,7 @@ from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.manifest import MAX_CHAIN
 from psjob.checkpoint.rows import bytes_of, write_rows
 from psjob.modes import ServedMode
-from psjob.shard.pending import Arrived, Decision, Served, free
+from psjob.shard.pending import Decision, PendingPush, ServedState, free
 from psjob.shard.push_metrics import NonFinitePushes, PushNorms
 from psjob.shard.snapshot_memory import Voided
 from psjob.tables import RowTable, TableSpec, merge
@@ -57,7 +57,7 @@ class RowGradient:
         self._pool.append(self._buffers)
 
 
-class RowCell(Served):
+class ServedTable(ServedState):
     """`n` is the number of updates decided for this table here."""
 
     update: None = None
@@ -89,7 +89,7 @@ class RowCell(Served):
         """First values of rows, with the state that the rule gives to new ones."""
         self.table.load(first_rows(self.table, ids, weights, hyperparameters[self.number]))
 
-    def advance(self, expected: Callable[[RowCell], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+    def advance(self, expected: Callable[[ServedTable], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """As of a block."""
         made = 0
         while taken := self.mode.takes(self.pending.pushes, expected(self), self.n):
@@ -126,7 +126,7 @@ class RowCell(Served):
             self._cut = None
             hold(self)
 
-    def _apply(self, batch: list[Arrived], clock: int, weights: Sequence[float] | None = None) -> None:
+    def _apply(self, batch: list[PendingPush], clock: int, weights: Sequence[float] | None = None) -> None:
         present = [a.grad for a in batch if isinstance(a.grad, RowGradient)]
         if not present or any(a.skip for a in batch):
             return
@@ -199,7 +199,7 @@ class Chain:
 class HeldTable:
     """A table at a cut. `lock` is the one that guards the table."""
 
-    def __init__(self, cell: RowCell, full: bool, check: Callable[[], None]) -> None:
+    def __init__(self, cell: ServedTable, full: bool, check: Callable[[], None]) -> None:
         self.table, self.n, self.lock, self._check = cell.table, cell.n, cell.lock, check
         self.spec: TableSpec = self.table.spec
         self._cut = self.table.cut(changed_only=not full)
@@ -233,13 +233,13 @@ class RowCuts:
     def __init__(self, folder: Path, run: str) -> None:
         self._folder, self._run = folder, run
         self._lock = threading.Lock()
-        self._cells: list[RowCell] = []
+        self._cells: list[ServedTable] = []
         self._held: dict[int, HeldTable] = {}
         self._full = self._void = False
         self._saved = self._written = Chain()
         """What the newest manifest names, and what was written after it."""
 
-    def begin(self, cells: Sequence[RowCell], base: int | None) -> None:
+    def begin(self, cells: Sequence[ServedTable], base: int | None) -> None:
         """A cut is ordered; `base` is the one that the newest manifest holds, which says whether what was written last is saved."""
         with self._lock:
             before, self._held, self._cells, self._void = self._held, {}, list(cells), False
@@ -252,7 +252,7 @@ class RowCuts:
             self._saved = Chain()  # of another manifest, or the tables came from one since
         self._full = not self._saved.may_grow(sum(_changed_bytes(cell) for cell in cells))
 
-    def hold(self, cell: RowCell) -> None:
+    def hold(self, cell: ServedTable) -> None:
         """A table has come to the cut; its lock is held by the caller."""
         with self._lock:
             self._held[cell.number] = HeldTable(cell, self._full, self._check)
@@ -299,6 +299,6 @@ class RowCuts:
             raise Voided
 
 
-def _changed_bytes(cell: RowCell) -> int:
+def _changed_bytes(cell: ServedTable) -> int:
     with cell.lock:
         return cell.table.changed_bytes
