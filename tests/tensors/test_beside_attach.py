@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psjob.api import advice
-from psjob.api.owngradients import OwnGradients
+from psjob.api.scriptchanges import OwnGradients
 from psjob.api.weightdigests import Stepping, Unattached
 
 

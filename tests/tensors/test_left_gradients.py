@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from psjob.api.attached import AttachedJob
-from psjob.api.owngradients import CHANGED, LOST, UNCLIPPED, LeftGradients
+from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients
 from psjob.api.state import renewed
 from psjob.resume import buffers
 

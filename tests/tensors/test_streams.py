@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from psjob.api.streams import Stream
+from psjob.api.slices import Stream
 from psjob.process.errors import Refused
 from tests.soaking import rotating
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psjob.api.totals import Totals
+from psjob.api.datacursor import Totals
 
 
 def made(totals: Totals, epochs: int | None, epoch: int, rounds: int | None, batches: int, every: int = 1, clock: int = 0) -> int:
