@@ -18,8 +18,7 @@ import torch
 
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
-from psjob.api.later import Later, groups
-from psjob.api.pairs import Pair
+from psjob.api.pairs import Later, Pair, later_groups
 from psjob.api.takeover import take_over
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
@@ -284,7 +283,7 @@ class Worker:
         **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        pairs = (Pair("", model, optimizer, groups(later, [optimizer])),)
+        pairs = (Pair("", model, optimizer, later_groups(later, [optimizer])),)
         self.job = AttachedJob(shards.place(rank, start), pairs, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
         shards.guests.append(self)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.api import meetings
+from psjob.integrations import meetings
 from psjob.process.errors import Refused
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.shard import rendezvous as kept_meetings

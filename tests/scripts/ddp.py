@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader, IterableDataset
 
 import psjob
-from psjob.api.slices import Slices, rounds_of
-from psjob.api.streams import Stream
+from psjob.api.slices import Slices, Stream, rounds_of
 
 SECONDS = 240
 MODELS: dict[str, torch.nn.Module] = {}

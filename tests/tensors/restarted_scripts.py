@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from psjob.api import advice, asking, data, epochs, state
+from psjob.api import advice, data, epochs, scriptcode, state
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
@@ -249,9 +249,9 @@ def surroundings(here: Place) -> Iterator[None]:
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))
         stack.enter_context(mock.patch.object(state, "_state", state.State()))
-        asking.is_script.cache_clear()
+        scriptcode.is_script.cache_clear()
         data.Taken._looked_up.clear()
         try:
             yield
         finally:
-            asking.is_script.cache_clear()
+            scriptcode.is_script.cache_clear()

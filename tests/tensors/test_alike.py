@@ -23,8 +23,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from psjob.api.slices import Slices
-from psjob.api.streams import Stream, Yielded, has_its_own
+from psjob.api.slices import Slices, Stream, Yielded, has_its_own
 from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator.consistency import MOST_PASSES, Alike, Difference, Told
 from tests.tensors.datasets import Joins, Normalises

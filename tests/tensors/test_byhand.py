@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from psjob.api import weightguard
-from psjob.api.weightguard import WeightChangeDetector as Detector
+from psjob.api import scriptchanges
+from psjob.api.scriptchanges import WeightChangeDetector as Detector
 
 
 def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: False) -> tuple[Detector, list[torch.nn.Parameter]]:
@@ -74,7 +74,7 @@ def test_rounding_is_no_change_and_a_nan_is_itself() -> None:
 
 
 def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
-    by_hand, (p,) = watched(torch.zeros(weightguard.VALUES * 10))
+    by_hand, (p,) = watched(torch.zeros(scriptchanges.VALUES * 10))
     with torch.no_grad():
         p[1] = 5.0
     assert by_hand.change() is None
@@ -86,13 +86,13 @@ def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
 
 
 def test_of_many_parameters_the_looks_take_turns() -> None:
-    by_hand, parameters = watched(*[torch.zeros(3) for _ in range(weightguard.ROWS * 2)])
-    parameters[weightguard.ROWS + 5].data.fill_(1.0)
+    by_hand, parameters = watched(*[torch.zeros(3) for _ in range(scriptchanges.ROWS * 2)])
+    parameters[scriptchanges.ROWS + 5].data.fill_(1.0)
     assert by_hand.change() is None
     by_hand.remember()
-    parameters[weightguard.ROWS + 5].data.fill_(2.0)
+    parameters[scriptchanges.ROWS + 5].data.fill_(2.0)
     found = by_hand.change()
-    assert found is not None and found.row == weightguard.ROWS + 5
+    assert found is not None and found.row == scriptchanges.ROWS + 5
 
 
 def test_the_shards_own_change_and_an_unfinished_step_are_none() -> None:

@@ -203,7 +203,7 @@ class Kinds:
     def _cuts(self, raw: bytes) -> None:
         (self.folder / rendezvous.FILE).write_bytes(raw)
         place = SimpleNamespace(run=parts.RUN, config=SimpleNamespace(stages=SimpleNamespace(replicas=(1, 1, 1))))
-        rendezvous.KeptCuts(cast(Any, place), self.folder).kept()
+        rendezvous.PartitionStore(cast(Any, place), self.folder).kept()
 
     def _config(self, raw: bytes) -> None:
         path = self.folder / "config.json"

@@ -15,9 +15,8 @@ from torch import nn
 
 from psjob.api import advice
 from psjob.api.attached import AttachedJob
-from psjob.api.later import AddedGroups, groups, next_added
-from psjob.api.owngradients import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
-from psjob.api.pairs import Pair, joined
+from psjob.api.pairs import AddedGroups, Pair, joined, later_groups, next_added
+from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
 from psjob.api.state import renewed
 from psjob.api.weightdigests import Stepping, Unattached
 from psjob.process.errors import Refused
@@ -207,7 +206,7 @@ BODY, HEAD, LAST = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
 
 def pair() -> Pair:
     optimizer = torch.optim.Adam(HEAD.parameters(), lr=0.5)
-    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, groups([BODY, LAST.parameters()], [optimizer]))
+    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, later_groups([BODY, LAST.parameters()], [optimizer]))
 
 
 def test_groups_have_the_defaults_of_the_optimizer() -> None:

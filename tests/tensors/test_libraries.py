@@ -11,7 +11,7 @@ import packaging
 import pytest
 import torch
 
-from psjob.api import advice, libraries
+from psjob.api import advice, objects
 from psjob.api.variables import Variables
 from psjob.process.errors import Refused
 from tests.tensors.variables import packed
@@ -245,13 +245,13 @@ def test_an_object_that_counts_otherwise_than_it_was_told_is_refused() -> None:
     "thing", [torch.nn.Linear(1, 1), 3, "text", Path("."), sys, len, Counts, torch.zeros(2), numpy.zeros(2), [], ValueError()]
 )
 def test_what_is_not_looked_into(thing: Any) -> None:
-    assert not libraries.is_entered(thing)
+    assert not objects.is_entered(thing)
 
 
 def test_parts_of_what_refers_to_itself_end() -> None:
     one = Wrapper(None)
     one.game = {"back": one, "numbers": [1, 2], "name": "text"}
-    assert list(libraries.parts(one, "one", 9, libraries.Met(), ())) == [("one.game.numbers", [1, 2])]
+    assert list(objects.library_parts(one, "one", 9, objects.Met(), ())) == [("one.game.numbers", [1, 2])]
 
 
 def test_a_game_whose_state_is_not_seen_is_told_of_where_it_was_played_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,4 +280,4 @@ def test_a_game_whose_state_is_not_seen_is_told_of_where_it_was_played_otherwise
 
 def test_what_runs_tests_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a fixture is to undo after a test was put back to what a record held, and never undone."""
-    assert not libraries.is_entered(monkeypatch)
+    assert not objects.is_entered(monkeypatch)

@@ -187,7 +187,7 @@ def served(mode: ServedMode) -> Store:
     layout = Layout.of((TensorSpec("w", (512,), "float32"),))
     store.restore(layout, "plain", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     for rank in range(2):
-        store.infos.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
+        store.infos.learn(rank, 1, PushMetadata(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
     store.open(1, 1)
     return store
 

@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler, get_worker_info
 
 from psjob.api.orders import keeps_iterator
-from psjob.api.slices import Slices
-from psjob.api.streams import Stream
+from psjob.api.slices import Slices, Stream
 from psjob.process.errors import Refused
 from tests.soaking import rotating
 from tests.tensors.datasets import Lines, Numbers

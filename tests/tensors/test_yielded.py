@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
 
 from psjob.api.data import shard
-from psjob.api.slices import Slices
-from psjob.api.streams import Stream, Yielded, has_its_own
+from psjob.api.slices import Slices, Stream, Yielded, has_its_own
 from psjob.process.errors import Refused
 from tests.soaking import rotating
 from tests.tensors.datasets import Joins, Lines, Normalises

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.liveness import Reads, reads
+from psjob.api.scriptcode import Reads, reads
 
 PLACES: list[Reads] = []
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.loops import AFTER, Loops
-from psjob.api.places import NOWHERE
+from psjob.api.datacursor import AFTER, NOWHERE, Loops
 from psjob.process.errors import Refused
 
 

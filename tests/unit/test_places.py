@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from psjob.api.places import START, Places
+from psjob.api.datacursor import START, DataCursor
 from psjob.process.errors import Refused
 
 
-def again(places: Places) -> Places:
+def again(places: DataCursor) -> DataCursor:
     """Those of a script that was started again."""
-    made = Places()
+    made = DataCursor()
     made.load(json.loads(json.dumps(places.state)))
     return made
 
 
-def walk(places: Places, number: int, begin: Any, rounds: int) -> None:
+def walk(places: DataCursor, number: int, begin: Any, rounds: int) -> None:
     for turn in range(begin["round"], rounds):
         places.ask(number, {"round": turn})
         places.give(False)
@@ -26,7 +26,7 @@ def walk(places: Places, number: int, begin: Any, rounds: int) -> None:
 
 
 def test_passes_that_were_over_give_nothing_and_the_open_one_goes_on() -> None:
-    places = Places()
+    places = DataCursor()
     for _ in range(2):
         number, begin = places.begin()
         walk(places, number, begin, 4)
@@ -41,7 +41,7 @@ def test_passes_that_were_over_give_nothing_and_the_open_one_goes_on() -> None:
 
 
 def test_a_pass_that_was_left_gives_nothing_more() -> None:
-    places = Places()
+    places = DataCursor()
     number, begin = places.begin()
     walk(places, number, begin, 3)
     places.end(number, False)
@@ -52,7 +52,7 @@ def test_a_pass_that_was_left_gives_nothing_more() -> None:
 ZIP = "train.py: main: 12+8"
 
 
-def side_by_side(places: Places, rounds: int) -> None:
+def side_by_side(places: DataCursor, rounds: int) -> None:
     """As `zip` asks, each in its turn; the first is asked once more."""
     for turn in range(rounds + 1):
         if turn == 0:
@@ -70,7 +70,7 @@ def side_by_side(places: Places, rounds: int) -> None:
 
 
 def test_two_passes_side_by_side_keep_a_place_each() -> None:
-    places = Places()
+    places = DataCursor()
     side_by_side(places, 2)
     assert not places.inner
     for _ in range(2):  # the record of a script that has not asked the second one yet holds it too
@@ -83,7 +83,7 @@ def test_two_passes_side_by_side_keep_a_place_each() -> None:
 
 
 def test_a_zip_that_comes_to_its_end_takes_the_second_pass_with_it() -> None:
-    places = Places()
+    places = DataCursor()
     side_by_side(places, 2)
     restarted = again(places)
     restarted.begin(ZIP)
@@ -97,7 +97,7 @@ def test_a_zip_that_comes_to_its_end_takes_the_second_pass_with_it() -> None:
 
 
 def test_a_look_at_one_batch_is_given_again() -> None:
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START)
     places.give(False)
@@ -116,7 +116,7 @@ def test_a_look_at_one_batch_is_given_again() -> None:
 
 def test_a_look_in_the_body_of_a_loop_is_forgotten() -> None:
     """The lines before the place do not run again, and those behind it look anew."""
-    places = Places()
+    places = DataCursor()
     outer, begin = places.begin()
     assert begin is not None
     walk(places, outer, begin, 1)
@@ -137,7 +137,7 @@ def test_a_look_in_the_body_of_a_loop_is_forgotten() -> None:
 
 
 def test_a_step_of_nothing_but_batches_given_again_counts_for_nothing() -> None:
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START)
     places.give(False)
@@ -154,7 +154,7 @@ def test_a_step_of_nothing_but_batches_given_again_counts_for_nothing() -> None:
 
 def test_a_step_beside_all_passes_makes_the_place_unknown() -> None:
     """What the steps were made of is not known, so after a restart they are all made again."""
-    places = Places()
+    places = DataCursor()
     assert places.state is None
     number, _ = places.begin()
     places.ask(number, START)
@@ -168,7 +168,7 @@ def test_a_step_beside_all_passes_makes_the_place_unknown() -> None:
 
 def test_a_pass_that_calls_ask_for_is_begun_again_or_makes_the_place_unknown() -> None:
     """The lines between passes run again, so a first call is answered again. Whether a later one is, depends on where the script is."""
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START, called=True)
     places.give(False, {"round": 1})
@@ -188,7 +188,7 @@ def test_a_pass_that_calls_ask_for_is_begun_again_or_makes_the_place_unknown() -
 
 def test_a_pass_that_is_read_whole_before_its_steps_is_no_look() -> None:
     """As `list(loader)`, whose batches are trained on when it is over."""
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     for turn in range(2):
         places.ask(number, {"round": turn}, called=True)
@@ -200,7 +200,7 @@ def test_a_pass_that_is_read_whole_before_its_steps_is_no_look() -> None:
 
 
 def test_a_pass_that_the_body_of_a_loop_calls_for_goes_on_within() -> None:
-    places = Places()
+    places = DataCursor()
     outer, begin = places.begin()
     assert begin is not None
     walk(places, outer, begin, 1)
@@ -214,7 +214,7 @@ def test_a_pass_that_the_body_of_a_loop_calls_for_goes_on_within() -> None:
 
 def test_a_pass_for_each_step_makes_the_place_unknown() -> None:
     """`next(iter(loader))` is a look at a batch, until a step is made of it."""
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START, called=True)
     places.give(False, {"round": 1})
@@ -225,7 +225,7 @@ def test_a_pass_for_each_step_makes_the_place_unknown() -> None:
 
 
 def test_batches_that_are_read_ahead_make_the_place_unknown() -> None:
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START)
     assert not places.holds(number)
@@ -245,7 +245,7 @@ def test_batches_that_are_read_ahead_make_the_place_unknown() -> None:
 
 def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
     """As those of `zip`, which ends with the first of its loaders, and of an evaluation in the body of the loop."""
-    places = Places()
+    places = DataCursor()
     for _ in range(2):
         number, begin = places.begin()
         walk(places, number, begin, 2)
@@ -266,7 +266,7 @@ def test_passes_within_a_pass_that_is_over_are_not_begun_again() -> None:
 
 def test_a_script_that_comes_to_its_place_by_other_passes_is_refused() -> None:
     """A `while` loop around passes counts what those give, and those that were over give nothing."""
-    places = Places()
+    places = DataCursor()
     for line in (3, 3, 9):
         number, begin = places.begin(f"train.py: main: {line}+4")
         assert begin is not None
@@ -281,7 +281,7 @@ def test_a_script_that_comes_to_its_place_by_other_passes_is_refused() -> None:
 
 
 def test_batches_of_an_evaluation_within_a_pass_are_no_accumulation() -> None:
-    places = Places()
+    places = DataCursor()
     (outer, _), (inner, _) = places.begin(), places.begin()
     places.ask(outer, START)
     assert not places.only_within
@@ -303,7 +303,7 @@ SITE = "train.py: main: 12+4 < train.py: <module>: 30+0"
 
 def test_a_pass_goes_on_from_epoch_to_epoch() -> None:
     """One epoch for each step, over an iterator that was made before; a look before the loop is over."""
-    places = Places()
+    places = DataCursor()
     look, _ = places.begin("train.py: main: 3+4")
     places.ask(look, START, True, "train.py: main: 3+4")
     places.give(False, {"round": 1})
@@ -320,7 +320,7 @@ def test_a_pass_goes_on_from_epoch_to_epoch() -> None:
         assert [(one["number"], one["place"]) for one in at_epoch["open"]] == [(number, {"round": turn + 1})]
     places.ask(number, {"round": 3}, True, SITE)
     for kept, stands in ((places.state, True), (at_epoch, False)):
-        restarted = Places()
+        restarted = DataCursor()
         restarted.load(json.loads(json.dumps(kept)))
         assert restarted.begin("train.py: main: 3+4", goes_on=True) == (look, START), "it runs again"
         restarted.begun = 2
@@ -332,7 +332,7 @@ def test_a_pass_goes_on_from_epoch_to_epoch() -> None:
         assert restarted.begin(SITE, goes_on=True) == (2 if stands else 3, START)
 
 
-def look(places: Places) -> int:
+def look(places: DataCursor) -> int:
     number, _ = places.begin()
     places.ask(number, START)
     places.give(False, {"round": 1})
@@ -341,7 +341,7 @@ def look(places: Places) -> int:
 
 
 def test_looks_of_epochs_that_are_over_are_forgotten() -> None:
-    places = Places()
+    places = DataCursor()
     before = look(places)
     for epoch in range(3):
         places.begin_epoch(epoch, follows=epoch > 0)
@@ -354,7 +354,7 @@ def test_looks_of_epochs_that_are_over_are_forgotten() -> None:
 
 
 def test_lines_before_the_epochs_are_given_their_data_again_if_they_make_no_steps() -> None:
-    places = Places()
+    places = DataCursor()
     outer, begin = places.begin()
     assert begin is not None
     for turn in range(2):
@@ -367,13 +367,13 @@ def test_lines_before_the_epochs_are_given_their_data_again_if_they_make_no_step
     places.end(outer, False)
     state = places.begin_epoch(0)
     assert state is not None and (state["looks"], state["behind"]) == ([0, 1, 2], [])
-    restarted = Places()
+    restarted = DataCursor()
     restarted.load(state)
     assert [restarted.begin() for _ in range(4)] == [(0, START), (1, START), (2, START), (3, START)]
 
 
 def test_lines_before_the_epochs_that_make_steps_of_what_is_not_known_run_again_as_a_whole() -> None:
-    places = Places()
+    places = DataCursor()
     number, begin = places.begin()
     assert begin is not None
     walk(places, number, begin, 2)
@@ -384,7 +384,7 @@ def test_lines_before_the_epochs_that_make_steps_of_what_is_not_known_run_again_
 
 
 def test_an_endless_generator_does_not_take_the_pass_of_another_one() -> None:
-    places = Places()
+    places = DataCursor()
     places.begin_epoch(0)
     for number in range(2):
         site = f"train.py: endless: 7+8 < train.py: main: 12+{number}"
@@ -393,7 +393,7 @@ def test_an_endless_generator_does_not_take_the_pass_of_another_one() -> None:
         places.give(False, {"round": number + 1})
         places.step()
     at_epoch = places.begin_epoch(1, follows=True)
-    restarted = Places()
+    restarted = DataCursor()
     restarted.load(at_epoch)
     restarted.begun = 2
     restarted.begin_epoch(1, follows=True)
@@ -405,13 +405,13 @@ def test_an_endless_generator_does_not_take_the_pass_of_another_one() -> None:
 
 
 def test_an_iterator_that_is_made_in_the_loop_is_a_new_pass() -> None:
-    places = Places()
+    places = DataCursor()
     places.begin_epoch(0)
     number, _ = places.begin(SITE)
     places.ask(number, START, True, SITE)
     places.give(False, {"round": 1})
     places.step()
-    restarted = Places()
+    restarted = DataCursor()
     restarted.load(places.begin_epoch(0))
     restarted.begun = 1
     restarted.begin_epoch(0)
@@ -419,7 +419,7 @@ def test_an_iterator_that_is_made_in_the_loop_is_a_new_pass() -> None:
 
 
 def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
-    places = Places()
+    places = DataCursor()
     places.begin_epoch(0)
     for number in range(2):
         places.begin()
@@ -428,8 +428,8 @@ def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
         places.step()
     at_epoch = places.begin_epoch(0)
 
-    def restarted() -> Places:
-        made = Places()
+    def restarted() -> DataCursor:
+        made = DataCursor()
         made.load(at_epoch)
         made.begun = 2
         made.begin_epoch(0)
@@ -443,7 +443,7 @@ def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
 
 
 def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START, True, SITE)
     places.give(False, {"round": 1})
@@ -453,7 +453,7 @@ def test_an_iterator_that_was_asked_before_and_in_the_loop_is_refused() -> None:
 
 
 def test_an_epoch_that_may_use_what_was_read_before_has_no_place_of_its_own() -> None:
-    places = Places()
+    places = DataCursor()
     places.begin_epoch(0)
     number, begin = places.begin(SITE)
     assert begin is not None
@@ -476,7 +476,7 @@ def test_an_epoch_that_may_use_what_was_read_before_has_no_place_of_its_own() ->
 )
 def test_a_damaged_place_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="damaged"):
-        Places().load(state)
+        DataCursor().load(state)
 
 
 @pytest.mark.parametrize(("edited", "site", "refused"), [
@@ -484,7 +484,7 @@ def test_a_damaged_place_is_refused(state: dict[str, Any]) -> None:
     (True, "train.py: main: 12+8", False), (True, "train.py: main: 13+8", False), (True, "train.py: tune: 12+8", True),
 ])  # fmt: skip
 def test_the_passes_before_are_told_by_line_and_those_of_an_edited_script_by_function(edited: bool, site: str, refused: bool) -> None:
-    before, after = Places(), Places(edited)
+    before, after = DataCursor(), DataCursor(edited)
     for places, where in ((before, "train.py: main: 12+8"), (after, site)):
         if places is after:
             after.load(json.loads(json.dumps(before.state)))
@@ -502,7 +502,7 @@ def test_the_passes_before_are_told_by_line_and_those_of_an_edited_script_by_fun
 
 
 def test_a_loop_that_counts_by_itself_goes_on_at_the_pass_under_way() -> None:
-    before = Places()
+    before = DataCursor()
     for _ in range(3):
         number, _ = before.begin()
         before.ask(number, {"round": 4})
@@ -511,7 +511,7 @@ def test_a_loop_that_counts_by_itself_goes_on_at_the_pass_under_way() -> None:
             before.end(number, False)
     state = before.state
     assert state is not None
-    places = Places()
+    places = DataCursor()
     places.load(state)
     places.go_on()
     assert places.begin() == (2, {"round": 4})
@@ -519,7 +519,7 @@ def test_a_loop_that_counts_by_itself_goes_on_at_the_pass_under_way() -> None:
 
 
 def test_what_stands_in_for_a_batch_makes_no_step() -> None:
-    places = Places()
+    places = DataCursor()
     number, _ = places.begin()
     places.ask(number, START)
     places.skip()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.api.totals import Totals
+from psjob.api.datacursor import Totals
 from psjob.protocol.coordinator.report import MOST_ENTRIES, MOST_NAMES, JobProgress, MetricHistory, RecoveryTimer
 from psjob.shard.push_metrics import Counters, JobCounts
 

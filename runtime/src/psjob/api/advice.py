@@ -1,9 +1,11 @@
-"""What a script hears about its loop before a restart shows it, once a process, on rank 0."""
+"""What a script hears about its loop and its layers before it is hurt by them, once a process, on rank 0."""
 
 from __future__ import annotations
 
 import sys
 from typing import Final
+
+import torch
 
 from psjob.process import config
 
@@ -24,3 +26,23 @@ def tell(kind: str, sentence: str) -> None:
     if kind not in _told and place is not None and place.rank == 0:
         _told.add(kind)
         print(f"psjob: {sentence}", file=sys.stderr, flush=True)
+
+
+INSTEAD: Final = (
+    "each worker normalises by the statistics of its own batch, and keeps its own running ones. Take larger batches, or GroupNorm, whose "
+    "result does not depend on the batch"
+)
+
+
+def tell_of_sync_norm(model: torch.nn.Module, workers: int) -> None:
+    """Say once which layers of the model are BatchNorm in a job of several workers."""
+    names = [name or "the model" for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+    if names and workers > 1:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        tell("SyncBatchNorm", f"SyncBatchNorm ({names[0]}{more}) is BatchNorm in a job, which has no process group: {INSTEAD}")
+
+
+def tell_asked(argument: str, workers: int) -> None:
+    """Say once that `argument` of a framework changes no layer in a job of several workers."""
+    if workers > 1:
+        tell("SyncBatchNorm", f"{argument} makes no SyncBatchNorm in a job, which has no process group: {INSTEAD}")

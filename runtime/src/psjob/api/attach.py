@@ -10,17 +10,17 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import foreign, stagecuts, syncnorm
+from psjob.api import advice, stagecuts
 from psjob.api.attachable import check, check_alone, stepper
 from psjob.api.attached import AttachedJob
-from psjob.api.later import Later, groups
-from psjob.api.pairs import FirstUse, Pair, check_name, is_next_phase, pairs_of, refuse_more
+from psjob.api.pairs import FirstUse, Later, Pair, check_name, is_next_phase, later_groups, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.takeover import begin_phase, check_phase, take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, ownfiles, supervise, tracebacks
 from psjob.process.errors import Refused, exit_refused, refuse
+from psjob.process.startup import integration_of, integrations_in_use
 from psjob.worker import exits, rewind
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -93,12 +93,12 @@ def attach(
             for each in inner:
                 attach_alone(model, each)
             return model, given
-        for library in foreign.in_use():
+        for library in integrations_in_use():
             library.mark(place)
         if current is not None and is_next_phase(current.pairs, model, inner, name):
             _check_next(current, inner[0], overlap, later, stateful)
             begin_phase(current, inner[0], stateful)
-            for library in foreign.in_use():
+            for library in integrations_in_use():
                 library.attached(inner[0])
             return model, given
         with _attaching:
@@ -108,7 +108,7 @@ def attach(
             _wanted[OVERLAP] = overlap or _wanted.get(OVERLAP, False)
     except Refused as refused:
         refuse(str(refused))
-    if name is None and not any(library.moves(model) for library in foreign.in_use()):
+    if name is None and not any(library.moves(model) for library in integrations_in_use()):
         settle()
     else:
         for pair in pairs:
@@ -118,7 +118,7 @@ def attach(
 
 def _inner(optimizer: Any) -> Any:
     """The torch optimizer that makes the steps of a library's."""
-    knows = foreign.home(optimizer)
+    knows = integration_of(optimizer)
     return optimizer if knows is None else knows.given(optimizer)
 
 
@@ -146,7 +146,7 @@ def _checked(
     if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
         odd = "name" if name is not None else "overlap" if overlap else "the other optimizers"
         raise Refused(f"a job of stages trains one model with one optimizer, without overlap; leave {odd} out")
-    added = groups(later, optimizers)
+    added = later_groups(later, optimizers)
     check(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:
         check_kind(optimizer)
@@ -181,11 +181,11 @@ def settle() -> None:
     current.join()
     for pair in current.pairs:
         take_over(current, pair)
-        for library in foreign.in_use():
+        for library in integrations_in_use():
             library.attached(pair.optimizer)
     current.clipping.install()
     current.unattached.watch()
-    syncnorm.tell(current.model, current.place.config.workers)
+    advice.tell_of_sync_norm(current.model, current.place.config.workers)
 
 
 MISSING = (LookupError, NameError, AttributeError, TypeError, ValueError, ArithmeticError)

@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice, pairs
-from psjob.api.later import Later, groups
-from psjob.api.pairs import Pair, check_name, check_overlap, joined, pairs_of, refuse_more
+from psjob.api.pairs import Later, Pair, check_name, check_overlap, joined, later_groups, pairs_of, refuse_more
 from psjob.api.rulechoice import check_kind
 from psjob.checkpoint import files
 from psjob.embeddings.statetable import Table
@@ -255,7 +254,7 @@ def check_alone(
         return
     if _attached and (name is None or not _attached[0].name or any(_used(pair) for pair in _attached)):
         refuse_more(_attached)
-    added = groups(later, optimizers)
+    added = later_groups(later, optimizers)
     check(model, optimizers, stateful, added)
     made = pairs_of(name, model, optimizers, added)
     check_overlap(overlap, [*_attached, *made])

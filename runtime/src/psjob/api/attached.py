@@ -15,20 +15,16 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, owngradients, stagecuts, state, trackers, variables
+from psjob.api import advice, clipping, scriptchanges, stagecuts, state, trackers, variables
 from psjob.api.alike import FirstInputs
 from psjob.api.attachable import aliases, check_processes, table_of, tell_frozen
-from psjob.api.later import AddedGroups, Trained
-from psjob.api.loops import Loops
-from psjob.api.owngradients import LeftGradients, OwnGradients, dense
-from psjob.api.pairs import Models, Pair, PhaseState, check_overlap, joined
-from psjob.api.places import Places
+from psjob.api.datacursor import DataCursor, Loops, Totals
+from psjob.api.pairs import AddedGroups, Models, Pair, PhaseState, Trained, check_overlap, joined
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
-from psjob.api.totals import Totals
 from psjob.api.weightdigests import Stepping, Unattached, WeightDigests
-from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message
@@ -47,7 +43,7 @@ JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, owngradients.NAME)
+OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -113,7 +109,7 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         resumed = place.begins_again and place.number == 1 and place.rewinds == 0
-        self.places, self.loops, self.totals = Places(edited=resumed), Loops(), Totals()
+        self.places, self.loops, self.totals = DataCursor(edited=resumed), Loops(), Totals()
         self.zipped: object = None
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
@@ -158,7 +154,7 @@ class AttachedJob:
         own = self._own()
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
-        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, owngradients.NAME: self.left}
+        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, scriptchanges.NAME: self.left}
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 import torch
 from torch.nn import utils
 
-from psjob.api.owngradients import LeftGradients
 from psjob.api.pairs import Pair
+from psjob.api.scriptchanges import LeftGradients
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip
 

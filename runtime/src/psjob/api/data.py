@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, asking, foreign, orders
+from psjob.api import advice, orders, scriptcode
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
-from psjob.api.places import Place
+from psjob.api.datacursor import Place
 from psjob.api.reporting import worker_place
-from psjob.api.slices import Slices, rounds_of
-from psjob.api.streams import Stream, Yielded, has_its_own
+from psjob.api.slices import Slices, Stream, Yielded, has_its_own, rounds_of
 from psjob.embeddings.prefetch import Ahead
 from psjob.process.errors import Refused, refuse
+from psjob.process.startup import integration_of, integrations_in_use
 from psjob.resume.generators import generators, put_generators
 
 B = TypeVar("B", covariant=True)
@@ -61,13 +61,13 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         (3, [[0, 1], [2, 3], [4, 5]])
     """
     __tracebackhide__ = True
-    job, made_at = attaching.current, asking.call(sys._getframe(1))
+    job, made_at = attaching.current, scriptcode.call(sys._getframe(1))
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
         rank, world = 0, 1
     try:
-        knows = foreign.home(loader)
+        knows = integration_of(loader)
         if knows is None:
             return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch, made_at=made_at)
         plain = loader if place is None and isinstance(loader, torch_data.DataLoader) else knows.plain(loader)
@@ -138,7 +138,7 @@ class ShardedLoader(Generic[B]):
         job = attaching.current
         origin = _Origin(job is None or job.places.epoch < 0)
         if job is not None and not self.led:
-            origin.looped, origin.site = asking.is_looped(sys._getframe(1)), asking.way(sys._getframe(1)).site
+            origin.looped, origin.site = scriptcode.is_looped(sys._getframe(1)), scriptcode.way(sys._getframe(1)).site
         made = self._iterate(origin)
         origin.iterator = weakref.ref(made)
         return made
@@ -175,7 +175,7 @@ class ShardedLoader(Generic[B]):
         if job.zipped is not None and self._zip(origin, sys._getframe(1)) is job.zipped:
             return  # the pass beside it was over
         job.zipped = None
-        way = None if self.led else asking.way(sys._getframe(1))
+        way = None if self.led else scriptcode.way(sys._getframe(1))
         began_at = "" if way is None else way.site
         known = () if way is None else (began_at, origin.outside or way.endless, self._over, self._made_at)
         number, begin = job.carry_out(lambda: places.begin(*known))
@@ -190,7 +190,7 @@ class ShardedLoader(Generic[B]):
                 job.zipped = self._zip(origin, sys._getframe(1))
             return
         place, untold = begin, job.place.config.workers > 1 and not job.place.config.stages
-        told = [knows.Pass(job.place) for knows in foreign.in_use() if knows.Pass is not None]
+        told = [knows.Pass(job.place) for knows in integrations_in_use() if knows.Pass is not None]
         ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
         made, given, look, called = job.made, 0, False, False
         taken = None if self.led else Taken(job, number, origin)
@@ -251,10 +251,10 @@ class ShardedLoader(Generic[B]):
         except GeneratorExit:
             look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
             if began_at and not (look or called) and threading.get_ident() == job.steps.thread:
-                left = asking.left_by(sys._getframe(1))
+                left = scriptcode.left_by(sys._getframe(1))
                 if left is not None:
                     job.variables.ended(sys._getframe(1), began_at, number)
-                    if asking.has_else(left):
+                    if scriptcode.has_else(left):
                         advice.tell("else", f"line {left.f_lineno}: {advice.ELSE}")
             raise
         finally:
@@ -264,7 +264,7 @@ class ShardedLoader(Generic[B]):
 
     @staticmethod
     def _zip(origin: _Origin, frame: FrameType) -> object:
-        held = (each.thing for each in asking.holders(origin.iterator(), frame))
+        held = (each.thing for each in scriptcode.holders(origin.iterator(), frame))
         return next((each for each in held if isinstance(each, zip)), None)
 
     def _knowing_last(self, feed: Iterator[_Found]) -> Iterator[_Found]:
@@ -300,12 +300,12 @@ class Taken:
 
     def __init__(self, job: AttachedJob, number: int, origin: _Origin) -> None:
         self._job, self._number, self._origin = job, number, origin
-        self._first: asking.Way | None = None
+        self._first: scriptcode.Way | None = None
 
-    def asked(self, frame: FrameType | None) -> asking.Way:
+    def asked(self, frame: FrameType | None) -> scriptcode.Way:
         """The script asks for a batch."""
         places, job = self._job.places, self._job
-        way = asking.way(frame)
+        way = scriptcode.way(frame)
         if places.holds(self._number) and job.training and not job.gradients_have_changed:
             self._lose("batches are read ahead of the steps that use them", ahead=True)
         elif threading.get_ident() != job.steps.thread:
@@ -336,16 +336,16 @@ class Taken:
         if self._origin.looped:
             return
         second = self._job.places.is_beside
-        for each in asking.holders(self._origin.iterator(), frame):
-            if isinstance(each.thing, enumerate) and not (second and each.joins) and not asking.count_on(each.thing, passed):
+        for each in scriptcode.holders(self._origin.iterator(), frame):
+            if isinstance(each.thing, enumerate) and not (second and each.joins) and not scriptcode.count_on(each.thing, passed):
                 advice.tell("counts", f"enumerate counts from 0 in a pass that goes on at its batch {passed}")
 
-    def _counting(self, frame: FrameType | None, way: asking.Way) -> str:
+    def _counting(self, frame: FrameType | None, way: scriptcode.Way) -> str:
         at = (self._origin.site, way.site)
         if self._origin.looped or at in self._looked_up:
             return ""
         iterator = self._origin.iterator()
-        found = asking.keeps_count(iterator, asking.holders(iterator, frame), _is_own)
+        found = scriptcode.keeps_count(iterator, scriptcode.holders(iterator, frame), _is_own)
         if not found:
             self._looked_up.add(at)
         return found

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from psjob.api import attach as attaching
 from psjob.api.attached import AttachedJob
-from psjob.api.loops import AFTER
+from psjob.api.datacursor import AFTER
 from psjob.api.reporting import worker_place
 from psjob.api.state import State, the_state
 from psjob.process.errors import Refused, refuse

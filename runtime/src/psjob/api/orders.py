@@ -22,8 +22,9 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from psjob.api import foreign, values
+from psjob.api import values
 from psjob.process.errors import Refused
+from psjob.process.startup import integration_of
 from psjob.resume.generators import generators, put_generators
 
 _HELD: Final = ("sampler", "batch_sampler", "samplers", "batch_samplers")
@@ -271,7 +272,7 @@ def _passed_on(loader: Any) -> int | None:
 
 def _plain(sampler: Any) -> Any:
     """Torch's sampler for one of a library."""
-    knows = foreign.home(sampler)
+    knows = integration_of(sampler)
     return sampler if knows is None else knows.plain_sampler(sampler)
 
 

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from psjob.api.attached import AttachedJob
-from psjob.api.later import Later, next_added
-from psjob.api.pairs import AT_ONCE, Pair, check_parameters
+from psjob.api.pairs import AT_ONCE, Later, Pair, check_parameters, next_added
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 

@@ -20,11 +20,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, asking, foreign, libraries, liveness, objects, unlike, values
-from psjob.api.liveness import Found, PassEnds
+from psjob.api import advice, objects, scriptcode, unlike, values
+from psjob.api.scriptcode import Found, PassEnds
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
 from psjob.process import ownfiles
+from psjob.process.startup import integration_of
 
 NAME: Final = "variables"
 """Of them in a resume record."""
@@ -132,7 +133,7 @@ class Variables:
         """By function and name, checksums of what is other than at first."""
         self._functions: dict[str, FrameType] = {}
         """Those of the script that are under way, by file and name."""
-        self._reads: dict[str, liveness.Reads] = {}
+        self._reads: dict[str, scriptcode.Reads] = {}
         """What they read from here on."""
         self._loops: dict[str, dict[str, int]] = {}
         """By function and variable, the numbers at which `for` loops were as the script first asked for data."""
@@ -141,7 +142,7 @@ class Variables:
         self.by_epochs = False
         """A loop over `ps.epochs` has begun, which gives what is left of it."""
         self._left = ENTERED
-        self._met = libraries.Met()
+        self._met = objects.Met()
         self._asks = False
         """The script asks for data now."""
         self._by_steps = False
@@ -191,7 +192,7 @@ class Variables:
     def _looped(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for function, frame in self._functions.items():
-            names = asking.site(frame.f_code, frame.f_lasti).around
+            names = scriptcode.site(frame.f_code, frame.f_lasti).around
             found[function] = {name: value for name in names if type(value := frame.f_locals.get(name)) is int}
         return {function: names for function, names in found.items() if names}
 
@@ -305,7 +306,7 @@ class Variables:
         others = {} if self._resumed else values.changed(dict(state.get("first", {})), first)
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
         now = self._plain(walked)
-        libraries.tell_hidden(self._met.hidden, now, plain)
+        objects.tell_hidden(self._met.hidden, now, plain)
         changed = values.changed(now, first)
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
@@ -337,7 +338,7 @@ class Variables:
         there = self._ends.take(site, number, state, state.get("plain", {}))
         lent = {}
         for function, at in self._functions.items():
-            own = asking.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
+            own = scriptcode.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
             lent[function] = _only(there.get(function, {}), there.get(function, {}).keys() - own)
         self._put(lent, state)
         self.at(None)
@@ -379,7 +380,7 @@ class Variables:
     def _other(self, walked: Collection[_Seen], states: Found) -> dict[str, dict[str, list[Any]]]:
         """By function and name, what is read again and is other than at first, and is not among the `states`: its class and a checksum."""
         found: dict[str, dict[str, list[Any]]] = {}
-        given = {function: asking.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
+        given = {function: scriptcode.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
         marks, summed = self._marked(walked), set[_Place]()
         for function, path, thing, _, copied, of_library in walked:
             place = function, path
@@ -548,9 +549,9 @@ class Variables:
         """Find the script's functions from this frame on, the outermost first."""
         frames = []
         while frame is not None:
-            if asking.is_script(frame.f_code):
+            if scriptcode.is_script(frame.f_code):
                 frames.append(frame)
-            frame = None if asking.is_begin(frame) else frame.f_back
+            frame = None if scriptcode.is_begin(frame) else frame.f_back
         found: dict[str, FrameType] = {}
         for frame in reversed(frames):
             name = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}"
@@ -558,11 +559,11 @@ class Variables:
                 name += " again"
             found[name] = frame
         self._functions = found
-        self._reads = {function: liveness.reads(frame.f_code, frame.f_lasti) for function, frame in found.items()}
+        self._reads = {function: scriptcode.reads(frame.f_code, frame.f_lasti) for function, frame in found.items()}
 
     def _walked(self) -> list[_Seen]:
         """All that the functions under way have."""
-        self._left, self._met = ENTERED, libraries.Met()
+        self._left, self._met = ENTERED, objects.Met()
         found = [_Seen(function, *part) for function, frame in self._functions.items() for part in self._walk(frame.f_locals)]
         self._of_library |= {(each.function, each.path) for each in found if each.of_library}
         return found
@@ -594,13 +595,13 @@ class Variables:
             yield from self._walk(parts, f"{path}.", deep + 1)
         else:
             yield _Part(path, value, False, copied)
-            if not copied and libraries.is_entered(value) and (self._by_steps or values.is_stateful(value)):
+            if not copied and objects.is_entered(value) and (self._by_steps or values.is_stateful(value)):
                 yield from self._walk_library(value, path)
 
     def _walk_library(self, value: Any, way: str) -> Iterator[_Part]:
         """What an object of a library holds; beside its state only what a record can hold a copy of."""
-        deep = libraries.DEEP if self._by_steps else libraries.BESIDE
-        for path, part in libraries.parts(value, way, deep, self._met, self._kept):
+        deep = objects.LIBRARY_DEEP if self._by_steps else objects.BESIDE
+        for path, part in objects.library_parts(value, way, deep, self._met, self._kept):
             copied = objects.is_copied(part)
             if copied or self._by_steps:
                 yield _Part(path, part, False, copied, True)
@@ -661,7 +662,7 @@ class Variables:
             return [tensor for tensor in found if not (isinstance(tensor, torch.Tensor) and tensor.is_inference())]
 
     def _is_kept(self, value: object) -> bool:
-        if isinstance(value, torch.optim.Optimizer) and (library := foreign.home(value)) is not None:
+        if isinstance(value, torch.optim.Optimizer) and (library := integration_of(value)) is not None:
             value = library.inner(value)
         return id(value) in self._kept or any(value is kept for kept in the_state()._things)
 
@@ -669,7 +670,7 @@ class Variables:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
         kind = type(value)
         if kind is FunctionType:
-            return asking.is_script(value.__code__)
+            return scriptcode.is_script(value.__code__)
         if kind is MethodType:
             return self._is_own(value.__self__) and not self._is_kept(value.__self__)
         if issubclass(kind, type):

@@ -16,8 +16,9 @@ from accelerate.state import GradientState, PartialState
 from accelerate.utils import operations
 from accelerate.utils.operations import recursively_apply
 
-from psjob.api import advice, meetings
+from psjob.api import advice
 from psjob.api import attach as attaching
+from psjob.integrations import meetings
 from psjob.integrations.accelerateworld import World, rebind
 from psjob.process.errors import refuse
 

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from psjob.api import attach as attaching
-from psjob.api import meetings
 from psjob.api.reporting import worker_place
-from psjob.integrations import needs
+from psjob.integrations import meetings, needs
 from psjob.process import config
 from psjob.process.errors import Refused
 

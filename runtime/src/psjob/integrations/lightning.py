@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 
 import psjob as ps
+from psjob.api import advice
 from psjob.api import attach as attaching
-from psjob.api import meetings, syncnorm
 from psjob.api.reporting import worker_place
-from psjob.integrations import needs
+from psjob.integrations import meetings, needs
 from psjob.process.errors import refuse
 
 try:
@@ -130,7 +130,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._on_term = signal.getsignal(signal.SIGTERM)
         trainer.callbacks.append(_Reports())
         if self._layer_sync is not None:
-            syncnorm.tell_asked("sync_batchnorm=True", ps.world())
+            advice.tell_asked("sync_batchnorm=True", ps.world())
         job = attaching.current
         if job is not None and job.restored is not None and NAME in job.restored.stateful:
             job.places.go_on()

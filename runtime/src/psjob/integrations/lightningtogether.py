@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import torch
 
-from psjob.api import advice, meetings
+from psjob.api import advice
 from psjob.api import attach as attaching
+from psjob.integrations import meetings
 from psjob.process.errors import refuse
 
 OPS: Final = ("mean", "avg", "sum", "max", "min")

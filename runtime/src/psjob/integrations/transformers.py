@@ -12,11 +12,12 @@ from typing import Any, Final
 import torch
 
 import psjob as ps
-from psjob.api import advice, foreign, meetings
+from psjob.api import advice
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
-from psjob.integrations import needs
+from psjob.integrations import meetings, needs
 from psjob.process.errors import refuse
+from psjob.process.startup import integrations_in_use
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -56,7 +57,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
             return
         _check(args)
         trainer = _trainer_of(self)
-        for knows in foreign.in_use():
+        for knows in integrations_in_use():
             knows.mark(self._place)
         for one in trainer.callback_handler.callbacks:  # else each start has a folder of its own, named by the time
             if type(one).__name__ == "TensorBoardCallback" and one.logging_dir is None:

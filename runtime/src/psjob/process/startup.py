@@ -155,3 +155,17 @@ def _after(loader: Any, name: str) -> None:
 
 def _begin(name: str) -> None:
     importlib.import_module(HOMES[name]).begin()
+
+
+def integration_of(thing: object) -> Any | None:
+    """The module of psjob that knows objects of this type; None for those of torch."""
+    return _imported(type(thing).__module__.partition(".")[0])
+
+
+def integrations_in_use() -> list[Any]:
+    """The modules of psjob for all libraries that the script has imported."""
+    return [known for library in HOMES if library in sys.modules and (known := _imported(library)) is not None]
+
+
+def _imported(library: str) -> Any | None:
+    return importlib.import_module(HOMES[library]) if library in HOMES else None

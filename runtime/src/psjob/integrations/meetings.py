@@ -1,8 +1,7 @@
 """Points of the script at which all workers meet, for libraries whose loops have barriers and gather values.
 
 Points are counted: by what was asked before `attach`, and after it by the pass over the data, the batch of it, and what was asked since.
-So a worker that begins again comes to the same points, and hears what was said there.
-"""
+So a worker that begins again comes to the same points, and hears what was said there."""
 
 from __future__ import annotations
 

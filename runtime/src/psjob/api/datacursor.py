@@ -1,11 +1,15 @@
-"""Where a script stands in its data: passes over loaders, and the batches that its next step is made of. Pure."""
+"""Where a script stands: in its data, in its loops over `ps.epochs`, and how many steps it will make in all. Pure.
+
+`DataCursor` knows the passes over loaders, and the batches that the next step is made of. `Loops` knows the epochs of each loop. `Totals`
+makes of the epochs and the length of the data what an ETA is made of.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from psjob.process.errors import Refused
 
@@ -64,7 +68,7 @@ class _Kept:
         return {"number": number, "place": dict(self.place), "site": self.site, "trained": self.trained, "beside": self.beside}
 
 
-class Places:
+class DataCursor:
     """Passes are numbered in the order in which they begin, whichever loader they go over.
 
     A restarted script begins the same passes again: those that were over are given nothing, the one that asked last goes on. Passes that
@@ -428,3 +432,141 @@ def where(site: str) -> str:
 
 def _functions(site: str) -> list[str]:
     return [frame.rpartition(":")[0] for frame in site.split(" < ")]
+
+
+AFTER: Final = -1
+"""In place of an epoch: behind the loop, which is over."""
+
+
+class Loops:
+    """Loops are numbered in the order in which they begin, epochs from 0 in each.
+
+    A restarted script begins the same loops again: those that were over are given nothing, the one that was under way goes on at its epoch.
+    `passes` are how many passes over data had begun at some moment.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._loop = -1
+        self._epoch = AFTER
+        """Of that loop, the one from which a restart goes on."""
+        self.under_way = -1
+        """The loop that was asked last and is not over; -1: none is."""
+        self._at: Mapping[str, Any] = NOWHERE
+        """Where `DataCursor` were then."""
+        self._ends: list[int] = []
+        """Passes at the end of each loop that is over."""
+        self._over = 0
+        """So many of them were when that epoch began."""
+        self._kept_loop = -1
+        self._kept_epoch = AFTER
+        self.kept_at: Mapping[str, Any] = NOWHERE
+        """Where `DataCursor` were at the beginning of the epoch that `load` has found."""
+        self._kept_ends: list[int] = []
+
+    def begin(self, passes: int) -> int:
+        """Number of the loop that begins now; those before it are over."""
+        if self.under_way >= 0:
+            self._end(self.under_way, passes)
+        number = self.begun
+        self.begun += 1
+        return number
+
+    def was_over(self, number: int) -> int | None:
+        """Passes at the end of a loop that the record says is over, else None."""
+        return self._kept_ends[number] if number < len(self._kept_ends) else None
+
+    def was_at(self, number: int) -> tuple[int, int] | None:
+        """Where this loop goes on: its epoch, or AFTER, and the passes then; None if it begins at its beginning or was over before."""
+        return (self._kept_epoch, int(self.kept_at["begun"])) if number == self._kept_loop else None
+
+    def give(self, number: int, epoch: int, passes: int, at: Mapping[str, Any] | None) -> None:
+        """The script is given this epoch of a loop, or none: AFTER.
+
+        `at`: what `DataCursor.begin_epoch` gives; None: a restart cannot go on here, and does from the beginning before.
+        """
+        self.under_way = number
+        if epoch == AFTER:
+            self.under_way = -1
+            self._end(number, passes)
+        if at is not None:
+            self._loop, self._epoch, self._at, self._over = number, epoch, at, len(self._ends)
+
+    def _end(self, number: int, passes: int) -> None:
+        if number >= len(self._ends):
+            self._ends += [passes] * (number + 1 - len(self._ends))
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """For a resume record; None for a script without such loops."""
+        if not self.begun:
+            return None
+        return {"loop": self._loop, "epoch": self._epoch, "at": dict(self._at), "ends": self._ends[: self._over]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Before the first loop: go on from what `state` gave. Raises Refused on anything else."""
+        try:
+            self._kept_loop, self._kept_epoch, self.kept_at = int(state["loop"]), int(state["epoch"]), dict(state["at"])
+            int(self.kept_at["begun"])
+            self._kept_ends = [int(passes) for passes in state["ends"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused(f"the resume record is damaged: its place in the epochs is not in shape: {error!r}") from None
+
+
+CHANGE = 0.01
+"""Part by which an estimate has changed before it is told again."""
+
+
+class Totals:
+    """Steps of a loop over `ps.epochs`. The first epoch is estimated by its data, the others by the one before."""
+
+    def __init__(self) -> None:
+        self.by_script = False
+        """The script tells the number itself."""
+        self._epochs: int | None = None
+        self._epoch = self._began = 0
+        self._of_an_epoch: float | None = None
+        self._rounds: int | None = 0
+        """Batches of this worker in the epoch's passes so far; None: a pass has no length."""
+        self._skipped = self._given = 0
+        """Batches before the place where a restart has gone on, and those given since."""
+        self._told: float | None = None
+
+    def begin_epoch(self, epochs: int | None, epoch: int, clock: int) -> None:
+        """Epoch number `epoch` of `epochs` begins, or goes on after a restart. `clock`: steps that this worker has made."""
+        follows = epochs == self._epochs and epoch == self._epoch + 1
+        self._of_an_epoch = float(clock - self._began) if follows and clock > self._began and not self._skipped else None
+        self._epochs, self._epoch, self._began = epochs, epoch, clock
+        self._rounds, self._skipped, self._given = 0, 0, 0
+
+    def begin_pass(self, rounds: int | None, place: int) -> None:
+        """A pass over so many batches of this worker begins, or goes on at its batch `place`."""
+        self._rounds = None if rounds is None or self._rounds is None else self._rounds + rounds
+        self._skipped += place
+
+    def give(self) -> None:
+        """The script is given a batch."""
+        self._given += 1
+
+    def total(self, clock: int) -> int | None:
+        """Steps in all; None: not known yet, or never."""
+        if not self._epochs:
+            return None
+        of_an_epoch, before = self._of_an_epoch, float(self._began)
+        if of_an_epoch is None:
+            made = clock - self._began
+            if not self._rounds or not self._given or not made:
+                return None
+            steps = made / self._given  # a step may take several batches
+            of_an_epoch, before = self._rounds * steps, self._began - self._skipped * steps
+        return max(clock, round(before + (self._epochs - self._epoch) * of_an_epoch))
+
+    def news(self, clock: int) -> int | None:
+        """The total, if it is another than was told last."""
+        if self.by_script or (found := self.total(clock)) is None:
+            return None
+        least = 0.0 if clock == self._began else CHANGE  # at an epoch's beginning it is known
+        if self._told is not None and abs(found - self._told) <= least * self._told:
+            return None
+        self._told = found
+        return found
