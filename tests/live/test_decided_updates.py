@@ -27,6 +27,7 @@ from psjob.protocol.shard import link as links
 from psjob.resume.record import unpack
 from psjob.wire import tcp
 from psjob.wire.frame import HEADER_BYTES, WireError
+from psjob.wire.shared_memory import accept_forever
 from psjob.wire.tcp import Stream
 from tests.live.checkpointing import OFTEN, counting, steps
 from tests.live.decided import BACKUP, NUMBERS, SOFTSYNC, THRESHOLD, batches, given, held_back, replayed, sgd, weights
@@ -176,7 +177,7 @@ class Line:
         self.seen: Counter[str] = Counter()
         self.listener = tcp.listen("127.0.0.1", 0)
         self.port = int(self.listener.getsockname()[1])
-        tcp.accept_forever(self.listener, self.carry, 64, "line")
+        accept_forever(self.listener, self.carry, 64, "line", Stream)
 
     def close(self) -> None:
         """End the thread that accepts, which a close alone would leave waiting."""
