@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from psjob.checkpoint import files, manifest
-from psjob.checkpoint.rows import read_tables
-from psjob.checkpoint.states import read_states
+from psjob.checkpoint.states import read_states, read_tables
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving, together, until_checkpoints
 from tests.live.test_rows_training import ROWS, Clicks, loss_of, offloaded, rows_of
 from tests.soaking import rotating

@@ -16,7 +16,7 @@ from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.final import checkpoint_sha256, tensors_sha256, write_final
 from psjob.checkpoint.manifest import MAX_CHAIN, Manifest, RowPlaces
 from psjob.checkpoint.problems import Damage
-from psjob.checkpoint.rows import read_tables
+from psjob.checkpoint.states import read_tables
 from psjob.rules.base import check_hyperparameters
 from psjob.shard.tables import RowCuts, Voided
 from psjob.tables import Partition, RowTable, TableSpec

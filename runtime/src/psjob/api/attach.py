@@ -18,7 +18,7 @@ from psjob.api.pairs import FirstUse, Pair, begin_phase, check_name, check_phase
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.takeover import take_over
-from psjob.embeddings.inprocess import attach_alone
+from psjob.embeddings.rowtables import attach_alone
 from psjob.process import config, ownfiles, shown, supervise
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.worker import children, exits, rewind

@@ -21,9 +21,9 @@ from psjob.api.places import Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, rounds_of
 from psjob.api.streams import Stream, Yielded, has_its_own
-from psjob.embeddings.prefetch import Ahead
+from psjob.embeddings.lookup import Ahead
 from psjob.process.errors import Refused, refuse
-from psjob.resume.generators import generators, put_generators
+from psjob.resume.record import generators, put_generators
 
 B = TypeVar("B", covariant=True)
 Source: TypeAlias = Slices | Stream | Yielded

@@ -16,7 +16,7 @@ import torch
 
 from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.manifest import MAX_CHAIN
-from psjob.checkpoint.rows import bytes_of, write_rows
+from psjob.checkpoint.states import bytes_of, write_rows
 from psjob.shard.pins import Voided
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.table import Rows
