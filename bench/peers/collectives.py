@@ -24,8 +24,7 @@ import torch
 import torch.distributed as dist
 
 from psjob.collectives.runner import Pending, PointToPoint, run
-from psjob.collectives.schedule import Schedule
-from psjob.collectives.strategies import schedule
+from psjob.collectives.schedule import Schedule, schedule
 from psjob_client.topology import costs
 
 RANKS, DEVICES, CHUNKS = 4, 2, 8

@@ -20,8 +20,7 @@ import clock
 import collectives
 import torch.distributed as dist
 
-from psjob.collectives.schedule import Schedule, relabelled
-from psjob.collectives.strategies import STRATEGIES, schedule
+from psjob.collectives.schedule import STRATEGIES, Schedule, relabelled, schedule
 from psjob_client.topology import costs
 from psjob_client.topology.choose import HYSTERESIS, Choice, choose
 from psjob_client.topology.estimate import Estimate

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.collectives.reducing import connected
+from psjob.collectives.all_reduce import connected
 from psjob.collectives.runner import PeerLost, Pending, PointToPoint, run
-from psjob.collectives.strategies import STRATEGIES, schedule
+from psjob.collectives.schedule import STRATEGIES, schedule
 
 NUMEL = 100_003
 STEPS = 8

@@ -21,8 +21,7 @@ from torch import nn
 
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.manifest import Manifest, read_records
-from psjob.checkpoint.rows import read_tables
-from psjob.checkpoint.states import read_admission, read_states
+from psjob.checkpoint.states import read_admission, read_states, read_tables
 from psjob.layout import blocks
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import psjob as ps
 from psjob.collectives.runner import Pending, run
-from psjob.collectives.schedule import Link
-from psjob.collectives.strategies import STRATEGIES, planner, schedule
+from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule
 from psjob.rules.reduction import mean_in_rank_order
 from tests.live.collectives_processes import together
 from tests.live.collectives_work import NUMEL, left_by, refusals, sums, uplink

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.embeddings.rowmodule import RowModule
+from psjob.embeddings.embedding import RowModule
 from psjob.shard import server
 from psjob.worker.exits import SessionEnd
 from tests.covering import each_value

@@ -19,7 +19,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.final import tensors_sha256
 from psjob.checkpoint.manifest import read_records
 from psjob.checkpoint.states import read_states
-from psjob.embeddings.rowmodule import RowModule
+from psjob.embeddings.embedding import RowModule
 from psjob.modes import Bounded
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack

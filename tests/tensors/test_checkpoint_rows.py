@@ -14,7 +14,7 @@ from psjob.checkpoint import files, manifest
 from psjob.checkpoint.final import checkpoint_sha256, tensors_sha256, write_final
 from psjob.checkpoint.manifest import MAX_CHAIN, Manifest, RowPlaces
 from psjob.checkpoint.problems import Damage
-from psjob.checkpoint.rows import read_tables
+from psjob.checkpoint.states import read_tables
 from psjob.shard.table import Voided
 from psjob.tables import Partition, RowTable
 from psjob.tables.spec import initial_rows

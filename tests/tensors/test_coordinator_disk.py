@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from psjob.checkpoint import claim, disk, files, manifest, orphans
+from psjob.checkpoint import claim, disk, files, manifest
+from psjob.checkpoint.manifest import sweep_orphans
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, events
@@ -216,16 +217,16 @@ def test_a_sweep_takes_only_what_nobody_can_need(tmp_path: Path) -> None:
     manifest.commit(tmp_path, made)
     save(tmp_path, 20)
     save(tmp_path, 40)
-    gone = orphans.sweep(tmp_path, 1, 40)
+    gone = sweep_orphans(tmp_path, 1, 40)
     assert gone and all("-c000020-" in name for name in gone), "a cut that may be in flight stays, and what a manifest lists"
     assert manifest.newest(tmp_path, RUN) == (made, [])
     (tmp_path / "manifest-v000001-s000000000041.json").write_bytes(
         manifest.encode(replace(made, step=41)).replace(b'"format": 2', b'"format": 1')
     )
-    assert orphans.sweep(tmp_path, 1, 99) == [], "what that one lists is not known here"
+    assert sweep_orphans(tmp_path, 1, 99) == [], "what that one lists is not known here"
     claim.claim(tmp_path, 2, "newer")
     with pytest.raises(Fenced):
-        orphans.sweep(tmp_path, 1, 99)
+        sweep_orphans(tmp_path, 1, 99)
 
 
 # -- a slow disk -----------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from psjob.checkpoint.disk import CHUNK
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest, read_initial, read_records
 from psjob.checkpoint.problems import CheckpointProblem, Damage
-from psjob.checkpoint.rows import read_tables
-from psjob.checkpoint.states import open_blocks, read_admission
+from psjob.checkpoint.states import open_blocks, read_admission, read_tables
 from psjob.layout.blocks import assign
 from psjob.resume import record
 from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written

@@ -20,7 +20,7 @@ from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, Own
 from psjob.api.state import renewed
 from psjob.api.weightdigests import Stepping, Unattached
 from psjob.process.errors import Refused
-from psjob.resume import buffers
+from psjob.resume import record
 
 Change = Callable[[torch.nn.Linear], object]
 
@@ -144,7 +144,7 @@ def test_what_is_put_back_within_a_step_leaves_its_graph_as_it_is() -> None:
     generator = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Tanh())
     made = generator(torch.randn(4, 2))
     kept = made.detach() + 0.5
-    buffers.put(generator, {name: value + 1 for name, value in generator.state_dict().items() if name.startswith("1.running")})
+    record.put_buffers(generator, {name: value + 1 for name, value in generator.state_dict().items() if name.startswith("1.running")})
     assert renewed(made, kept) is made and made.grad_fn is not None
     assert made.equal(kept) and float(generator[1].running_mean.sum()) > 2
     made.sum().backward()

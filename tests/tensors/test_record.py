@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from psjob.api import advice, attachable
 from psjob.api.recording import EXTRA, ExtraState
 from psjob.process.errors import Refused
-from psjob.resume import buffers, record, tagged
-from psjob.resume.generators import Generators, generators
+from psjob.resume import record, tagged
+from psjob.resume.record import Generators, generators
 
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]
@@ -235,7 +235,7 @@ class Bank(torch.nn.Module):
         self.inner.late += 2
 
 
-def kept_of(bank: Bank, built: buffers.Built) -> record.ResumeRecord:
+def kept_of(bank: Bank, built: record.BuiltBuffers) -> record.ResumeRecord:
     sgd = torch.optim.SGD(bank.parameters(), lr=0.1)
     return record.unpack(record.pack(record.capture(None, 3, bank, {}, sgd, built=built)))
 
@@ -244,13 +244,13 @@ def kept_of(bank: Bank, built: buffers.Built) -> record.ResumeRecord:
 def test_buffers_come_back_in_the_form_that_they_had(again: int) -> None:
     """Whatever the started script has made of them `again` by then."""
     bank = Bank()
-    built = buffers.Built(bank)
+    built = record.BuiltBuffers(bank)
     for _ in range(2):
         bank.train_once()
     kept = kept_of(bank, built)
     wanted = {name: buffer.clone() for name, buffer in bank.named_buffers()}
     other = Bank()
-    forms = buffers.Built(other).forms
+    forms = record.BuiltBuffers(other).forms
     for _ in range(again):
         other.train_once()
     record.restore_buffers(kept, other, built=forms)
@@ -265,13 +265,13 @@ def test_buffers_come_back_in_the_form_that_they_had(again: int) -> None:
 
 def test_a_model_that_was_built_in_another_form_is_refused() -> None:
     bank = Bank()
-    built = buffers.Built(bank)
+    built = record.BuiltBuffers(bank)
     bank.train_once()
     kept = kept_of(bank, built)
     other = Bank(3)
     with pytest.raises(Refused, match=r"buffer 'first' is \(3,\) torch.float32, the job's is \(2,\)"):
-        record.restore_buffers(kept, other, built=buffers.Built(other).forms)
-    first = kept_of(Bank(), buffers.Built(Bank()))
+        record.restore_buffers(kept, other, built=record.BuiltBuffers(other).forms)
+    first = kept_of(Bank(), record.BuiltBuffers(Bank()))
     grown = Bank()
     grown.train_once()
     with pytest.raises(Refused, match="buffer 'first' is only in the job"):
@@ -284,9 +284,9 @@ def test_a_buffer_that_nobody_may_write_into_comes_back() -> None:
     with torch.inference_mode():
         model.register_buffer("inferred", torch.arange(3.0))
     before = model.expanded
-    buffers.put(model, {"expanded": torch.ones(4), "inferred": torch.arange(3.0)})
+    record.put_buffers(model, {"expanded": torch.ones(4), "inferred": torch.arange(3.0)})
     assert model.expanded is before, "equal values stay where they are"
-    buffers.put(model, {"expanded": torch.arange(4.0), "inferred": torch.ones(3)})
+    record.put_buffers(model, {"expanded": torch.arange(4.0), "inferred": torch.ones(3)})
     assert model.expanded.tolist() == [0.0, 1.0, 2.0, 3.0] and model.inferred.tolist() == [1.0] * 3
     assert before.tolist() == [1.0] * 4
 
@@ -300,12 +300,12 @@ def test_names_that_share_a_buffer_go_on_sharing_it() -> None:
         return torch.nn.ModuleDict(parts)
 
     first = made()
-    built = buffers.Built(first)
+    built = record.BuiltBuffers(first)
     first["a"].table = first["b"].table = first["c"].table = torch.ones(4)
     sgd = torch.optim.SGD(first.parameters(), lr=0.1)
     kept = record.unpack(record.pack(record.capture(None, 3, first, {}, sgd, built=built)))
     other = made()
-    record.restore_buffers(kept, other, built=buffers.Built(other).forms)
+    record.restore_buffers(kept, other, built=record.BuiltBuffers(other).forms)
     assert all(part.table.tolist() == [1.0] * 4 for part in other.values())
     assert other["a"].table is other["b"].table
 
@@ -315,12 +315,12 @@ def test_a_scripted_model_has_its_buffers_back() -> None:
         return torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
 
     first = made()
-    built = buffers.Built(first)
+    built = record.BuiltBuffers(first)
     first(torch.randn(4, 2))
     sgd = torch.optim.SGD(first.parameters(), lr=0.1)
     kept = record.unpack(record.pack(record.capture(None, 3, first, {}, sgd, built=built)))
     other = made()
-    record.restore_buffers(kept, other, built=buffers.Built(other).forms)
+    record.restore_buffers(kept, other, built=record.BuiltBuffers(other).forms)
     assert all(buffer.equal(dict(first.named_buffers())[name]) for name, buffer in other.named_buffers())
     assert ExtraState.of(other) == {}
 

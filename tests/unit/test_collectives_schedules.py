@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from psjob.collectives.schedule import EIGHT_GPUS, Link, Schedule, broadcast_from_first, disjoint_rings, part, reduce_to_first
-from psjob.collectives.strategies import STRATEGIES, chunks_for, planner, schedule
+from psjob.collectives.schedule import (
+    EIGHT_GPUS,
+    STRATEGIES,
+    Link,
+    Schedule,
+    broadcast_from_first,
+    chunks_for,
+    disjoint_rings,
+    part,
+    planner,
+    reduce_to_first,
+    schedule,
+)
 from psjob_client.topology import costs
 from tests.unit.collectives_symbolic import busiest, carried_out, contributions, seconds
 

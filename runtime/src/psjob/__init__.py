@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from psjob.api.epochs import epochs, state
     from psjob.api.pipelining import lazy, pipeline
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
-    from psjob.collectives.mirroring import mirror
-    from psjob.collectives.reducing import all_reduce
+    from psjob.collectives.all_reduce import all_reduce, mirror
     from psjob.collectives.runner import PeerLost
     from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
     from psjob.embeddings.statetable import Table
@@ -90,7 +89,7 @@ _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
     "epochs": "api.epochs", "state": "api.epochs", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
-    "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
+    "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.runner",
     "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 

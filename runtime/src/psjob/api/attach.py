@@ -17,7 +17,7 @@ from psjob.api.pairs import FirstUse, Later, Pair, check_name, is_next_phase, la
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.takeover import begin_phase, check_phase, take_over
-from psjob.embeddings.inprocess import attach_alone
+from psjob.embeddings.rowtables import attach_alone
 from psjob.process import config, ownfiles, supervise, tracebacks
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use

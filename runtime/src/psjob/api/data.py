@@ -20,10 +20,10 @@ from psjob.api.attached import AttachedJob
 from psjob.api.datacursor import Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, Stream, Yielded, has_its_own, rounds_of
-from psjob.embeddings.prefetch import Ahead
+from psjob.embeddings.lookup import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
-from psjob.resume.generators import generators, put_generators
+from psjob.resume.record import generators, put_generators
 
 B = TypeVar("B", covariant=True)
 Source: TypeAlias = Slices | Stream | Yielded

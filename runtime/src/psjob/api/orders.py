@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from psjob.api import values
 from psjob.process.errors import Refused
 from psjob.process.startup import integration_of
-from psjob.resume.generators import generators, put_generators
+from psjob.resume.record import generators, put_generators
 
 _HELD: Final = ("sampler", "batch_sampler", "samplers", "batch_samplers")
 """Attributes in which samplers hold others, that may be of any class."""

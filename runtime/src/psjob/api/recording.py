@@ -15,8 +15,7 @@ import torch
 
 from psjob.api import advice
 from psjob.resume import record, tagged
-from psjob.resume.buffers import Built
-from psjob.resume.generators import Generators
+from psjob.resume.record import BuiltBuffers, Generators
 from psjob.worker.session import WorkerSession
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ class Recording:
         self._beginning: torch.Tensor | None = None
         self._session, self._model, self._optimizer, self._ahead, self._buffers = session, model, optimizer, ahead, buffers
         self._first = buffers if lazy else None
-        self.built = Built(model)
+        self.built = BuiltBuffers(model)
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""

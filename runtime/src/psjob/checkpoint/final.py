@@ -16,7 +16,7 @@ from psjob.checkpoint import files, manifest
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
-from psjob.checkpoint.rows import final_rows
+from psjob.checkpoint.states import final_rows
 from psjob.contract import FINAL_WEIGHTS
 from psjob.layout import memory
 from psjob.layout.blocks import Layout

@@ -3,6 +3,8 @@
 A reader takes the highest valid (view, step) of its run; damage means the one before it. Of tables of rows it says their specs, who had
 which buckets, and each shard's chain of files. Of workers a checkpoint holds their resume records, and what rank 0 gave when the run
 began.
+
+`sweep_orphans` removes what void cuts and earlier lives have left in a run's folder.
 """
 
 from __future__ import annotations
@@ -473,3 +475,33 @@ def _count(value: object, most: int = 1 << 63) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a whole number from 0 to {most}")
     return value
+
+
+def sweep_orphans(folder: Path, view: int, before: int) -> list[str]:
+    """Remove what cuts below number `before` have left and no manifest lists, of whatever view; returns what was to go.
+
+    Nothing is removed where a manifest cannot be read, for what it lists is not known, and where the folder holds another run too. Raises
+    Fenced where a higher view than `view` has claimed the run, CheckpointProblem where the folder cannot be listed.
+    """
+    claim.check(folder, view)
+    listed: set[str] = set()
+    runs: set[str] = set()
+    for _, _, name in listing(folder):
+        try:
+            made = read(folder, name)
+        except Damage:
+            continue  # nobody can go on from it
+        except CheckpointProblem:
+            return []
+        runs.add(made.run)
+        listed.update(fact.name for fact in made.listed())
+    if len(runs) > 1:
+        return []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise explain(error, "list the folder", folder) from error
+    gone = [name for name in names if (age := age_of(name)) is not None and age[1] < before and name not in listed]
+    for name in gone:
+        remove(folder, name)
+    return gone

@@ -12,6 +12,8 @@ Times are for M bytes on links of B bytes a second and a latency of α:
   crosses between nodes. The time is that inside (twice a tree one way) and that across, added.
 - `servers`: every rank is the parameter server of a share of the vector (Li et al. 2014). 2(α + M/(nB)) where each pair of n ranks has a
   link of its own. 2(n-1)(α + M/(nB)) where B is all that a rank can send, as many bytes as in a ring.
+
+`schedule` makes one by the name with which a plan or a script asks for it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,14 @@ from itertools import accumulate, pairwise, zip_longest
 
 Link = tuple[int, int]
 """Sender and receiver."""
+
+
+EIGHT_GPUS = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6))
+"""The rings of a machine with eight V100 (d2l chapter 13.7; Blink, Wang et al. 2020): one on pairs of NVLinks, one on single ones."""
+CHUNK_BYTES = 1 << 20
+MOST_CHUNKS = 64
+STRATEGIES = ("mirrored", "ring", "both-ways-ring", "double-ring", "tree", "pipelined-tree", "double-tree", "servers",
+              "hierarchical", "hierarchical-servers")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +135,6 @@ def both_ways_ring(ranks: int) -> Schedule:
     return shared_out([ring(ranks), ring(ranks, range(ranks)[::-1])], (1, 1))
 
 
-EIGHT_GPUS = ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 5, 2, 4, 7, 1, 6))
-"""The rings of a machine with eight V100 (d2l chapter 13.7; Blink, Wang et al. 2020): one on pairs of NVLinks, one on single ones."""
-
-
 def double_ring(ranks: int) -> Schedule:
     """All-reduce on two rings without a link in common, for 5 ranks or more.
 
@@ -224,3 +230,56 @@ def servers(ranks: int) -> Schedule:
     push = tuple(Move(worker, server, server, True) for worker, server in pairs)
     pull = tuple(Move(server, worker, server, False) for server, worker in pairs)
     return Schedule(ranks, (1,) * ranks, (push, pull) if pairs else ())
+
+
+@lru_cache(maxsize=64)
+def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Schedule:
+    """The schedule of an all-reduce by name. `chunks`: of those that pipeline; `devices`: ranks of a node, for the hierarchical ones.
+
+    Raises ValueError for an unknown name and for numbers that the strategy cannot do.
+    """
+    if ranks < 1 or chunks < 1:
+        raise ValueError(f"{strategy} with {ranks} ranks and {chunks} chunks: at least 1 of each")
+    makers = {
+        "mirrored": lambda: rank_order(ranks, chunks),
+        "ring": lambda: ring(ranks),
+        "both-ways-ring": lambda: both_ways_ring(ranks),
+        "double-ring": lambda: double_ring(ranks),
+        "tree": lambda: tree(ranks),
+        "pipelined-tree": lambda: tree(ranks, chunks),
+        "double-tree": lambda: double_tree(ranks, chunks),
+        "servers": lambda: servers(ranks),
+        "hierarchical": lambda: hierarchical(ranks, devices),
+        "hierarchical-servers": lambda: hierarchical(ranks, devices, servers),
+    }
+    return makers[known(strategy)]()
+
+
+def known(strategy: str) -> str:
+    """The name itself. Raises ValueError for one that is none."""
+    if strategy not in STRATEGIES:
+        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+    return strategy
+
+
+Planner = Callable[[int], Schedule]
+"""By the bytes of a vector, its schedule."""
+
+
+def planner(strategy: str, ranks: int, devices: int = 1, order: Sequence[int] | None = None) -> Planner:
+    """The schedules of a strategy in which `order[i]` does what rank i would. Raises ValueError as `schedule`, and for a wrong order."""
+    if order is not None and sorted(order) != list(range(ranks)):
+        raise ValueError(f"order {list(order)} is not one of the ranks 0 to {ranks - 1}, each once")
+
+    @lru_cache(maxsize=64)
+    def ordered(chunks: int) -> Schedule:
+        plain = schedule(strategy, ranks, chunks, devices)
+        return plain if order is None else relabelled(plain, order, ranks)
+
+    ordered(1)  # or refuse it here
+    return lambda nbytes: ordered(chunks_for(nbytes))
+
+
+def chunks_for(nbytes: int) -> int:
+    """Into how many chunks a pipeline cuts so many bytes: about a MiB each, 64 at most."""
+    return max(1, min(MOST_CHUNKS, nbytes // CHUNK_BYTES))

@@ -1,9 +1,12 @@
-"""Tables of a model's row modules: the rule of their rows and its hyperparameters, from the attached optimizer or of their own."""
+"""Tables of a model's row modules: the rule of their rows and its hyperparameters, from the attached optimizer or of their own.
+
+`Alone` has the same tables in this process, outside a job. They are updated when the attached optimizer has stepped.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -12,13 +15,22 @@ from psjob.embeddings.lookup import Lookup, Road
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import check_hyperparameters
-from psjob.tables import TableSpec
+from psjob.shard.table import first_rows
+from psjob.tables import RowTable, TableSpec
 from psjob.tables import rules as row_rules
-from psjob.worker.rows import RowGrads
+from psjob.worker.rows import RowGrads, RowRequest
 
 _FOLLOWED: Final = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam", "adamw": "adam"}
 """The rows' rule for a rule of the shards, where the hyperparameters that rows do not have are at rest."""
 _AT_REST: Final = ("momentum", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay")
+
+
+_CHOICE: Final = (
+    "rows follow SGD without momentum, Adagrad, and Adam without decoupled weight decay; for another rule give it to the module "
+    f"(optimizer= one of {', '.join(row_rules.RULES)}, with its lr=)"
+)
+SEED = 0
+"""training.seed where there is no job."""
 
 
 class RowTables:
@@ -115,12 +127,6 @@ def schedule_factor(group: Mapping[str, Any], attached: float) -> float:
     return float(group["lr"]) / first if "lr" in group and first else 1.0
 
 
-_CHOICE: Final = (
-    "rows follow SGD without momentum, Adagrad, and Adam without decoupled weight decay; for another rule give it to the module "
-    f"(optimizer= one of {', '.join(row_rules.RULES)}, with its lr=)"
-)
-
-
 def spec_of(name: str, module: Lookup, rule: str, seed: int) -> TableSpec:
     """The table of a module. Raises Refused where it cannot be."""
     options = module.options
@@ -152,3 +158,76 @@ def _group(name: str, module: Lookup, optimizer: torch.optim.Optimizer) -> int:
     raise Refused(
         f"the optimizer has no parameter of {name}: give it model.parameters(), or {name}.anchor in the group that its rows follow"
     )
+
+
+class Alone:
+    """A road to tables of this process. `steps` is False before an optimizer is attached: rows can be looked at, not trained."""
+
+    def __init__(self, specs: list[TableSpec], steps: bool) -> None:
+        self.tables = [RowTable(spec) for spec in specs]
+        self.steps = steps
+        self._clock = 0
+
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest:
+        """The rows at once; those of a later step are not known yet."""
+        held = self.tables[table]
+        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim, dtype=held.spec.torch_dtype, device="cpu")
+        return RowRequest(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
+
+    def collect(self, asked: RowRequest) -> torch.Tensor:
+        return asked.rows
+
+    def fits(self, asked: RowRequest) -> bool:
+        return False
+
+    def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+        return ids, None, [len(ids)]
+
+    def ids(self, table: int) -> torch.Tensor:
+        return torch.sort(self.tables[table].ids()).values
+
+    def unwinding(self, call: Callable[[], None]) -> None:
+        call()
+
+    def begin(self, table: int, values: torch.Tensor, hyperparameters: Any) -> None:
+        """Rows 0, 1, … begin with `values`."""
+        held = self.tables[table]
+        held.load(first_rows(held, torch.arange(len(values), device="cpu"), values, hyperparameters))
+
+    def step(self, tables: RowTables, scale: float) -> None:
+        """Update every table by what has landed since the last `zero_grad`."""
+        for held, given, hyperparameters in zip(self.tables, tables.gradients(scale), tables.hyperparameters(), strict=True):
+            if given is not None:
+                held.push(given.ids, given.grads, hyperparameters, self._clock)
+            held.evict(self._clock)
+        self._clock += 1
+
+
+def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Let steps of `optimizer` reach the rows of `model`'s row modules, if it has any. Raises Refused."""
+    tables = RowTables(model, optimizer, SEED)
+    if not tables.modules:
+        return
+    road = Alone(tables.specs, True)
+    hyperparameters = tables.hyperparameters()
+    for table, values in tables.first.items():
+        road.begin(table, values, hyperparameters[table])
+    tables.bind(road)
+
+    def after(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        scale, skip = optimizers.amp(stepped)
+        if not skip:
+            road.step(tables, scale)
+        for module in tables.modules:
+            module.anchor.data.zero_()
+
+    optimizer.register_step_post_hook(after)
+
+
+def look_alone(module: Lookup) -> None:
+    """Before attach: rows of this process, as they would begin."""
+    rule = module.options.optimizer or "sgd"
+    road = Alone([spec_of("_", module, rule, SEED)], False)
+    if module.first is not None:
+        road.begin(0, module.first, row_rules.named(rule).hyperparameters)
+    module.bind(road, 0)

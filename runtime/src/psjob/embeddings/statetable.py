@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from psjob.embeddings.inprocess import look_alone
 from psjob.embeddings.lookup import Lookup, RowOptions
+from psjob.embeddings.rowtables import look_alone
 from psjob.rules import arrays
 from psjob.tables.rules import COMBINES
 from psjob.tables.spec import IDENTITY

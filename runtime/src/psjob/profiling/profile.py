@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.profiling import graph
+from psjob.profiling import passes
 from psjob.profiling.find import Found, Parts, Unfound, order, parts_of
 from psjob.profiling.passes import Meter, Passed, backward, clock, forward
 
@@ -47,8 +47,8 @@ def profiled(found: Found) -> dict[str, Any]:
     order_of = order(names)
     part_of = [i for i, (_, first, last) in enumerate(order_of) for _ in range(first, last + 1)]
     medians = [[statistics.median(run[way][i] for run in runs) / per_second for i in range(len(names))] for way in (0, 1)]
-    weights = graph.users(passed, part_of)
-    outputs = graph.sent(passed, part_of)
+    weights = passes.users(passed, part_of)
+    outputs = passes.sent(passed, part_of)
     fixed = _fixed(model, parts, {name: i for i, (name, _, _) in enumerate(order_of)}, names, part_of)
     nodes = []
     for i, (name, first, last) in enumerate(order_of):
@@ -64,7 +64,7 @@ def profiled(found: Found) -> dict[str, Any]:
                 "outputs": outputs.get(i, []),
             }
         )
-    inputs = list(graph.tensors([found.args, dict(found.kwargs)]))
+    inputs = list(passes.tensors([found.args, dict(found.kwargs)]))
     return {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -93,7 +93,7 @@ def _plain(found: Found) -> Found:
 Row = tuple[list[float], list[float]]
 
 
-def _once(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | None, *hooks: graph.Tell) -> tuple[Row, Passed]:
+def _once(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | None, *hooks: passes.Tell) -> tuple[Row, Passed]:
     """What each event cost forward and backward, in the meter's unit."""
     found.model.zero_grad(set_to_none=found.meta)
     if counter is None:
@@ -118,7 +118,7 @@ def _timed(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | 
 
 
 def _kept(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | None) -> tuple[list[float], Passed]:
-    kept = graph.Kept(found.model, list(graph.tensors([found.args, dict(found.kwargs)])))
+    kept = passes.Kept(found.model, list(passes.tensors([found.args, dict(found.kwargs)])))
     with kept.watching():
         passed = forward(found, parts, meter, kept.begins)
     return kept.by_event(passed), passed

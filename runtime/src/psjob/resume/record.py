@@ -2,12 +2,17 @@
 
 It holds the data cursor, the random generators, the model's buffers, the optimizer's numbers, and the state_dict of all that
 was given to `attach`. As bytes it is JSON with tags and a safetensors part: nothing in it can run.
+
+A buffer's form may change as the model trains; `put_buffers` puts one back all the same. `generators` asks all random generators that a
+script may have drawn from for their states.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import struct
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,9 +22,7 @@ import torch
 from psjob.checkpoint import files
 from psjob.layout import members, memory
 from psjob.process.errors import Refused
-from psjob.resume import buffers, composite, tagged
-from psjob.resume.buffers import Built, Forms
-from psjob.resume.generators import check_generators, generators, put_generators
+from psjob.resume import composite, tagged
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1
@@ -28,6 +31,13 @@ MAX_BYTES: Final = 256 << 20
 _DAMAGED: Final = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError)
 """Raised on JSON that `pack` did not write."""
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+Form = list[Any]
+"""Shape and dtype: `[[8, 4], "float32"]`."""
+Forms = Mapping[str, Form | None]
+WORDS = 624
+"""Of the state of a Mersenne twister."""
 
 
 @dataclass
@@ -53,7 +63,7 @@ class ResumeRecord:
 def capture(
     cursor: Mapping[str, Any] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
     wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None, only: Collection[str] | None = None,
-    beginning: torch.Tensor | None = None, built: Built | None = None,
+    beginning: torch.Tensor | None = None, built: BuiltBuffers | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
     training goes on. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
@@ -110,8 +120,8 @@ def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collecti
     `built`: the forms that they had when the model was attached. None: those of now. What has grown, shrunk or come since then is put
     back as it was. Raises Refused, naming the first that was built in another form than in the record's process.
     """
-    now = buffers.forms(model) if built is None else built
-    then = {**{name: buffers.form(tensor) for name, tensor in record.buffers.items()}, **record.built}
+    now = buffer_forms(model) if built is None else built
+    then = {**{name: buffer_form(tensor) for name, tensor in record.buffers.items()}, **record.built}
     for name in sorted({*now, *then}):
         mine, theirs = now.get(name), then.get(name)
         if mine == theirs or not (only is None or name in only):
@@ -122,7 +132,7 @@ def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collecti
         told, kept = (f"{tuple(shape)} torch.{dtype}" for shape, dtype in (mine, theirs))
         raise Refused(f"buffer {name!r} is {told}, the job's is {kept}; every worker must build the same model")
     names = sorted(name for name in {*record.buffers, *record.built} if only is None or name in only)
-    buffers.put(model, {name: record.buffers.get(name) for name in names}, record.unsaved)
+    put_buffers(model, {name: record.buffers.get(name) for name in names}, record.unsaved)
 
 
 def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
@@ -250,7 +260,7 @@ def decode(raw: bytes, tensors: Sequence[torch.Tensor]) -> ResumeRecord:
         raise ValueError("resume record is damaged: a part of it has another type")
     if not (made.cursor is None or isinstance(made.cursor, dict)) or not isinstance(made.groups, list):
         raise ValueError("resume record is damaged: cursor or groups have another type")
-    if not buffers.are_forms(made.built) or not isinstance(made.unsaved, list):
+    if not are_forms(made.built) or not isinstance(made.unsaved, list):
         raise ValueError("resume record is damaged: what it says of buffers has another type")
     if not (made.beginning is None or (isinstance(made.beginning, torch.Tensor) and made.beginning.dtype is torch.uint8)):
         raise ValueError("resume record is damaged: the beginning of its epoch has another type")
@@ -300,3 +310,172 @@ def _read_tensors(raw: bytes, joined: bool = False) -> list[torch.Tensor]:
         memory.view(tensor)[:] = whole[entry.begin : entry.end]
         tensors.append(tensor)
     return tensors
+
+
+def buffer_form(tensor: torch.Tensor) -> Form:
+    """Of one buffer."""
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+
+
+def buffer_forms(model: torch.nn.Module) -> dict[str, Form | None]:
+    """Of all buffers of a model, by name."""
+    return {name: buffer_form(buffer) for name, buffer in members.named_buffers(model)}
+
+
+class BuiltBuffers:
+    """The buffers that a model had when it was attached."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self.forms: Forms = buffer_forms(model)
+        self._unsaved = unsaved_buffers(model)
+
+    def shared(self, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Buffers that are missing in `held` by their name, since they share the tensor of another one by now."""
+        if not self.forms.keys() - held:
+            return {}
+        every = members.named_buffers(self._model, remove_duplicate=False)
+        return {name: tensor.detach() for name, tensor in every if name in self.forms and name not in held}
+
+    def changed(self, held: Mapping[str, torch.Tensor], only: Collection[str] | None) -> dict[str, Form | None]:
+        """Of those that have another form now, have gone or are new, the form of then; `only` of these, or of all."""
+        names = {*self.forms, *held} if only is None else {*self.forms, *held}.intersection(only)
+        now = {name: buffer_form(tensor) for name, tensor in held.items()}
+        return {name: self.forms.get(name) for name in sorted(names) if self.forms.get(name) != now.get(name)}
+
+    def unsaved(self, held: Mapping[str, torch.Tensor]) -> list[str]:
+        """Those of `held` that the model's state_dict leaves out."""
+        known = self._unsaved if held.keys() <= self.forms.keys() else unsaved_buffers(self._model)
+        return sorted(known.intersection(held))
+
+
+def are_forms(value: Any) -> bool:
+    """Is this what `Built.changed` gives?"""
+    return isinstance(value, dict) and all(
+        each is None or (isinstance(each, list) and len(each) == 2 and isinstance(each[0], list) and isinstance(each[1], str))
+        for each in value.values()
+    )
+
+
+def unsaved_buffers(model: torch.nn.Module) -> set[str]:
+    """Names of the buffers that the model's state_dict leaves out (`persistent=False`)."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in getattr(module, "_non_persistent_buffers_set", ())
+    }
+
+
+def put_buffers(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None], left_out: Collection[str] = ()) -> None:
+    """Give buffers these values: in place if one has its form and can be written, else as another tensor. None: it was not there.
+
+    Names that share a tensor go on sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
+    Raises Refused if the model has no such module.
+    """
+    every: dict[str, torch.Tensor | None] = dict(members.named_buffers(model, remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, value in values.items():
+        now = every.get(name)
+        with torch.no_grad():
+            if now is not None and value is not None and buffer_form(now) == buffer_form(value) and _copied(now, value):
+                continue
+            near = next((tensor for tensor in (now, *members.tensors(model)) if tensor is not None), value)
+            moved = None if value is None or near is None else value.to(near.device, copy=True)
+        for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
+            path, _, local = each.rpartition(".")
+            _assign(modules.get(path), local, moved, each, name not in left_out)
+            every[each] = moved
+
+
+def _copied(now: torch.Tensor, value: torch.Tensor) -> bool:
+    """Write in place, unless torch does not let anybody write into that tensor, such as an expanded one."""
+    try:
+        now.data.copy_(value)  # a graph that was made in this step may hold it, and checks its version
+    except RuntimeError:
+        return bool(torch.equal(now, value.to(now.device)))
+    return True
+
+
+def _assign(owner: torch.nn.Module | None, local: str, value: torch.Tensor | None, name: str, persistent: bool) -> None:
+    if owner is None:
+        if value is not None:
+            path = name.rpartition(".")[0]
+            raise Refused(f"buffer {name!r} is in the resume record, and the model has no module {path!r}; build the same model")
+    elif local in owner._buffers:
+        owner._buffers[local] = value
+    elif value is not None:
+        if hasattr(owner, local):
+            delattr(owner, local)
+        owner.register_buffer(local, value, persistent=persistent)
+
+
+def generators() -> dict[str, Any]:
+    """Their states now."""
+    return Generators().states()
+
+
+def check_generators(found: Mapping[str, Any]) -> None:
+    """Raises ValueError for a state that numpy would not refuse: it reads at the place that the state names, also beyond its words."""
+    told = found.get("numpy")
+    if told is None or told["bit_generator"] != "MT19937":  # of another kind numpy looks itself
+        return
+    place, words = told["state"]["pos"], told["state"]["key"]
+    if type(place) is not int or not 0 <= place <= WORDS or words.shape != (WORDS,):
+        raise ValueError(f"a state of numpy's generator at place {str(place)[:20]}, expected 0 to {WORDS}")
+
+
+def put_generators(found: Mapping[str, Any]) -> None:
+    """Put back what `generators` gave."""
+    if "python" in found:
+        version, words, gauss = found["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+    if "numpy" in found:
+        import numpy  # the script drew from it before
+
+        numpy.random.set_state(found["numpy"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(found["cuda"][: torch.cuda.device_count()])
+    if "torch" in found:
+        torch.set_rng_state(found["torch"])
+
+
+class Generators:
+    """Asked at every step: what has not been drawn from since is not copied again."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._python: Any = None
+
+    def states(self) -> dict[str, Any]:
+        """Their states now: the very object that was returned last where nothing was drawn. It is not to be changed."""
+        found, before = self._now(), self._found
+        if found.keys() != before.keys() or not all(_same(one, before[name]) for name, one in found.items()):
+            self._found = found
+        return self._found
+
+    def _now(self) -> dict[str, Any]:
+        python = random.getstate()
+        if self._python != python:
+            self._python, (version, words, gauss) = python, python
+            told: Any = (version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss)
+        else:
+            told = self._found["python"]
+        found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": told}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            found["numpy"] = numpy.random.get_state(legacy=False)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found["cuda"] = torch.cuda.get_rng_state_all()
+        return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one.tobytes() == other.tobytes() if hasattr(one, "tobytes") else one == other)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from psjob import modes
-from psjob.checkpoint import claim, disk, files, final, manifest, orphans
+from psjob.checkpoint import claim, disk, files, final, manifest
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.manifest import INITIAL, RECORD, BlockPlace, Manifest, RowPlaces, read_initial, read_records
+from psjob.checkpoint.manifest import INITIAL, RECORD, BlockPlace, Manifest, RowPlaces, read_initial, read_records, sweep_orphans
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process import config
 from psjob.process.config import Place
@@ -98,7 +98,7 @@ class DiskWork:
                 return self._commit(job)
             case actions.SweepOrphans(view, before):
                 try:
-                    gone = orphans.sweep(self.folder, view, before)
+                    gone = sweep_orphans(self.folder, view, before)
                 except CheckpointProblem as problem:
                     log.warning("files of void checkpoints stay: %s", problem)
                 else:

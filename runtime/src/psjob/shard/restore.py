@@ -13,8 +13,7 @@ from typing import Any
 from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
-from psjob.checkpoint.rows import read_tables, table_bytes
-from psjob.checkpoint.states import open_blocks, read_admission, read_states, state_bytes, state_of
+from psjob.checkpoint.states import open_blocks, read_admission, read_states, read_tables, state_bytes, state_of, table_bytes
 from psjob.layout import memory
 from psjob.layout.blocks import assign
 from psjob.process import supervise

@@ -21,7 +21,7 @@ import torch
 
 from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.manifest import MAX_CHAIN
-from psjob.checkpoint.rows import bytes_of, write_rows
+from psjob.checkpoint.states import bytes_of, write_rows
 from psjob.modes import ServedMode
 from psjob.shard.pending import Decision, PendingPush, ServedState, free
 from psjob.shard.push_metrics import NonFinitePushes, PushNorms
