@@ -53,7 +53,7 @@ def _nodes(draft: Draft, written: str | None) -> int:
         raise BadInput(f"torchrun: --nnodes {written}: must be a number of at least 1, or two as 1:4")
     if high and high != low:
         draft.note(
-            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and goes on"
+            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and continues"
         )
     return int(high or low)
 

@@ -28,7 +28,7 @@ def convert(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     trainer = mapping(spec, "trainer", "spec.trainer")
     spec.pop("trainer", None)
     if wishes.image is None and not trainer.get("image"):
-        raise BadInput(f"spec.trainer.image: stands in the runtime {name} alone; give --image with an image that has torch and the script")
+        raise BadInput(f"spec.trainer.image: stands only in the runtime {name}; give --image with an image that has torch and the script")
     draft.note(
         "spec.runtimeRef",
         name,

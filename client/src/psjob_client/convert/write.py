@@ -24,9 +24,9 @@ KNOWN = (
 )
 REPLACED = {
     "MPIJob": "psjob has no MPI: start from the script with psjob init",
-    "XGBoostJob": "psjob trains PyTorch models alone",
-    "PaddleJob": "psjob trains PyTorch models alone",
-    "JAXJob": "psjob trains PyTorch models alone",
+    "XGBoostJob": "psjob trains only PyTorch models",
+    "PaddleJob": "psjob trains only PyTorch models",
+    "JAXJob": "psjob trains only PyTorch models",
 }
 
 
