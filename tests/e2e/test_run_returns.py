@@ -42,7 +42,7 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["view"] == 1, hit.err
     assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
     log = hit.log("job-ps-")
-    went_on = log.count("goes on from its memory")  # where steps are quick, a crash may hit who has not yet come to say so
+    went_on = log.count("continues from its memory")  # where steps are quick, a crash may hit who has not yet come to say so
     assert 30 <= went_on <= 40 and 15 <= log.count("no worker begins again") <= 20
     assert hit.summary["steps"] == 150 and hit.summary["applied"] == 600 and went_on <= hit.summary["crashes"] <= 40
     monkeypatch.setenv("PS_FORK_SERVER", "never")
@@ -68,7 +68,7 @@ def test_a_shard_whose_process_hangs_goes_on_from_memory(tmp_path: Path, monkeyp
 def test_a_clipped_norm_is_the_same_after_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit = run(tmp_path / "hit", *crashes(21, 4, 20), words=["clip"])
-    assert hit.summary["restarts"] == {} and hit.log("job-ps-").count("goes on from its memory") == 20, hit.err
+    assert hit.summary["restarts"] == {} and hit.log("job-ps-").count("continues from its memory") == 20, hit.err
     assert hit.sha == run(tmp_path / "undisturbed", words=["clip"]).sha != run(tmp_path / "free").sha
 
 

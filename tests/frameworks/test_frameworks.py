@@ -159,7 +159,7 @@ REFUSED = {
     "fabric_late": "attach after fabric.setup",
     "lit_averages": "StochasticWeightAveraging in a job",
     "accelerate_loads": "load_state_dict after attach",
-    "accelerate_skips": "skip_first_batches(3) in a job: ps.shard goes on at its batch",
+    "accelerate_skips": "skip_first_batches(3) in a job: ps.shard continues at its batch",
     "accelerate_splits": "Accelerator(split_batches=True) with a batch size of 3 and 2 workers",
     "accelerate_gathers": "in a pass over ps.shard that trains nothing: workers have different numbers of its batches",
     "accelerate_triggers": "Accelerator.check_trigger in mode async: workers do not stand at the same step",

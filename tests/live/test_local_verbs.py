@@ -117,7 +117,7 @@ def test_an_interrupt_leaves_the_job_or_suspends_it(home: Path, capsys: pytest.C
                 threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
                 job.wait(on_interrupt=on_interrupt)  # type: ignore[arg-type]
             assert job.get().phase == phase
-        assert f"{job.id} goes on" in capsys.readouterr().out
+        assert f"{job.id} continues" in capsys.readouterr().out
 
 
 def test_what_cannot_start_is_said_and_leaves_nothing(home: Path) -> None:
@@ -227,6 +227,6 @@ def test_a_job_is_submitted_to_the_background(home: Path) -> None:
     psjob(home, "wait", name, "--for", "running", "--timeout", "60s")
     assert psjob(home, "top").stdout.splitlines()[1].startswith(name)
     assert "is suspended" in psjob(home, "suspend", name).stdout
-    assert "goes on from the last checkpoint" in psjob(home, "resume", name).stdout
+    assert "continues from the last checkpoint" in psjob(home, "resume", name).stdout
     assert "is removed" in psjob(home, "delete", "tiny", "--yes").stdout, "the newest run of the name, while it runs"
     assert "no cluster can be reached" in psjob(home, "submit", str(path), fails=True).stderr

@@ -73,7 +73,7 @@ def test_what_no_phase_can_be_is_refused(tmp_path: Path) -> None:
         worker.die()
     with serving(tmp_path / "async", workers=1, mode="async") as shards:
         worker = Worker(shards, 0, model, first_of(model), overlap=False)
-        with pytest.raises(Refused, match=r"goes on with SGD\. Change the numbers of its param_groups"):
+        with pytest.raises(Refused, match=r"continues with SGD\. Change the numbers of its param_groups"):
             takeover.check_phase(worker.job, second_of(model), False, ())
         worker.die()
 

@@ -739,7 +739,7 @@ for epoch in ps.epochs(4):
         both = [iter(loader), iter(other)]
     step(*[next(each) for each in both])
 """,
-        "was made in an epoch of ps.epochs, and goes on in another one",
+        "was made in an epoch of ps.epochs, and continues in another one",
     ),
 }
 """With a part of the sentence, or `ended` where a restart is refused and not the script itself."""

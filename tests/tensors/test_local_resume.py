@@ -70,10 +70,10 @@ def test_a_run_that_fits_is_taken(old: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (spec(workers=3), "had 1 workers, spec.workers.replicas is 3; go on with --set spec.workers.replicas=1 "),
-        (spec(mode="local", local={"quorum": 1}), "was sync, spec.training.mode is local with a quorum; go on with"),
-        (spec(mode="local", update_rule="delayed-nesterov"), "was sync, spec.training.mode is local with delayed-nesterov; go on with"),
-        (spec(mode="local"), "was sync, spec.training.mode is local; go on with --set spec.training.mode=sync"),
+        (spec(workers=3), "had 1 workers, spec.workers.replicas is 3; continue with --set spec.workers.replicas=1 "),
+        (spec(mode="local", local={"quorum": 1}), "was sync, spec.training.mode is local with a quorum; continue with"),
+        (spec(mode="local", update_rule="delayed-nesterov"), "was sync, spec.training.mode is local with delayed-nesterov; continue with"),
+        (spec(mode="local"), "was sync, spec.training.mode is local; continue with --set spec.training.mode=sync"),
     ],
 )
 def test_another_number_of_workers_or_mode_is_refused(old: Path, wanted: JobSpec, sentence: str) -> None:
@@ -94,7 +94,7 @@ def test_another_number_of_workers_or_mode_is_refused(old: Path, wanted: JobSpec
 def test_a_kind_of_local_rounds_goes_on_in_itself(old: Path, was: str, training: dict[str, Any], field: str) -> None:
     commit(old, 5, mode=was)
     assert f"that run was {was}, spec.training.mode is local" in (line := refusal(".psjob/old", spec(mode="local", **training)))
-    assert f"go on with --set spec.training.{field}, or" in line
+    assert f"continue with --set spec.training.{field}, or" in line
 
 
 def test_a_complete_run_is_refused(old: Path) -> None:

@@ -298,6 +298,6 @@ def test_a_job_without_stages_refuses_a_pipeline(
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:
         ps.pipeline(row(), LOSS, cuts=[5])
-    says = "ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone"
+    says = "ps.pipeline in a job without stages: give the manifest spec.stages, or call only ps.attach"
     assert end.value.code == contract.EXIT_REFUSED and f"psjob: {says} (test_pipeline_api.py:" in capsys.readouterr().err
     assert json.loads((tmp_path / "end").read_text())["error"].startswith(says)

@@ -117,7 +117,7 @@ REFUSED: list[Case] = [
         "resume-itself",
         {"spec.checkpoint.resumeFrom": {"job": "digits"}},
         "spec.checkpoint.resumeFrom.job",
-        "must not be the job itself; it goes on from its own checkpoint after spec.suspend; name another job, or a run",
+        "must not be the job itself; it continues from its own checkpoint after spec.suspend; name another job, or a run",
     ),
     Case(
         "resume-text",

@@ -240,7 +240,7 @@ def test_a_script_of_the_shell_with_one_torchrun_command() -> None:
     ("text", "words"),
     [
         ("torchrun --nproc_per_node=$N train.py", ["$N", "write its value"]),
-        ("torchrun a.py && echo done", ["'&&'", "alone"]),
+        ("torchrun a.py && echo done", ["'&&'", "give only the torchrun command"]),
         ("torchrun a.py\ntorchrun b.py", ["2 torchrun commands"]),
         ("torchrun --nproc-per-node=4", ["names no script"]),
         ("torchrun --nproc-per-node=x t.py", ["--nproc-per-node x", "number"]),

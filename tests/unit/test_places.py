@@ -438,7 +438,7 @@ def test_which_iterator_goes_on_is_known_by_its_line_or_its_function() -> None:
     made = restarted()
     assert made.begin("train.py: main: 1+4", True) == (1, {"round": 2})
     assert made.begin("train.py: main: 9+4", True) == (0, {"round": 1}), "no other is left"
-    with pytest.raises(Refused, match=r"2 iterators over ps\.shard go on"):
+    with pytest.raises(Refused, match=r"2 iterators over ps\.shard continue"):
         restarted().begin("train.py: main: 9+4", True)
 
 

@@ -332,7 +332,7 @@ def test_a_suspension_says_that_the_checkpoints_go_with_it() -> None:
     assert "claim job-checkpoints is being deleted" in said(ending.status)["Ready"].message
     assert (ending.events[0].type, ending.events[0].reason) == ("Warning", "Suspending")
     for claim, words in (
-        (GOING, "nothing is left to go on from"),
+        (GOING, "nothing is left to continue from"),
         (None, "has gone with its checkpoints"),
         (up.objects.claim, "its last checkpoint"),
     ):

@@ -57,7 +57,7 @@ def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
     assert decided.status.restarts.steps_lost == 25 and decided.status.restarts.total == 1
     (event,) = decided.events
     assert (event.type, event.reason) == ("Normal", "Recovered")
-    assert event.message == "training goes on 12.3 s after the loss was seen (OOMKilled), 25 steps done again"
+    assert event.message == "training continues 12.3 s after the loss was seen (OOMKilled), 25 steps done again"
     much = told(900, first(age=400.0), stepsLost=25)
     later = plan(replace(again, status=decided.status, progress=much, progress_at=NOW + 400), NOW + 400)
     assert later.status.last_recovery == last and "Recovered" not in [event.reason for event in later.events]

@@ -228,7 +228,7 @@ def _container(container: dict[str, Any], at: str) -> Iterator[Problem]:
     yield from _variables(container.get("env") or [], at)
     if container.get("envFrom"):
         yield Problem(
-            f"{at}.envFrom", None, "is read on a cluster alone", "psjob run refuses it: write values under env to train on a laptop too"
+            f"{at}.envFrom", None, "is read only on a cluster", "psjob run refuses it: write values under env to train on a laptop too"
         )
     resources = container.get("resources") or {}
     if not isinstance(resources, dict) or not (resources.get("requests") or resources.get("limits")):
@@ -266,7 +266,7 @@ def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
             yield Problem(
                 f"{at}.env[{i}].valueFrom",
                 None,
-                "is read on a cluster alone",
+                "is read only on a cluster",
                 "psjob run refuses it: write a value to train on a laptop too",
             )
 

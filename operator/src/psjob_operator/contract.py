@@ -76,9 +76,9 @@ questions: of every shard, for the status port
 
 On a cluster the keys lie in a Secret that only the init container of a pod mounts. It has the entries `workers`, `shards` and
 `questions` as hex digits, and `workers.inner`, `workers.outer`, `shards.inner`, `shards.outer`. Those are the two blocks of 64 bytes
-that HMAC puts before what it hashes (RFC 2104). With them a shell which has sha256 alone can derive a key.
+that HMAC puts before what it hashes (RFC 2104). With them a shell which has only sha256 can derive a key.
 
-Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index. They are
+If streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index. They are
 PEM files of the run's CA, and of the shard's private key and certificate. The certificate's only name is the DNS name SHARD_NAME. In a
 job with stages a worker has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private
 key of the CA is kept.
@@ -259,7 +259,7 @@ counters: {"pushes": int (frames with a gradient or absent mark seen), "pushByte
            "applied": int (pushes that counted, in worker-clocks of this shard),
            "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "duplicatesDiffering": int (those of them
            with other bytes than the push that counted), "fenced": int, "updatesLost": int,
-           "crashes": int (processes of this attempt that were killed or hung, after which another went on from their memory),
+           "crashes": int (processes of this attempt that were killed or hung, after which another continued from their memory),
            "acknowledged": {rank: clock},
            "firstApplied": float | null (unix time of the first push applied in this attempt), "badConnections": int}
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
@@ -305,7 +305,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "warning": str | null (the learning rate is above what late gradients bear),
   "pushBytes": int, "updatesLost": int (counters of all shards together, since this coordinator began; some seconds old at most),
   "stepsLost": int (steps undone by going back to a checkpoint, since this coordinator began),
-  "resumed": {"view": int, "start": int (the highest of the workers that were there), "from": int (step gone on from), "step": int,
+  "resumed": {"view": int, "start": int (the highest of the workers that were there), "from": int (step continued from), "step": int,
     "age": float (seconds)} | null (the first step that all passed after a process had joined or shards were restored),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """

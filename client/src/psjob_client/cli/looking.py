@@ -107,7 +107,7 @@ def get(
 def logs(
     name: Name,
     process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, ps-1, or a whole name; absent: all.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each process.")] = None,
     where: Where = ANYWHERE,
 ) -> None:
@@ -206,7 +206,7 @@ def _all(where: Where) -> list[JobView]:
         found: list[JobView] = []
         for answer in answers:
             if isinstance(answer, JobProblem) and len(clients) > 1:
-                say(f"psjob: runs of this machine alone: {answer.in_terminal}")
+                say(f"psjob: only runs of this machine: {answer.in_terminal}")
             elif isinstance(answer, BaseException):
                 raise answer
             else:

@@ -101,7 +101,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("checkpoint", f"{view.unit} {kept.step}, {span(kept.age(now))} ago, {amount(kept.bytes) or 'size unknown'}" if kept else ""),
         ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),
         ("restarts", f"{view.restarts} ({causes})" if causes else f"{view.restarts}"),
-        ("crashes", f"{crashes}, gone on from memory" if crashes else ""),
+        ("crashes", f"{crashes}, continued from memory" if crashes else ""),
         ("run again", f"{again} passes over data" if again else ""),
         ("age", _age(view, now)),
         ("took", span(view.seconds(now)) if view.ended is not None else ""),

@@ -47,7 +47,7 @@ class Speeds:
     """Step times."""
 
     speeds: Annotated[
-        str, typer.Option(metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times.")
+        str, typer.Option(metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line per worker, its times.")
     ] = "homogeneous"
     mean: Annotated[float, typer.Option(metavar="T", help="Mean time of a step, in any unit.")] = 128.0
     shape: Annotated[float, typer.Option(metavar="K", help="Shape of the gamma distribution; 100 is a spread of 10 %.")] = 100.0

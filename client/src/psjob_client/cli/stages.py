@@ -65,7 +65,7 @@ def plan_stages(
     accumulate: Annotated[
         int | None, typer.Option(metavar="N", help="Flushes (micro-batches, without a flush) a push; 1 by default, with 2bw one a device.")
     ] = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Keep inputs of stages alone and run forward passes again.")] = False,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Keep only the inputs of stages and run forward passes again.")] = False,
     solver: Annotated[
         str, typer.Option(help="pipedream: stages with replicas. mixed: devices with several stages, no replicas.")
     ] = "pipedream",

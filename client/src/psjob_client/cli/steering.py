@@ -64,7 +64,7 @@ def seconds(text: str) -> float:
 
 
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="The longest wait, such as 90s or 1h30m.")]
-Wait = Annotated[bool | None, typer.Option("--wait/--no-wait", help="Wait until no process is left; absent: on this machine alone.")]
+Wait = Annotated[bool | None, typer.Option("--wait/--no-wait", help="Wait until no process is left; absent: only on this machine.")]
 
 
 def submit(
@@ -199,7 +199,7 @@ def resume(
         place = await client.place()
         goes_on = await place.resume(plain(name))
         if isinstance(place, LocalJobs):
-            return f"{goes_on} goes on from the last checkpoint; `psjob logs {goes_on} -f` follows it"
+            return f"{goes_on} continues from the last checkpoint; `psjob logs {goes_on} -f` follows it"
         return _patched(name, "suspend: false")
 
     echo(go(client, resuming()))

@@ -71,7 +71,7 @@ def plan_topology(
         ),
     ] = None,
     probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
-    current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: changed only where it is worth it.")] = None,
+    current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: changed only if it is worth it.")] = None,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Compare ways of summing gradients on a machine and pick one, with the reason."""

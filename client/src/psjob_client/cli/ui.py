@@ -33,7 +33,7 @@ def ui(
     from psjob_client.ui.server import Page
 
     with Page(gather(where), where.here, port) as page:
-        say("psjob: the page is at this address, on this machine alone; anyone here who has the address can read it; Ctrl-C ends it")
+        say("psjob: the page is at this address, only on this machine; anyone here who has the address can read it; Ctrl-C ends it")
         echo(page.address)
         sys.stdout.flush()
         try:

@@ -154,7 +154,7 @@ def mapping(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be an object; mend the source")
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be an object; correct the source")
     return dict(found)
 
 
@@ -164,7 +164,7 @@ def items(value: Mapping[str, Any], key: str, at: str) -> list[Any]:
     if found is None:
         return []
     if not isinstance(found, list):
-        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a list; mend the source")
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a list; correct the source")
     return list(found)
 
 
@@ -174,7 +174,7 @@ def whole(value: Mapping[str, Any], key: str, at: str, absent: int, least: int =
     if found is None:
         return absent
     if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a whole number of at least {least}; mend the source")
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a whole number of at least {least}; correct the source")
     return found
 
 
@@ -182,7 +182,7 @@ def note_framework(draft: Draft, framework: str) -> None:
     """Tell of the script."""
     if framework != "PyTorch":
         draft.note(
-            "script", framework, "psjob trains PyTorch models alone: port model and loop to PyTorch, and take an image that has torch"
+            "script", framework, "psjob trains only PyTorch models: port model and loop to PyTorch, and take an image that has torch"
         )
     if framework == "PyTorch":
         draft.note("script", None, "psjob convert train.py shows the edits as a diff, and --write makes them")

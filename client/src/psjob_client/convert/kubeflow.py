@@ -20,8 +20,8 @@ BY_THEMSELVES = "workers find the shards by themselves; leave it out"
 ELASTIC = {
     "rdzvBackend": BY_THEMSELVES, "rdzvPort": BY_THEMSELVES, "rdzvHost": BY_THEMSELVES, "rdzvId": BY_THEMSELVES, "rdzvConf": BY_THEMSELVES,
     "standalone": BY_THEMSELVES,
-    "minReplicas": "the number of workers is fixed: a lost one is replaced and goes on; set spec.workers.replicas",
-    "maxReplicas": "the number of workers is fixed: a lost one is replaced and goes on; set spec.workers.replicas",
+    "minReplicas": "the number of workers is fixed: a lost one is replaced and continues; set spec.workers.replicas",
+    "maxReplicas": "the number of workers is fixed: a lost one is replaced and continues; set spec.workers.replicas",
     "metrics": "psjob does not scale by metrics; set spec.workers.replicas",
 }  # fmt: skip
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
@@ -160,7 +160,7 @@ def count_of(draft: Draft, wanted: Any, gpus: int, at: str) -> int:
         return max(1, gpus) if wanted != "cpu" else 1
     text = str(wanted)
     if isinstance(wanted, bool) or not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise BadInput(f"{at}: Invalid value: {shown(wanted)}: must be a number of at least 1, or auto, gpu or cpu; mend the source")
+        raise BadInput(f"{at}: Invalid value: {shown(wanted)}: must be a number of at least 1, or auto, gpu or cpu; correct the source")
     return int(text)
 
 
@@ -252,7 +252,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     trainer = mapping(spec, "trainer", "spec.trainer")
     spec.pop("trainer", None)
     if wishes.image is None and not trainer.get("image"):
-        raise BadInput(f"spec.trainer.image: stands in the runtime {name} alone; give --image with an image that has torch and the script")
+        raise BadInput(f"spec.trainer.image: stands only in the runtime {name}; give --image with an image that has torch and the script")
     draft.note(
         "spec.runtimeRef",
         name,

@@ -167,7 +167,7 @@ def _words(line: str) -> list[str]:
         raise BadInput(f"{line[:200]}: cannot be read ({error}); close its quotes") from None
     for i, word in enumerate(words):
         if word and set(word) <= set(";&|<>"):
-            raise BadInput(f"{line[:200]}: holds {word!r}, a word of the shell; give the torchrun command alone")
+            raise BadInput(f"{line[:200]}: holds {word!r}, a word of the shell; give only the torchrun command")
         if "$" in word and not re.search(r"\$\(\w+\)", word):
             raise BadInput(f"{line[:200]}: {words[i]!r} is a variable of the shell; write its value")
     return words[1:] if words[:1] == ["exec"] else words

@@ -30,7 +30,7 @@ def worker_template(draft: Draft, template: Mapping[str, Any], at: str, trained:
     pod = made["spec"]
     containers = pod.get("containers") or []
     if not containers:
-        raise BadInput(f"{at}.spec.containers: must hold a container; mend the source")
+        raise BadInput(f"{at}.spec.containers: must hold a container; correct the source")
     chosen = next((item for item in containers if item.get("name") == trained), containers[0])
     place = f"{at}.spec.containers[{containers.index(chosen)}]"
     if len(containers) > 1 and chosen.get("name") != trained:
@@ -77,7 +77,7 @@ def shard_template(draft: Draft, template: Mapping[str, Any], at: str, trained: 
     resources = {**resources, "limits": limits} if limits else {key: value for key, value in resources.items() if key != "limits"}
     dropped = [name for name in serving if name not in ("name", "image", "resources", "imagePullPolicy")]
     if dropped:
-        draft.note(place, ", ".join(sorted(dropped)), "shards run psjob's own program; of its container the resources alone are taken")
+        draft.note(place, ", ".join(sorted(dropped)), "shards run psjob's own program; only the resources of its container are taken")
     if len(containers) > 1:
         draft.note(place, f"{len(containers)} containers", "those beside the parameter server are left out of the shards")
     for name in ("volumes", "initContainers"):
@@ -175,7 +175,7 @@ def _pod(draft: Draft, pod: dict[str, Any], at: str) -> dict[str, Any]:
         made = []
         for i, item in enumerate(items(pod, kind, f"{at}.{kind}")):
             if not isinstance(item, Mapping):
-                raise BadInput(f"{at}.{kind}[{i}]: Invalid value: {shown(item)}: must be an object; mend the source")
+                raise BadInput(f"{at}.{kind}[{i}]: Invalid value: {shown(item)}: must be an object; correct the source")
             copy = dict(item)
             name = str(copy.get("name", ""))
             if name.startswith(RESERVED):
@@ -201,7 +201,7 @@ def _container(draft: Draft, container: dict[str, Any], at: str, renamed: Mappin
     env = []
     for entry in items(container, "env", f"{at}.env"):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-            raise BadInput(f"{at}.env: Invalid value: {shown(entry)}: each must be an object with a name; mend the source")
+            raise BadInput(f"{at}.env: Invalid value: {shown(entry)}: each must be an object with a name; correct the source")
         if entry["name"].startswith(ENV_PREFIX):
             draft.note(f"{at}.env", entry["name"], f"psjob sets what begins with {ENV_PREFIX} itself; take another name")
         elif THEIR_NAMES.fullmatch(entry["name"]):

@@ -27,9 +27,9 @@ KNOWN = (
 )
 REPLACED = {
     "MPIJob": "psjob has no MPI: start from the script with psjob init",
-    "XGBoostJob": "psjob trains PyTorch models alone",
-    "PaddleJob": "psjob trains PyTorch models alone",
-    "JAXJob": "psjob trains PyTorch models alone",
+    "XGBoostJob": "psjob trains only PyTorch models",
+    "PaddleJob": "psjob trains only PyTorch models",
+    "JAXJob": "psjob trains only PyTorch models",
 }
 
 
@@ -166,7 +166,7 @@ def _nodes(draft: Draft, written: str | None) -> int:
         raise BadInput(f"torchrun: --nnodes {written}: must be a number of at least 1, or two as 1:4")
     if high and high != low:
         draft.note(
-            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and goes on"
+            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and continues"
         )
     return int(high or low)
 

@@ -312,7 +312,7 @@ def _made(facts: ClusterFacts, spec: Mapping[str, Any], name: str) -> Iterator[F
     if used is None:
         yield problem(
             "job: checkpoints",
-            f"claim {name} would wait for ever",
+            f"claim {name} would wait forever",
             f"storage class {asked}" if asked else "a default storage class",
             "name one of kubectl get storageclass in spec.checkpoint.volumeClaimTemplate.spec.storageClassName",
         )

@@ -350,7 +350,9 @@ class ClusterJobs:
         job = translate.cluster_view(raw, self.where.context)
         if job.over:
             source = f"{{run: {raw['metadata']['uid']}}}"
-            raise Conflict(f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom: {source} to go on")
+            raise Conflict(
+                f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom: {source} to continue"
+            )
         return job
 
     async def _patch(self, name: str, spec: Mapping[str, Any]) -> None:

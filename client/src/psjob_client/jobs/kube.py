@@ -38,7 +38,7 @@ SECONDS = 15.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CRD_MISSING = (
     "the cluster has no PSTrainingJob: install the operator as docs/install.md says, On a cluster, "
-    "or the CRD alone with `psjob crd | kubectl apply -f -`"
+    "or only the CRD with `psjob crd | kubectl apply -f -`"
 )
 
 

@@ -199,7 +199,7 @@ class LocalJobs:
         if job.phase == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
-            raise Conflict(f"{path.name} kept no manifest; go on in a terminal: `psjob run JOB.yaml --resume {path}`")
+            raise Conflict(f"{path.name} kept no manifest; continue in a terminal: `psjob run JOB.yaml --resume {path}`")
         told = _object(path / run_folder.RUN)
         folder = Path(str(told.get("workFolder") or self.folder))
         return await self.submit(job.manifest, work_folder=folder, resume=path)
@@ -264,7 +264,7 @@ class LocalJobs:
     def _running(self, name: str) -> Path:
         path = self.path(name)
         if not run_folder.alive(path):
-            further = () if (path / FINAL_WEIGHTS).exists() else (", ", call("resume", path.name), " goes on from there")
+            further = () if (path / FINAL_WEIGHTS).exists() else (", ", call("resume", path.name), " continues from there")
             raise Conflict(f"{path.name} does not run; ", call("get", path.name), " says how it ended", *further)
         return path
 

@@ -31,7 +31,7 @@ from psjob_client.local.status import WARNINGS, is_number, numbers, part, report
 from psjob_operator.api.status import TERMINAL, JobStatus, unix
 from psjob_operator.plan.observed_state import Process
 
-KILLED = "psjob run was ended from outside; `psjob resume {run}` goes on from its last checkpoint"
+KILLED = "psjob run was ended from outside; `psjob resume {run}` continues from its last checkpoint"
 KEPT = ("name", "namespace", "labels", "annotations")
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 CONDITIONS = {"Complete": "Complete", "Failed": "Failed", "Suspended": "Suspended"}

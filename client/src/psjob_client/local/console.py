@@ -128,7 +128,7 @@ class Story:
         if backend.watch.coordinator.get("checkpoint"):
             step = backend.watch.coordinator["checkpoint"].get("step")
             unit = self.display.unit
-            self.display.say(f"stopped at {unit} {backend.watch.step}, checkpoint at {unit} {step}. Go on with:")
+            self.display.say(f"stopped at {unit} {backend.watch.step}, checkpoint at {unit} {step}. Continue with:")
             path = self.near(backend.folder.path)
             words = ["psjob", "resume", backend.folder.run] if request.from_input else request.words("--resume", path)
         else:
@@ -289,7 +289,7 @@ def happened(status: JobStatus | None, watch: Watch) -> list[str]:
     restarts, crashes, again = status.restarts.total if status else 0, watch.total("crashes"), passes_again(watch.coordinator)
     return [
         *([f"restarts {restarts}"] if restarts else []),
-        *([f"crashes {crashes}, gone on from memory"] if crashes else []),
+        *([f"crashes {crashes}, continued from memory"] if crashes else []),
         *([f"passes run again {again}"] if again else []),
     ]
 

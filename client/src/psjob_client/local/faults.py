@@ -171,7 +171,7 @@ class Recovery:
 
     def __str__(self) -> str:
         if self.fault.inside:
-            on = "no step was complete after it" if self.passed is None else f"training went on after {self.passed:.2f} s"
+            on = "no step was complete after it" if self.passed is None else f"training continued after {self.passed:.2f} s"
             return f"{self.fault.text}: {on}"
         first = "no push was applied again" if self.first_push is None else f"first push applied again after {self.first_push:.2f} s"
         if self.fault.role == "worker":

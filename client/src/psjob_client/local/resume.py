@@ -123,7 +123,7 @@ def _must_fit(source: ResumeSource, manifest: Mapping[str, Any], spec: JobSpec) 
     if isinstance(clocks, list) and len(clocks) != spec.workers.replicas:
         raise BadInput(
             f"{source.said}: that run had {len(clocks)} workers, spec.workers.replicas is {spec.workers.replicas}; "
-            f"go on with --set spec.workers.replicas={len(clocks)} (another number of shards is fine), or {source.instead}"
+            f"continue with --set spec.workers.replicas={len(clocks)} (another number of shards is fine), or {source.instead}"
         )
     training = spec.training
     ours: str = "backup" if training.backup_workers else training.mode
@@ -134,7 +134,7 @@ def _must_fit(source: ResumeSource, manifest: Mapping[str, Any], spec: JobSpec) 
         also = {"backup": " with backupWorkers", "local-quorum": " with a quorum", "local-async": f" with {ASYNC_OUTER_RULE}"}.get(ours, "")
         raise BadInput(
             f"{source.said}: that run was {mode[:64]}, spec.training.mode is {training.mode}{also}; "
-            f"go on with --set spec.training.{_field_of(modes[0], ours)}, or {source.instead}"
+            f"continue with --set spec.training.{_field_of(modes[0], ours)}, or {source.instead}"
         )
 
 

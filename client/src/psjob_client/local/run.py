@@ -83,7 +83,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
     backend.prepare()
     story.opening(job, commands[0] if request.text is None else replace(commands[0], unused=()), request.words())
     if source is not None:
-        story.display.say(f"goes on from {story.display.unit} {source[1]} of {story.near(source[0])}")
+        story.display.say(f"continues from {story.display.unit} {source[1]} of {story.near(source[0])}")
     return backend, faults, story
 
 

@@ -113,7 +113,7 @@ class Job:
             elif on_interrupt == "delete":
                 self.delete()
             else:
-                print(f"{self.id} goes on; end it with job.suspend(), which makes a last checkpoint, or with job.delete()")
+                print(f"{self.id} continues; end it with job.suspend(), which makes a last checkpoint, or with job.delete()")
             raise
 
     def _repr_html_(self) -> str:

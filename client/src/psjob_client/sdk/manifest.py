@@ -240,7 +240,7 @@ def _names(function: FunctionType, source: str) -> tuple[list[str], list[str]]:
     try:
         table = symtable.symtable(source, function.__name__, "exec")
     except SyntaxError:
-        raise CannotShip(f"the source of {function.__name__} cannot stand alone; write it with `def`, on lines of its own") from None
+        raise CannotShip(f"the source of {function.__name__} cannot stand by itself; write it with `def`, on lines of its own") from None
     imports: list[str] = []
     foreign: list[str] = []
     for name in sorted(_globals(table) - {function.__name__, *OWN}):

@@ -52,7 +52,7 @@ class Gate:
         port = self._port()
         headers = Headers(scope=scope)
         if headers.get("host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            return PlainTextResponse(f"this page is served at http://127.0.0.1:{port} alone\n", 421)
+            return PlainTextResponse(f"this page is served only at http://127.0.0.1:{port}\n", 421)
         given = headers.get("authorization", "").removeprefix(SCHEME)
         if scope["path"].startswith(DATA) and not self._is_token(given):
             return PlainTextResponse(WORDS + "\n", 403)

@@ -121,18 +121,18 @@ _RANGES = (
     between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
     between("spec.training.maxPushNorm", 1e-6, 10**12, "leave it out to take pushes of any size"),
     between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
-    between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
+    between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 per worker where that is more"),
     between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
     between("spec.ps.shards", 1, MOST_SHARDS, "one shard serves most models; more spread memory and traffic"),
     between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
     between("spec.workers.replicas", 1, MOST_WORKERS, "to run none for a while set spec.suspend: true"),
     between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
     between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
-    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
+    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.interval"),
     between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
-    between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
-    between("spec.runPolicy.backoffLimitPerRole.worker", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
+    between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out to use only spec.runPolicy.backoffLimit"),
+    between("spec.runPolicy.backoffLimitPerRole.worker", 0, 1000, "leave it out to use only spec.runPolicy.backoffLimit"),
     between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
     between("spec.runPolicy.pendingTimeoutSeconds", 1, LARGEST, "leave it out to wait"),
     between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
@@ -150,7 +150,7 @@ _TEXTS = (
         "spec.checkpoint.resumeFrom.run",
         RUN,
         "must be a run: 1 to 63 lower-case letters, digits and '-'",
-        "copy status.run of the job to go on from",
+        "copy status.run of the job to continue from",
     ),
     matching(
         "spec.checkpoint.resumeFrom.job",
@@ -359,7 +359,7 @@ _ACROSS = (
             or job["spec"]["checkpoint"]["resumeFrom"]["job"] != job["metadata"].get("name")
         ),
         "must not be the job itself",
-        "it goes on from its own checkpoint after spec.suspend; name another job, or a run",
+        "it continues from its own checkpoint after spec.suspend; name another job, or a run",
         cel=(
             "!has(self.spec.checkpoint.resumeFrom) || !has(self.spec.checkpoint.resumeFrom.job)"
             " || self.spec.checkpoint.resumeFrom.job != self.metadata.name"

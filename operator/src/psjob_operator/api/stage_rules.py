@@ -229,7 +229,7 @@ _WITH_STAGES = (
         "spec",
         lambda spec: bool(spec.get("stages")) or (spec.get("training") or {}).get("pipeline") is None,
         "must not be given without spec.stages",
-        "a batch is cut for stages alone; leave it out, or name the stages",
+        "a batch is cut only with stages; leave it out, or name the stages",
         cel="has(self.stages) || !has(self.training.pipeline)",
         about="training.pipeline",
     ),

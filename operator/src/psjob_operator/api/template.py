@@ -240,7 +240,7 @@ _CONTAINER = _named(
         "args": _list("Further arguments.", 10_000, {"type": "string"}),
         "env": _ENV,
         "resources": _open("Requests and limits, passed on as they are.", {"limits": _LIMITS}),
-        "restartPolicy": _text("For init containers alone.", 32),
+        "restartPolicy": _text("Only for init containers.", 32),
         "volumeMounts": _MOUNTS,
     }
 )

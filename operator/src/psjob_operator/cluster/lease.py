@@ -217,6 +217,6 @@ async def _end(running: asyncio.Task[None]) -> None:
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=END_SECONDS)
     if not done:
-        raise RuntimeError(f"turns did not end {END_SECONDS:g} s after they were told to")
+        raise RuntimeError(f"turns did not end {END_SECONDS:g} s after they were ordered to")
     if not running.cancelled() and running.exception() is not None:
         raise RuntimeError("the turns failed") from running.exception()

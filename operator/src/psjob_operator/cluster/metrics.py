@@ -117,7 +117,7 @@ CONTENDED = Metric(
 )
 FAILURES = Metric("psjob_job_failures_counted", "gauge", "Failures that count against backoffLimit now.", JOB)
 INTERRUPTED = Metric(
-    "psjob_job_interrupted_seconds", "gauge", "How long training has made no step since a loss; absent while it goes on.", JOB
+    "psjob_job_interrupted_seconds", "gauge", "How long training has made no step since a loss; absent while it continues.", JOB
 )
 LAST_RECOVERY = Metric("psjob_job_last_recovery_seconds", "gauge", "Seconds that the last recovery took.", JOB)
 STEPS_LOST = Metric("psjob_job_steps_lost_total", "counter", "Steps done again after going back to a checkpoint.", JOB)
@@ -162,7 +162,7 @@ WAIT_SHARE = Metric(
     JOB,
 )
 PUSH_BYTES = Metric("psjob_job_push_bytes_total", "counter", "Bytes of pushes as they travelled, to all shards.", JOB)
-PUSHES = Metric("psjob_job_pushes_total", "counter", "Pushes that counted on shard 0: one a worker and step.", JOB)
+PUSHES = Metric("psjob_job_pushes_total", "counter", "Pushes that counted on shard 0: one per worker and step.", JOB)
 PROGRESS_AGE = Metric(
     "psjob_job_progress_age_seconds", "gauge", "Age of what shard 0 last told: of the other series that come from it.", JOB
 )

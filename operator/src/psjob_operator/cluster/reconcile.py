@@ -225,7 +225,7 @@ class Reconciler:
         """No status tells it, since the job goes on: an Event does, once for these words."""
         if why and why != memory.unguarded:
             memory.unguarded = why
-            words = f"the job goes on without it, and other pods can reach its ports: {why}"
+            words = f"the job continues without it, and other pods can reach its ports: {why}"
             self.recorder.record(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
             _log.warning("%s", words, extra=self._where(Key(job.namespace, job.name)))
 

@@ -91,7 +91,7 @@ def resumed(before: tuple[Condition, ...], wanted: bool) -> dict[str, Say]:
         return {}
     if wanted:
         return {"Suspended": Say("False", "NotSuspended", "spec.suspend is true, and processes of it are there, or it has ended")}
-    return {"Suspended": Say("False", "Resumed", "it goes on from its last checkpoint")}
+    return {"Suspended": Say("False", "Resumed", "it continues from its last checkpoint")}
 
 
 def complete(reason: str, message: str) -> dict[str, Say]:

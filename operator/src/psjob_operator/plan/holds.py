@@ -169,11 +169,11 @@ def _goes_on(state: JobState) -> str:
     """What a suspended job goes on from; a claim that was never made has not gone."""
     observed = state.observed
     if leaving := objects.leaving(observed):
-        return f"nothing is left to go on from: {leaving[1]}"
+        return f"nothing is left to continue from: {leaving[1]}"
     if objects.makes_claim(observed.spec) and observed.objects.claim is None and state.stored.checkpoint is not None:
         name = objects.claim_name(observed.name)
         return f"claim {name} has gone with its checkpoints, or has lost its label; put it back before spec.suspend is false"
-    return "it starts anew" if observed.spec.checkpoint.disabled else "it goes on from its last checkpoint"
+    return "it starts anew" if observed.spec.checkpoint.disabled else "it continues from its last checkpoint"
 
 
 def _reason(status: JobStatus) -> str:

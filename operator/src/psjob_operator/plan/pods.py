@@ -184,12 +184,12 @@ def another_version(state: JobState) -> str:
         return ""
     if now.wire is not None and now.wire < AUTHENTICATED_WIRE:
         return (
-            "this run began without authentication: what runs goes on, nothing lost is replaced. Suspend and resume the job,"
-            " and it goes on from its checkpoint with keys"
+            "this run began without authentication: what runs continues, nothing lost is replaced. Suspend and resume the job,"
+            " and it continues from its checkpoint with keys"
         )
     theirs, ours = _named((now.config_format or CONFIG_FORMAT,), (now.wire or WIRE,)), _named(CONFIG_FORMATS, WIRES)
     return (
-        f"this run has {theirs}, this operator serves {ours}: what runs goes on, nothing lost is replaced."
+        f"this run has {theirs}, this operator serves {ours}: what runs continues, nothing lost is replaced."
         " Install an operator of the version that began it, or suspend and resume the job"
     )
 

@@ -92,7 +92,7 @@ def stopped_on_request(process: Process) -> ProcessOutcome | None:
     disruption = _disruption(process)
     if not disruption and process.deleting is None:
         return None
-    return ProcessOutcome("lost", disruption or "Deleted", message=process.pod_message or "exit code 0 after it was told to end")
+    return ProcessOutcome("lost", disruption or "Deleted", message=process.pod_message or "exit code 0 after it was asked to end")
 
 
 def unfinished_exit() -> ProcessOutcome:

@@ -456,7 +456,7 @@ def recovered(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
         if last.steps_lost is not None
         else f"{plural(last.updates_lost or 0, 'update')} lost"
     )
-    return (Event("Normal", RECOVERED, f"training goes on {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
+    return (Event("Normal", RECOVERED, f"training continues {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
 
 
 def _begun(state: JobState, decision: RestartDecision) -> Interruption:

@@ -166,7 +166,7 @@ def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
     anchors = [module.anchor for module in model.modules() if isinstance(module, Table)]
     if trained is not None or not anchors:
         raise Refused(
-            "attach without an optimizer takes a model of ps.Table alone; this one has "
+            "attach without an optimizer takes a model with only ps.Table; this one has "
             + (f"parameter {trained}, which needs one" if trained is not None else "none")
         )
     return torch.optim.SGD(anchors, lr=0.0)

@@ -404,8 +404,8 @@ class AttachedJob:
     def interrupt(self) -> None:
         """The script has ended itself because of SIGTERM: it goes on where it is started again. Raises SystemExit."""
         message = (
-            "the script ended on SIGTERM with exit code 0 before its loop was over. It goes on when it is started again. Without a handler "
-            "of its own it would stop after a checkpoint"
+            "the script ended on SIGTERM with exit code 0 before its loop was over. It continues when it is started again. Without a "
+            "handler of its own it would stop after a checkpoint"
         )
         print(f"psjob: {message}", file=sys.stderr, flush=True)
         self.session.close(JOIN_SECONDS)
@@ -680,6 +680,8 @@ class AttachedJob:
         files = [] if self._files is None else ownfiles.other(self._files)
         if files:
             named = ", ".join(map(os.path.basename, files[:3]))
-            print(f"psjob: the script went on from {named}, written after its record. It begins again without", file=sys.stderr, flush=True)
+            print(
+                f"psjob: the script continued from {named}, written after its record. It begins again without", file=sys.stderr, flush=True
+            )
             self.session.begin_again("", {**trackers.hand_over(), contract.ENV_LEFT_OUT: json.dumps(files)})
         exit_refused(message)

@@ -338,7 +338,7 @@ class Taken:
         second = self._job.places.is_beside
         for each in scriptcode.holders(self._origin.iterator(), frame):
             if isinstance(each.thing, enumerate) and not (second and each.joins) and not scriptcode.count_on(each.thing, passed):
-                advice.tell("counts", f"enumerate counts from 0 in a pass that goes on at its batch {passed}")
+                advice.tell("counts", f"enumerate counts from 0 in a pass that continues at its batch {passed}")
 
     def _counting(self, frame: FrameType | None, way: scriptcode.Way) -> str:
         at = (self._origin.site, way.site)

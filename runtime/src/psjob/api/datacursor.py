@@ -166,14 +166,14 @@ class DataCursor:
         if number in self._early and self.epoch >= 0:
             raise Refused(
                 f"{where(site)}: this iterator over ps.shard was asked before ps.epochs began, and is asked in its loop too. After a "
-                "restart it could not go on: begin it within the loop, or do not ask it before"
+                "restart it could not continue: begin it within the loop, or do not ask it before"
             )
         one = self._passes[number]
         if one.goes_on:
             self._goes_on_at.add(where(site))
         elif 0 <= number < self.epoch and where(site) not in self._goes_on_at:
             raise Refused(
-                f"{where(site)}: this iterator over ps.shard was made in an epoch of ps.epochs, and goes on in another one. After a "
+                f"{where(site)}: this iterator over ps.shard was made in an epoch of ps.epochs, and continues in another one. After a "
                 "restart it could not be found: make it before the loop over ps.epochs, or in each epoch"
             )
         one.place, one.site, one.called = place, site, one.called or called
@@ -266,8 +266,8 @@ class DataCursor:
         ]
         if len(found) > 1:
             raise Refused(
-                f"{where(site)}: {len(found)} iterators over ps.shard go on from one epoch of ps.epochs to the next. After a restart it is "
-                "not known which one this is. Ask each of them in a function of its own"
+                f"{where(site)}: {len(found)} iterators over ps.shard continue from one epoch of ps.epochs to the next. After a restart it "
+                "is not known which one this is. Ask each of them in a function of its own"
             )
         self._gone_on.add(site)
         return found[0] if found else None

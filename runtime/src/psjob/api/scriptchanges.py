@@ -337,8 +337,8 @@ def dense(parameters: Sequence[torch.Tensor], names: Sequence[str], grads: Seque
     size = sum(parameters[row].nbytes for row in sparse)
     advice.tell(
         "sparse",
-        f"sparse gradients, such as that of {names[sparse[0]]}, are sent as dense ones: {size / 1e6:.1f} MB a step. ps.Embedding sends the "
-        "rows of a batch only",
+        f"sparse gradients, such as that of {names[sparse[0]]}, are sent as dense ones: {size / 1e6:.1f} MB per step. ps.Embedding sends "
+        "the rows of a batch only",
     )
     for row in sparse:
         parameters[row].grad = parameters[row].grad.to_dense()  # type: ignore[union-attr]

@@ -149,12 +149,12 @@ def step_problem(cuts: StageCuts, optimizer: torch.optim.Optimizer, grads: Seque
     """Why a job of stages cannot make a step of these gradients, and what to do. `made`: `pipe.step` was called for it."""
     if cuts.late is not None and any(g is not None for g in grads):
         return (
-            "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone. Make them a "
+            "the script has added gradients of its own, and a job of stages without flush pushes only those of pipe.step. Make them a "
             "part of loss_fn, or take training.pipeline.schedule: flush"
         )
     if not made and any(g is not None for g in grads):
         return (
-            "a step of a job of stages without pipe.step. This worker has the weights of its stage alone, and a forward of the whole "
+            "a step of a job of stages without pipe.step. This worker has only the weights of its stage, and a forward of the whole "
             "model takes first values for all others. Take loss = pipe.step(x, y) in place of forward and backward"
         )
     if getattr(optimizer, "found_inf", None) is not None or getattr(optimizer, "grad_scale", None) is not None:

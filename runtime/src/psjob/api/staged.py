@@ -541,7 +541,7 @@ class StagedPipeline:
     ) -> None:
         config, stage = place.config, place.config.stages.of(place.index)
         if stage is None:
-            raise Refused("ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone")
+            raise Refused("ps.pipeline in a job without stages: give the manifest spec.stages, or call only ps.attach")
         if auto := autocuts.is_auto(cuts):
             cuts = ()
         if config.cuts and cuts and [str(cut) for cut in cuts] != list(config.cuts):
@@ -641,7 +641,7 @@ class StagedPipeline:
         """Weights of other stages are what they were at the beginning: nobody shall take them for the job's."""
         if not self.inside and attaching.current is not None:
             attaching.current.refuse(
-                f"{what} in a job of stages: this worker has the weights of stage {self.stage} alone. The job's are in its checkpoints, "
+                f"{what} in a job of stages: this worker has only the weights of stage {self.stage}. The job's are in its checkpoints, "
                 "and in final.safetensors at its end"
             )
 
@@ -652,7 +652,7 @@ class StagedPipeline:
 
     def evaluate(self, x: Any) -> Any:
         """Not in a job."""
-        exit_refused("pipe.evaluate in a job: this worker has the weights of its stage alone. Evaluate a checkpoint outside the job")
+        exit_refused("pipe.evaluate in a job: this worker has only the weights of its stage. Evaluate a checkpoint outside the job")
 
     def state_dict(self) -> dict[str, int]:
         """Nothing: steps are counted by the job."""

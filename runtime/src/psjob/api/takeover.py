@@ -51,12 +51,10 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
             pair.told = dict(original.state_dict(self))
             return dict(pair.told)
         if job.place.config.stages:
-            job.refuse(
-                "optimizer.state_dict() in a job of stages: this worker has the state of its stage alone. Checkpoints hold all of it"
-            )
+            job.refuse("optimizer.state_dict() in a job of stages: this worker has only the state of its stage. Checkpoints hold all of it")
         if job.place.local:
             job.refuse(
-                f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: process 0 alone asks the shards for it. "
+                f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: only process 0 asks the shards for it. "
                 "Call it where ps.is_first() is true"
             )
         raw = job.carry_out(job.session.block_states)
@@ -121,7 +119,7 @@ def check_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: boo
             "training.updateAt: worker"
         )
     raise Refused(
-        f"attach was called again with {new}, and training.mode {job.place.config.mode} goes on with {old}. Change the numbers of its "
+        f"attach was called again with {new}, and training.mode {job.place.config.mode} continues with {old}. Change the numbers of its "
         "param_groups, or train the second phase in a job of its own, whose script loads final.safetensors of the first before attach"
     )
 

@@ -15,7 +15,7 @@ def refuse(found: Sequence[str]) -> None:
     if lost:
         raise Refused(
             f"{', '.join(lost[:5])}{' …' if len(lost) > 5 else ''} had changed since the script began to train, and nobody keeps it, "
-            f"so that this start cannot go on as the lost process would have. Give it to attach or to ps.state, such as "
+            f"so that this start cannot continue as the lost process would have. Give it to attach or to ps.state, such as "
             f"ps.state({lost[0].partition(' ')[0].rpartition('.')[2]}=…), and begin a new run"
         )
 
@@ -40,7 +40,7 @@ def check_loops(loops: Mapping[str, Mapping[str, int]], now: Mapping[str, Mappin
             begins = now.get(function, {}).get(name, began)
             if begins != began:
                 raise Refused(
-                    f"the loop over {name} began at {begins} in this start, and at {began} in the one before. The script goes on from a "
+                    f"the loop over {name} began at {begins} in this start, and at {began} in the one before. The script continues from a "
                     f"file of its own, and so does psjob. Write `for {name} in ps.epochs(n)`, which gives what is left of it wherever "
                     "the script begins. Or do not read that file in a job"
                 )

@@ -217,7 +217,7 @@ def _skip(skip: Callable[..., Any], world: World) -> Callable[..., Any]:
         if not world.of_script:
             return skip(dataloader, num_batches)
         if num_batches:
-            refuse(f"skip_first_batches({num_batches}) in a job: ps.shard goes on at its batch after a restart; take the loader as it is")
+            refuse(f"skip_first_batches({num_batches}) in a job: ps.shard continues at its batch after a restart; take the loader as it is")
         return dataloader
 
     return skip_first_batches

@@ -189,8 +189,8 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Refused in a job."""
         if self._place is not None:
             refuse(
-                "Trainer.fit(ckpt_path=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from one of another "
-                "run with checkpoint.resumeFrom"
+                "Trainer.fit(ckpt_path=...) in a job: the job continues from its own checkpoints; leave it out, or begin from one of "
+                "another run with checkpoint.resumeFrom"
             )
         super().load_optimizer_state_dict(checkpoint)
 

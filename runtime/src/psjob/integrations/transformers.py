@@ -217,7 +217,7 @@ def _sharded(original: Callable[[], Any]) -> Callable[[], Any]:
 
 
 RESUMES: Final = (
-    "Trainer.train(resume_from_checkpoint=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from one of "
+    "Trainer.train(resume_from_checkpoint=...) in a job: the job continues from its own checkpoints; leave it out, or begin from one of "
     "another run with checkpoint.resumeFrom"
 )
 
@@ -229,7 +229,7 @@ def _from_the_job(original: Callable[..., Any], begins_again: bool) -> Callable[
         if resume_from_checkpoint and not begins_again:
             refuse(RESUMES)
         if resume_from_checkpoint:
-            advice.tell("resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start goes on where the job was")
+            advice.tell("resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start continues where the job was")
         return original(None, *rest, **named)
 
     return train

@@ -196,7 +196,7 @@ def makers_of(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor
     for name, write in makers.items():
         if write is not None and write.module() is None:
             raise ValueError(
-                f"{name} is set in {write.where}, which cannot be repeated for one stage alone; set it in reset_parameters of its module, "
+                f"{name} is set in {write.where}, which cannot be repeated for only one stage; set it in reset_parameters of its module, "
                 "or build the model without ps.lazy()"
             )
     return makers

@@ -257,7 +257,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     if config is not None and role == "worker" and config.processes > 1:
         local, sockets = number(contract.ENV_LOCAL, None, 0), _sockets(environ, problems)
         if local >= config.processes:
-            problems.append(f"{contract.ENV_LOCAL} is {local}, this job has {config.processes} processes a worker")
+            problems.append(f"{contract.ENV_LOCAL} is {local}, this job has {config.processes} processes per worker")
     handed = _keys(environ.get(contract.ENV_KEYS, ""), role, index, problems)
     key_file = Path(environ.get(contract.ENV_KEYS) or "keys")
     if config is None:

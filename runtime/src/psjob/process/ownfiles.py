@@ -88,7 +88,7 @@ def _reads(file: Any) -> None:
     if path in _left_out:
         exit_refused(
             f"{path} was written later than this worker's record, so it is left out after this restart. The script reads it without "
-            "asking os.path.exists. Write `for epoch in ps.epochs(n)`, which goes on at the right epoch wherever the script begins"
+            "asking os.path.exists. Write `for epoch in ps.epochs(n)`, which continues at the right epoch wherever the script begins"
         )
     if _notes and len(_read) < MOST:
         try:

@@ -141,7 +141,7 @@ def _tried(own: Own) -> Own:
         if not torch.allclose(one, whole[at : at + 1], equal_nan=True):
             raise ReductionProblem(
                 f"training.reduction {own.name} does not work by element: element {at} of three pushes comes to {float(whole[at]):g} among "
-                f"others and to {float(one):g} alone. A block is any part of the model, so no element may look at another"
+                f"others and to {float(one):g} by itself. A block is any part of the model, so no element may look at another"
             )
     own(pushes[:1], whole)  # as when one rank is left
     return own

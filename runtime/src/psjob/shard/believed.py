@@ -83,7 +83,7 @@ HELLO: Final = (
         "tables": "as `table`",
         "rule": "that of rank 0; `training.updateRule`, `updateAt: server` and mode local say which it is",
         "aliases": "as `table`",
-        "layout": "the digest of the run's blocks; with another one the worker is told these",
+        "layout": "the digest of the run's blocks; with another one the worker gets these",
     }),
     *_fields("HELLO", Belief.BOUNDED, {
         "acked": "no more steps than the shard can have acknowledged",
@@ -156,8 +156,8 @@ SAID: Final = (
         ("idle", "rss", "peak", "devicePeak", "waits", "for", "seconds", "delay"), "a number or a word that people see of a job of stages"
     )),
     *_fields("INPUTS", Belief.OWN, {
-        "inputs": "64 sums of what its first steps were made of; equal ones of two workers are told to people",
-        "data": "sums of its data; a worker whose data differ from those that were told first is refused, which ends the job",
+        "inputs": "64 sums of what its first steps were made of; equal ones of two workers are reported",
+        "data": "sums of its data; a worker whose data differ from those that came first is refused, which ends the job",
         **dict.fromkeys(
             ("data.site", "data.number", "data.loader", "data.data", "data.length", "data.batch", "data.processes", "data.content",
              "data.samples", "data.traits", "data.first", "data.ordered"), "as `data`"
@@ -165,7 +165,7 @@ SAID: Final = (
     }),
     *_fields("DIGEST", Belief.OWN, {
         "clock": "the step of its sums",
-        "sums": "4096 sums of its weights; those of a majority hold, and people are told who differs. Nothing is decided by them",
+        "sums": "4096 sums of its weights; those of a majority hold, and who differs is reported. Nothing is decided by them",
         **dict.fromkeys(("look", "kinds", "names", "numbers", "machine", "alone", "strangers", "leftOut"), "as `sums`"),
     }),
 )  # fmt: skip

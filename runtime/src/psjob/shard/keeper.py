@@ -269,7 +269,7 @@ class Keeper:
             importlib.import_module("psjob.shard.server")
             self._can_fork = forkserver.can_fork()
         except Exception as error:  # no process, no memory, a library that cannot be read
-            print(f"psjob: no process can go on in place of this shard's: {error!r}", file=sys.stderr, flush=True)
+            print(f"psjob: no process can continue in place of this shard's: {error!r}", file=sys.stderr, flush=True)
             self._can_fork = False
 
     def _next(self, status: int) -> Held | None:

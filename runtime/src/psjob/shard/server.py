@@ -122,7 +122,7 @@ class Server:
             self.coordinator.take_up(said)
         self.control.post(e.TookUp(said["view"], said["recovery"], said["generation"], said["mode"], left))
         log.warning(
-            "%s ended the process of shard %d; another goes on from its memory, at step %d",
+            "%s ended the process of shard %d; another continues from its memory, at step %d",
             held.died,
             self.place.index,
             self.store.span()[0],

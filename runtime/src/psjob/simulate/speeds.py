@@ -71,7 +71,7 @@ class Speeds:
                     "must begin at 0 or later and last longer than 0"
                 )
         if any(not times or not all(0 < t < math.inf for t in times) for times in self.measured):
-            raise ValueError("speeds: measured times must be above 0, at least one a worker")
+            raise ValueError("speeds: measured times must be above 0, at least one per worker")
 
     @property
     def typical(self) -> float:

@@ -157,16 +157,16 @@ def _outage(text: str) -> Outage:
 def _measured(path: Path) -> tuple[tuple[float, ...], ...]:
     if not path.is_file():
         raise ValueError(
-            f"--speeds {path}: is not homogeneous, heterogeneous or constant, and there is no such file of step times (a line a worker)"
+            f"--speeds {path}: is not homogeneous, heterogeneous or constant, and there is no such file of step times (a line per worker)"
         )
     rows = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"--speeds {path}: is not text in UTF-8; write a line a worker, its times in one unit") from None
+        raise ValueError(f"--speeds {path}: is not text in UTF-8; write a line per worker, its times in one unit") from None
     for line, text in enumerate(lines, 1):
         if text.strip() and not text.startswith("#"):
             rows.append(tuple(_number(f"--speeds {path}: line {line}: time", word) for word in text.replace(",", " ").split()))
     if not rows:
-        raise ValueError(f"--speeds {path}: has no step times; write a line a worker, its times in one unit")
+        raise ValueError(f"--speeds {path}: has no step times; write a line per worker, its times in one unit")
     return tuple(rows)

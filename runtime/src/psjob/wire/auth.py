@@ -73,7 +73,7 @@ def read_greeting(raw: bytes) -> tuple[Peer, bytes]:
     if version != WIRE:
         raise WireError(f"protocol version {version}, this side speaks {WIRE}; run the same psjob version on both sides")
     if role >= len(_ROLES):
-        raise WireError(f"role {role} is not known; 0 is a worker, 1 a shard")
+        raise WireError(f"role {role} is not known; 0 is a worker, 1 is a shard")
     return Peer(_ROLES[role], index, number), run
 
 

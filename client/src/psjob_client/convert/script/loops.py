@@ -193,7 +193,7 @@ def _as_epochs(work: Work, loop: ast.For, call: ast.Call) -> None:
         or (first != 0 and not alone)
         or any(isinstance(one, ast.Starred) for one in call.args)
     ):
-        work.tell(loop, f"{work.text.of(loop.iter)} is not seen through: psjob goes on at the right epoch by itself, write {BY_HAND}")
+        work.tell(loop, f"{work.text.of(loop.iter)} is not seen through: psjob continues at the right epoch by itself, write {BY_HAND}")
         return
     assert isinstance(first, int)
     work.edits.append(Edit(*work.text.span(call.func), f"{work.ps}.epochs"))

@@ -19,7 +19,7 @@ def rule_difference(rank: int, rule: str, theirs: str) -> str | None:
         return None
     return (
         f"worker {rank}'s updates are of rule {theirs}, the job's of {rule}. Every worker must make the same optimizer, and a run that "
-        "goes on from another's checkpoint keeps its optimizer, training.updateAt and training.updateRule"
+        "continues from another's checkpoint keeps its optimizer, training.updateAt and training.updateRule"
     )
 
 

@@ -87,7 +87,7 @@ class Finding:
         if not event.full:
             c.emit(actions.Leave(1, event.why))
             return
-        self.waits_for = f"{event.why}; this run goes on once there is room for a small file"
+        self.waits_for = f"{event.why}; this run continues once there is room for a small file"
         c.progress.checkpoint_problem = self.waits_for
         self._claim_at = c.now + CLAIM_AGAIN_SECONDS
 
