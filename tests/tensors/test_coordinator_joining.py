@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.checks import rule_difference
+from psjob.protocol.coordinator import events, recovery
+from psjob.protocol.coordinator.membership import rule_difference
 from psjob.protocol.shard.phase import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.tensors.desk import NEVER, Desk
@@ -60,7 +60,7 @@ def test_a_worker_that_came_before_there_was_a_model_is_asked_for_it_too(tmp_pat
     assert not early.heard
     desk.give(desk.hello(0))
     desk.settle()
-    assert desk.c.recovery.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
+    assert desk.c.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
 
 
 def test_a_worker_of_another_rule_is_refused(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk = Desk(tmp_path)
     desk.begun()
 
-    for recovery in (float("inf"), -1, "1", True):
+    for number in (float("inf"), -1, "1", True):
         with pytest.raises(WireError, match="recovery of its hello is"):
-            desk.hello(1, start=2, fresh=False, recovery=recovery)
+            desk.hello(1, start=2, fresh=False, recovery=number)
     for slots in (0, 65, 1.5, True):
         with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
             desk.hello(1, start=3, slots=slots)
@@ -118,11 +118,11 @@ def test_a_worker_that_was_out_of_reach_when_all_went_back_comes_again(tmp_path:
     desk.begun()
     out_of_reach = desk.hello(1, start=2)
     out_of_reach.gone()
-    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
+    desk.does(lambda state: recovery.rewind_all(state, "a shard was lost"))
     desk.settle()
     assert all(server.store.admission.rows[1].incarnation == (2, 1) for server in desk.servers)
     if another:  # it knows only what shard 0 has in memory
-        desk.c.recovery.fences = {}
+        desk.c.fences = {}
         desk.c.members[1].incarnation = (2, 1)
     again = desk.hello(1, start=2)
     desk.settle()
@@ -162,10 +162,10 @@ def test_a_shard_that_kept_its_blocks_is_not_restored(tmp_path: Path) -> None:
     desk.servers[1].control.answer = lambda body: None  # the stream breaks under the answer
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.recovery.state == "restoring" and desk.servers[1].store.phase is Phase.HELD
+    assert desk.c.phase == "restoring" and desk.servers[1].store.phase is Phase.HELD
     desk.relink(1, serving=True)
     desk.settle()
-    assert desk.c.recovery.open
+    assert desk.c.open
     assert {cell.n for cell in desk.servers[0].store.cells.values()} == {1}
 
 
@@ -174,7 +174,7 @@ def test_what_a_worker_said_before_all_went_back_does_not_count(tmp_path: Path, 
     """It had come to its end as a restore was ordered: it makes its steps again, and the others wait for it."""
     desk = Desk(tmp_path, mode=mode)
     clerks = desk.begun()
-    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
+    desk.does(lambda state: recovery.rewind_all(state, "a shard was lost"))
     desk.edge(clerks[0], 5)
     desk.say(clerks[0], Header(Kind.LEAVE, clock=5), {}, b"")
     desk.settle()
@@ -187,10 +187,10 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     """Its stream is still open when the restore is ordered: its clocks would count as taken, and their pushes as duplicates."""
     desk = Desk(tmp_path)
     desk.begun()
-    before = desk.c.recovery.recovery
+    before = desk.c.restore_id
     desk.coordination.feed(events.ShardAnnounced(2))
     old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.recovery.open and old.heard == [Kind.REWIND] * 2
+    assert desk.c.open and old.heard == [Kind.REWIND] * 2

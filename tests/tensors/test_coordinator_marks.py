@@ -38,7 +38,7 @@ def test_nobody_holds_for_a_checkpoint_while_a_worker_is_away(tmp_path: Path) ->
     mark(desk, here, 1)
     mark(desk, came, 0)
     desk.settle()
-    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem is None
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem is None
     assert {rank: entry["clock"] for rank, entry in desk.manifests()[-1].workers.items()} == {"0": 1, "1": 0}
     came.gone()
     due(desk)
@@ -83,7 +83,7 @@ def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_
     back = Desk(tmp_path, shards=1, number=2, mode="async")
     (server,) = back.servers
     row = server.store.admission.rows[0]
-    assert back.c.recovery.open and row.complete == 1 and server.store.admission.rows[1].open == set()
+    assert back.c.open and row.complete == 1 and server.store.admission.rows[1].open == set()
     assert {index for index, cell in server.store.cells.items() if cell.position in row.open} == {first.index}
     before = {index: cell.n for index, cell in server.store.cells.items()}
     clerk = back.hello(0, start=2, rewinds=1)

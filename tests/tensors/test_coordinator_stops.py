@@ -16,7 +16,7 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.begin_cut()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None and cut.step is not None and cut.step > 1
     desk.stop_job()
     desk.tick()
@@ -26,7 +26,7 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
             desk.push(clerk, clock)
             desk.edge(clerk, clock + 1)
     desk.settle()
-    assert desk.manifests()[-1].step == cut.step and desk.c.cutting.cuts.number == cut.number
+    assert desk.manifests()[-1].step == cut.step and desk.c.cuts.number == cut.number
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOPPED] * 2
 
 
@@ -35,7 +35,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.begin_cut()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None and cut.step is not None
     for clock in range(cut.step):
         for clerk in clerks:
@@ -47,7 +47,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
         desk.edge(clerk, cut.step)
     desk.settle()
     desk.tick()
-    after = desk.c.cutting.cuts.current
+    after = desk.c.cuts.current
     assert desk.manifests()[-1].step == cut.step and after is not None and after.stop
 
 

@@ -12,7 +12,7 @@ from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, 
 from psjob.process.config import place, wished
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.switching import following
+from psjob.protocol.coordinator.ending import following, next_mode
 from psjob.wire.frame import Kind
 from tests.runkeys import key_file
 from tests.tensors.desk import Clerk, Desk, cut
@@ -61,7 +61,7 @@ def wish(desk: Desk, mode: ServedMode) -> None:
 def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    cuts = desk.c.cutting.cuts
+    cuts = desk.c.cuts
     desk.coordination.feed(events.ModeWished(Sync()))
     assert not cuts.requested
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
@@ -81,20 +81,20 @@ def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path
     assert [made.request for made in desk.manifests()] == [None, 7]
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
     desk = Desk(tmp_path, number=2)
-    assert desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
+    assert desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert not desk.c.cutting.cuts.requested, "it is answered"
+    assert not desk.c.cuts.requested, "it is answered"
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
-    assert desk.c.cutting.cuts.requested, "shard 0 was lost before the commit"
+    assert desk.c.cuts.requested, "shard 0 was lost before the commit"
     cut(desk, again(desk, 1), [3, 3])
-    assert desk.manifests()[-1].request == desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
+    assert desk.manifests()[-1].request == desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
 
 
 def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.cutting.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
+    assert desk.c.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
     cut(desk, clerks, [1, 1])
     (step,) = {made.step for made in desk.manifests()} - {0}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
@@ -127,7 +127,7 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
     weights = {float(cell.state.weights[0]) for server in desk.servers for cell in server.store.cells.values() if cell.state}
     assert weights == {2.0 * step + 1.0} and desk.versions() == {step + 1}
     desk.coordination.feed(events.ModeWished(Sync()))
-    assert not desk.c.cutting.cuts.requested, "it is there"
+    assert not desk.c.cuts.requested, "it is there"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_pat
     desk = Desk(tmp_path, mode=asked, number=2)
     assert desk.c.mode == runs and {server.store.mode for server in desk.servers} == {runs}
     assert [clerk.placed["clock"] for clerk in again(desk, 1)] == begin
-    assert desk.c.switching.next() == following(runs, desk.c.switching.wish)
+    assert next_mode(desk.c) == following(runs, desk.c.change.wish)
 
 
 def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
     desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     desk.relink(1)
     desk.settle()
-    assert desk.c.recovery.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
+    assert desk.c.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
 
 
@@ -171,7 +171,7 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     desk = Desk(tmp_path, update_at="worker")
     desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.cuts.requested
     assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
 
 
@@ -189,7 +189,7 @@ def test_what_goes_with_one_mode_keeps_it(
     cut(desk, desk.begun(), [2, 2])
     before = desk.c.mode
     wish(desk, asked)
-    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.cuts.requested
     assert why in caplog.text
     assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
 

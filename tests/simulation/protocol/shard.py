@@ -139,7 +139,7 @@ class SimShard(Process):
             workers = tuple(
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
-            cut, clip = before.coordinator.machine.cutting.cuts.number, held.norms.ordered
+            cut, clip = before.coordinator.machine.state.cuts.number, held.norms.ordered
             self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut, clip))
         self.post(e.TookUp(held.view, held.recovery, held.generation, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
