@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from psjob.protocol.shard.actions import Action
-from psjob.protocol.shard.events import Event, Ordered
-from psjob.protocol.shard.orders import SetUp
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Action, Phase
+from psjob.protocol.shard.events import Event, Ordered, SetUp
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity

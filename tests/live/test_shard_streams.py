@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psjob.modes import Batch
-from psjob.protocol.shard import link as links
+from psjob.protocol.shard import machine as links
 from psjob.wire import tcp
 from psjob.wire.frame import HEADER_BYTES, WireError
 from psjob.wire.tcp import Stream

@@ -9,7 +9,7 @@ import pytest
 
 from psjob.protocol.coordinator import events, recovery
 from psjob.protocol.coordinator.membership import rule_difference
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.tensors.desk import NEVER, Desk
 

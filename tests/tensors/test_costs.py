@@ -13,7 +13,7 @@ import torch
 
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
 from psjob.protocol.coordinator import decode
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
+from psjob.protocol.records import RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard.believed import known
 from psjob.shard.coordinator_disk import read_part

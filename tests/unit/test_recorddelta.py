@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
+from psjob.protocol.records import RecordDelta, RecordsOnStream
 
 PARTS = st.sampled_from([b"", b"a", b"ab", b"cursor 9", b"cursor 10", b"." * 50, b"x" * 300])
 RECORDS = st.lists(st.lists(PARTS, max_size=6).map(b"".join), min_size=1, max_size=12)

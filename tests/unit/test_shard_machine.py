@@ -14,10 +14,8 @@ from psjob import contract
 from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard import orders as o
-from psjob.protocol.shard.link import FIRST_SECONDS, SILENCE_SECONDS, LinkState
-from psjob.protocol.shard.machine import PROGRESS_SECONDS, ShardMachine
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENCE_SECONDS, LinkState, ShardMachine
 from psjob.wire.frame import WireError
 
 WORKERS = 3
@@ -37,7 +35,7 @@ class Told:
         return [action for event in events for action in self.machine.handle(event, self.now)]
 
     def order(self, body: dict[str, Any], stream: int | None = None) -> list[a.Action]:
-        return self.do(e.Ordered(o.read(body), stream))
+        return self.do(e.Ordered(e.read_order(body), stream))
 
     def serving(self) -> Told:
         """After a set-up."""
@@ -79,7 +77,7 @@ def test_a_cut_of_decided_pushes_is_late_while_the_files_of_another_are_given_up
     told = Told().serving()
     told.order(CUT)
     told.do(e.Held(7))
-    told.do(e.Ordered(o.Void(7)))
+    told.do(e.Ordered(e.Void(7)))
     clocks = [[rank, 4] for rank in range(WORKERS)]
     later = told.order(CUT | {"cut": 8, "clocks": clocks})
     assert said(later) == ["late"] and "Hold" not in kinds(later)
@@ -311,17 +309,17 @@ def test_an_order_that_is_not_in_shape_is_refused_and_never_breaks_the_machine(b
     broken = {name: value for name, value in body.items() if name != key}
     if data.draw(st.booleans()):
         broken[key] = data.draw(VALUES)
-    order: o.Order = o.Nothing()
+    order: e.Order = e.Nothing()
     with contextlib.suppress(WireError):
-        order = o.read(broken)
-    if not isinstance(order, (o.SetUp, o.Restore)):  # whose mode may be one that nobody can change to
+        order = e.read_order(broken)
+    if not isinstance(order, (e.SetUp, e.Restore)):  # whose mode may be one that nobody can change to
         Told().serving().do(e.Ordered(order))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=[str(body["do"]) for body in BODIES])
 def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) -> None:
     with pytest.raises(WireError, match=f"order {body['do']} is not in shape"):
-        o.read({"do": body["do"]})
+        e.read_order({"do": body["do"]})
 
 
 def test_an_order_of_a_newer_version_is_left_with_a_line() -> None:
@@ -340,10 +338,10 @@ def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(
     for word in words:
         cut += word == "cut"
         event: e.Event = {
-            "cut": e.Ordered(o.read(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
-            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
-            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.read(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
-            "open": e.Ordered(o.Open(2, 5)),
+            "cut": e.Ordered(e.read_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
+            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(e.Void(cut)), "armed": e.Armed(cut),
+            "late": e.TooLate(cut, 9), "restore": e.Ordered(e.read_order(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
+            "open": e.Ordered(e.Open(2, 5)),
         }[word]  # fmt: skip
         if word in ("wrote", "failed", "gave-up"):
             writers.discard(cut)

@@ -17,11 +17,9 @@ from psjob.protocol.coordinator import checkpoints, events, machine, membership,
 from psjob.protocol.coordinator.decisions import Orders
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.state import CoordinatorState
-from psjob.protocol.shard import cutting as shard_cutting
 from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
-from psjob.protocol.worker import requests
 from psjob.shard import admission, coordinated_updates
 from psjob.shard.coordinated_updates import ClipNorms
 from psjob.wire.frame import Kind
@@ -188,7 +186,7 @@ ISSUED: dict[str, Mutant] = {
     ),
     "2: a cut that is written for a minute is void": _wrap(checkpoints, "tick", _void_after_minute),
     "3: void cuts leave their files": _several(
-        _wrap(shard_cutting.Cutting, "void", _without(Discard)), _wrap(shard_cutting.Cutting, "drop", _without(Discard))
+        _wrap(shard_machine.Cutting, "void", _without(Discard)), _wrap(shard_machine.Cutting, "drop", _without(Discard))
     ),
     "4: a control body above the limit is lost in silence": _wrap(shard.SimShard, "answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
@@ -217,7 +215,7 @@ OWN: dict[str, Mutant] = {
     "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),
     "an order to clip is not repeated after a break": _wrap(updates, "norm_measured", _ordered_once),
     "questions are not repeated after a break": _wrap(membership, "unanswered", lambda was: lambda state, index: []),
-    "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
+    "pushes are not repeated after a break": _wrap(worker_machine.Requests, "again", lambda was: lambda self, *args: []),
     "a restore does not rewind the workers": _several(
         _wrap(recovery, "_rewind_workers", lambda was: lambda state: None),
         _wrap(membership, "is_behind", lambda was: lambda state, stream: False),
@@ -234,7 +232,7 @@ OWN: dict[str, Mutant] = {
     "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
     "training begins when one shard has read": _wrap(recovery, "shard_restored", _first_opens),
     "a later attempt is not given what the one before had answered": _wrap(
-        requests.Requests, "attempt_rose", lambda was: lambda self, clock: None
+        worker_machine.Requests, "attempt_rose", lambda was: lambda self, clock: None
     ),
     "a checkpoint does not wait for records": _wrap(Members, "missing_records", lambda was: lambda self, step, pins: set()),
     "a cut outlives the rewind": _several(
@@ -242,14 +240,14 @@ OWN: dict[str, Mutant] = {
         _wrap(recovery, "_restore", lambda was: _undropped(was)),
     ),
     "a void cut releases nobody": _several(
-        _wrap(shard_cutting.Cutting, "drop", _without(Release)),
+        _wrap(shard_machine.Cutting, "drop", _without(Release)),
         _wrap(
             CoordinatorState,
             "tell_all",
             lambda was: lambda self, kind, **kw: None if kind is Kind.RELEASE else was(self, kind, **kw),
         ),
     ),
-    "a decided cut is held when the one before has let go": _wrap(shard_cutting.Cutting, "order", _held_later),
+    "a decided cut is held when the one before has let go": _wrap(shard_machine.Cutting, "order", _held_later),
     "an older process of a rank may join": _several(
         _wrap(admission.Admission, "meet", _unfenced_row),
         _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),

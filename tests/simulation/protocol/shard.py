@@ -12,11 +12,10 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
 from psjob.protocol.coordinator.events import TookUp, WorkerFacts
 from psjob.protocol.shard import actions as a
+from psjob.protocol.shard import events
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard import orders
-from psjob.protocol.shard.link import LinkState
-from psjob.protocol.shard.machine import ShardMachine
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard import admission
 from psjob.shard.session import RecordsHere
 from psjob.tables import TableSpec
@@ -195,7 +194,7 @@ class SimShard(Process):
         if self.kernel.traced is not None and body.get("do") != "nothing":
             self.trace(f"is ordered {json.dumps(body)[:300]}")
         try:
-            order = orders.read(body)
+            order = events.read_order(body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
             return

@@ -1,11 +1,8 @@
-"""A resume record on its way, in pieces that go on after a break where the last one ended; and words of a meeting. Pure.
+"""Resume records on their way between a worker and shard 0. Pure.
 
-Workers meet at a point of their scripts by a question to shard 0.
-
-Small resume records on one stream, each told by what it changes of the one before. Pure.
-
-Both ends hold the last record that the stream carried. A stream brings all frames in their order or ends, and a new one begins with a
-whole record, so the two ends hold the same bytes. What comes is checked by its crc32 all the same.
+A large one goes in pieces, which continue after a break where the last one ended. A small one goes as what it changes of the one before on
+its stream. Both ends hold the last record that the stream carried. A stream brings all frames in their order or ends, and a new one begins
+with a whole record, so the two ends hold the same bytes. What comes is checked by its crc32 all the same.
 """
 
 from __future__ import annotations

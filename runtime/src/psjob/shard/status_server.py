@@ -23,7 +23,7 @@ from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
 from psjob.process.errors import LONGEST_MESSAGE, leave_message
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.lane import said_of
 from psjob.shard.server import Server
 from psjob.wire.unauthenticated import UnauthenticatedPeers

@@ -1,8 +1,8 @@
 """All that the coordinator knows, as one value, and how it speaks.
 
-The functions of `recovery`, `membership`, `checkpoints`, `updates` and `ending` take this value. They read and change it, and put actions
-in `out` in the order in which a driver is to carry them out. Each of these modules may call those after it in that list's reverse order
-only: `recovery` sees all of them, `updates` sees none.
+The functions of `updates`, `checkpoints`, `membership`, `ending` and `recovery` take this value. They read and change it, and put actions
+in `out` in the order in which a driver is to carry them out. They build on each other in this order: each module calls those before it
+only. What has to go back up is returned, such as why all must begin again.
 """
 
 from __future__ import annotations
