@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from psjob.protocol.messages import SetUp
 from psjob.protocol.shard.actions import Action, Phase
-from psjob.protocol.shard.events import Event, Ordered, SetUp
+from psjob.protocol.shard.events import Event, Ordered
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity

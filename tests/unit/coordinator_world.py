@@ -130,9 +130,9 @@ class World:
         match action:
             case a.Log(_, text):
                 self.logged.append(text)
-            case a.Order(link, body):
-                self.sent[str(body["do"])] += 1
-                self.order(self._links[link], body)
+            case a.Order(link):
+                self.sent[str(action.body["do"])] += 1
+                self.order(self._links[link], action.body)
             case a.Tell(stream, kind):
                 self.sent[kind.name] += 1
                 self.heard[self._ranks[stream]].append(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
+from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, ServedMode, Sync
+from psjob.protocol import messages as o
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Phase
@@ -35,7 +38,7 @@ class Told:
         return [action for event in events for action in self.machine.handle(event, self.now)]
 
     def order(self, body: dict[str, Any], stream: int | None = None) -> list[a.Action]:
-        return self.do(e.Ordered(e.read_order(body), stream))
+        return self.do(e.Ordered(o.decode_order(body), stream))
 
     def serving(self) -> Told:
         """After a set-up."""
@@ -77,7 +80,7 @@ def test_a_cut_of_decided_pushes_is_late_while_the_files_of_another_are_given_up
     told = Told().serving()
     told.order(CUT)
     told.do(e.Held(7))
-    told.do(e.Ordered(e.Void(7)))
+    told.do(e.Ordered(o.Void(7)))
     clocks = [[rank, 4] for rank in range(WORKERS)]
     later = told.order(CUT | {"cut": 8, "clocks": clocks})
     assert said(later) == ["late"] and "Hold" not in kinds(later)
@@ -309,17 +312,31 @@ def test_an_order_that_is_not_in_shape_is_refused_and_never_breaks_the_machine(b
     broken = {name: value for name, value in body.items() if name != key}
     if data.draw(st.booleans()):
         broken[key] = data.draw(VALUES)
-    order: e.Order = e.Nothing()
+    order: o.Order = o.Nothing()
     with contextlib.suppress(WireError):
-        order = e.read_order(broken)
-    if not isinstance(order, (e.SetUp, e.Restore)):  # whose mode may be one that nobody can change to
+        order = o.decode_order(broken)
+    if not isinstance(order, (o.SetUp, o.Restore)):  # whose mode may be one that nobody can change to
         Told().serving().do(e.Ordered(order))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=[str(body["do"]) for body in BODIES])
 def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) -> None:
     with pytest.raises(WireError, match=f"order {body['do']} is not in shape"):
-        e.read_order({"do": body["do"]})
+        o.decode_order({"do": body["do"]})
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)),
+        o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Prepare(7, None),
+        o.Prepare(7, 6), o.TakeCut(7, 12, False, 6, left={1: 9}), o.TakeCut(8, -1, True, None, {0: 3, 1: 4}), o.Void(7), o.Where(1, (0, 2)),
+        o.Finish(), o.Stop(), o.Fence(3), o.Decide(BODIES[-1]), o.Clip({"do": "clip", "recovery": 5, "version": 2, "factor": None}),
+    ],
+    ids=lambda order: type(order).__name__,
+)  # fmt: skip
+def test_an_order_comes_as_it_was_sent(order: o.Order) -> None:
+    assert o.decode_order(json.loads(json.dumps(o.encode_order(order)))) == order
 
 
 def test_an_order_of_a_newer_version_is_left_with_a_line() -> None:
@@ -338,10 +355,10 @@ def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(
     for word in words:
         cut += word == "cut"
         event: e.Event = {
-            "cut": e.Ordered(e.read_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
-            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(e.Void(cut)), "armed": e.Armed(cut),
-            "late": e.TooLate(cut, 9), "restore": e.Ordered(e.read_order(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
-            "open": e.Ordered(e.Open(2, 5)),
+            "cut": e.Ordered(o.decode_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
+            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
+            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.decode_order(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
+            "open": e.Ordered(o.Open(2, 5)),
         }[word]  # fmt: skip
         if word in ("wrote", "failed", "gave-up"):
             writers.discard(cut)

@@ -11,8 +11,8 @@ from psjob import contract, modes
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
 from psjob.protocol.coordinator.events import TookUp, WorkerFacts
+from psjob.protocol.messages import decode_order
 from psjob.protocol.shard import actions as a
-from psjob.protocol.shard import events
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Phase
 from psjob.protocol.shard.machine import LinkState, ShardMachine
@@ -194,7 +194,7 @@ class SimShard(Process):
         if self.kernel.traced is not None and body.get("do") != "nothing":
             self.trace(f"is ordered {json.dumps(body)[:300]}")
         try:
-            order = events.read_order(body)
+            order = decode_order(body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
             return

@@ -310,7 +310,8 @@ class CoordinatorDriver:
                     session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
             case actions.WishRecords(on):
                 self._job.record_requested = on
-            case actions.Order(link, body, most_from_here):
+            case actions.Order(link, _, most_from_here):
+                body = action.body
                 if most_from_here:
                     body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.store.clocks().items()}}
                 if body["do"] == "cut":

@@ -17,6 +17,7 @@ from psjob.protocol.coordinator.events import CutWritten, WorkerFacts
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
 from psjob.protocol.coordinator.state import CoordinatorState
+from psjob.protocol.messages import Prepare, TakeCut, Void
 from psjob.wire.frame import Kind
 
 PATIENCE_SECONDS = 10.0
@@ -39,11 +40,11 @@ def begin(state: CoordinatorState, final: bool = False, stop: bool = False, stil
     tries.moved = {}
     if stop:
         stop_at(state, cut, cut.step or 0)
-    held = {"left": {str(m.rank): m.left_at for m in state.members.all.values() if m.left_at is not None}}
+    left = {m.rank: m.left_at for m in state.members.all.values() if m.left_at is not None}
     if state.updates is not None and state.open:
-        held = updates.hold(state, state.updates, cut)
+        left = updates.hold(state, state.updates, cut)
     step = -1 if cut.step is None else cut.step
-    state.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "base": tries.base, **held})
+    state.order_all(TakeCut(cut.number, step, cut.marks, tries.base, cut.clocks, left))
 
 
 def last_reachable(state: CoordinatorState) -> float:
@@ -61,12 +62,12 @@ def _away(state: CoordinatorState) -> None:
         state.progress.checkpoint_problem = f"workers {away} are not here, and a checkpoint needs the mark of each"
 
 
-def prepare(state: CoordinatorState) -> dict[str, Any]:
+def prepare(state: CoordinatorState) -> Prepare:
     """The order to make memory ready."""
-    return {"do": "prepare", "number": state.cuts.number, "base": state.tries.base}
+    return Prepare(state.cuts.number, state.tries.base)
 
 
-def unprepared(state: CoordinatorState, index: int) -> list[dict[str, Any]]:
+def unprepared(state: CoordinatorState, index: int) -> list[Prepare]:
     """What a shard on a new stream is ordered again, where the next cut waits for its memory."""
     return [] if state.cuts.prepared is None or index in state.cuts.prepared else [prepare(state)]
 
@@ -342,7 +343,7 @@ def void(state: CoordinatorState, why: str, again: Callable[[float], object], te
     if tell or tries.tries > 1:
         state.progress.checkpoint_problem = why
     tries.voided = {number: told for number, told in tries.voided.items() if number > cut.number - 8} | {cut.number: set()}
-    state.order_all({"do": "void", "cut": cut.number})
+    state.order_all(Void(cut.number))
     if cut.marks:
         state.tell_all(Kind.RELEASE, request=cut.number)
     again(state.now)

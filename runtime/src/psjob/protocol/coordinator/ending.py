@@ -18,6 +18,7 @@ from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.schedule import Cut
 from psjob.protocol.coordinator.state import CoordinatorState
+from psjob.protocol.messages import Finish, Stop
 from psjob.wire.frame import Kind
 
 TOGETHER_SECONDS = 0.3
@@ -99,7 +100,7 @@ def committed(state: CoordinatorState, cut: Cut, made: CheckpointFacts) -> None:
         ending.over = True
         state.finish()
         state.tell_all(Kind.FINISHED)
-        state.order_all({"do": "finish"})
+        state.order_all(Finish())
         ending.quit_at = state.now + LINGER_SECONDS
         return
     # Where the last have left meanwhile, they wait for the final one: without them nobody would ask for it.
@@ -160,7 +161,7 @@ def _quit(state: CoordinatorState, code: int) -> None:
     state.ending.over = True
     state.ending.quit_code = code
     state.ending.quit_at = state.now + QUIT_SECONDS
-    state.order_all({"do": "stop"})
+    state.order_all(Stop())
 
 
 # -- another mode ------------------------------------------------------------------------------------

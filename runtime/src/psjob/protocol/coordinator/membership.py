@@ -20,6 +20,7 @@ from psjob.protocol.coordinator import actions, checkpoints, events, updates
 from psjob.protocol.coordinator.events import ShardProgress, Stream
 from psjob.protocol.coordinator.members import Member, State
 from psjob.protocol.coordinator.state import CoordinatorState, Question
+from psjob.protocol.messages import Bound, Where
 from psjob.wire.frame import Kind
 
 PACE_SECONDS = 0.25
@@ -123,7 +124,7 @@ def ask(state: CoordinatorState) -> None:
     state.order_all(joining.question.order())
 
 
-def unanswered(state: CoordinatorState, index: int) -> list[dict[str, Any]]:
+def unanswered(state: CoordinatorState, index: int) -> list[Where]:
     """What a shard on a new stream is asked again."""
     asked = state.joining.question
     return [asked.order()] if asked is not None and index not in asked.answers else []
@@ -233,7 +234,7 @@ def doubted(state: CoordinatorState, event: events.AckedDoubted) -> None:
     """What a worker says was acknowledged is above what a shard was told: its lost process may live on, cut off, and answer."""
     peer = state.peers.get(event.shard)
     if peer is not None:
-        state.emit(actions.Order(peer.link, {"do": "bound", "most": {}}, state.sure))
+        state.emit(actions.Order(peer.link, Bound({}), state.sure))
 
 
 def resume_sync(stands: Sequence[ShardProgress], records: set[int], exact: bool = True) -> int | None:

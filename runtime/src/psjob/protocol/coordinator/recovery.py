@@ -16,8 +16,7 @@ A shard that is lost comes back with a hello (`shard_came`), or tells of its vie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from psjob import contract
 from psjob.layout.blocks import Layout
@@ -25,6 +24,7 @@ from psjob.modes import written
 from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, updates
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
+from psjob.protocol.messages import Adopt, Fence, Finish, Open, Order, Restore, SetUp
 from psjob.wire.frame import Kind
 
 WAITING_SECONDS = 2.0
@@ -175,7 +175,7 @@ def _admit_waiting(state: CoordinatorState) -> None:
     if state.phase != "finished":
         gather(state)
     else:
-        state.order_all({"do": "finish"})
+        state.order_all(Finish())
 
 
 def _is_over(state: CoordinatorState, found: CheckpointFacts) -> None:
@@ -253,10 +253,10 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
     """A shard says hello on a new stream."""
     index, known = hello.index, state.peers.get(hello.index)
     if known is not None and hello.attempt < known.attempt:
-        state.emit(actions.Order(hello.link, {"do": "fenced", "view": state.view}))
+        state.emit(actions.Order(hello.link, Fence(state.view)))
         return
     if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
-        state.emit(actions.Order(known.link, {"do": "fenced", "view": max(state.view, hello.view)}))
+        state.emit(actions.Order(known.link, Fence(max(state.view, hello.view))))
     peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
     state.peers[index] = peer
     state.blank.discard(index)
@@ -264,7 +264,7 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
     if hello.view > state.view:
         _rise(state, hello.view)
     if state.phase == "finished":
-        state.order(index, {"do": "finish"})
+        state.order(index, Finish())
     elif state.phase == "reading":
         return
     elif not state.open or len(state.peers) < state.job.shards:
@@ -273,11 +273,11 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
         _restore(state, {index})
     else:
         again = (*missed, *membership.unanswered(state, index), *checkpoints.unprepared(state, index))
-        for body in ({"do": "adopt", "view": state.view}, *again):
-            state.order(index, body)
+        for order in (Adopt(state.view), *again):
+            state.order(index, order)
 
 
-def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> list[Mapping[str, Any]] | None:
+def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> Sequence[Order] | None:
     """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
     if not peer.serving or (state.mode.rewinds_together and peer.recovery != state.restore_id) or peer.mode != written(state.mode):
         return None
@@ -329,12 +329,7 @@ def _initialise(state: CoordinatorState, stream: Stream) -> None:
     state.enter("initialising")
     state.done, state.only, state.initial = set(), set(range(state.job.shards)), b""
     initialization.setup += 1
-    table = [row.to_json() for row in stream.table]
-    order = {
-        "do": "setup", "setup": initialization.setup, "table": table, "rule": state.rule, "view": state.view,
-        "mode": written(state.mode), "tables": list(state.tables),
-    }  # fmt: skip
-    state.order_all(order)
+    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.view, written(state.mode), state.tables))
     assignment = list(state.assignment)
     body = {"init": True, "view": state.view, "clock": 0, "recovery": state.restore_id, "assignment": assignment}
     state.emit(actions.Welcome(stream.id, body, init=True))
@@ -442,16 +437,13 @@ def _order_restores(state: CoordinatorState, found: CheckpointFacts) -> None:
     # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
     # Where shard 0 is restored too, or was before, its own clocks may lag behind.
     state.sure = 0 not in state.only and state.job.attempt == 1 and (bool(state.tables) or 0 in state.assignment)
-    body = {
-        "do": "restore", "view": state.view, "recovery": state.restore_id, "folder": found.folder, "manifest": found.name,
-        "mode": written(state.mode), "fences": {str(rank): list(fence) for rank, fence in state.fences.items()}, "most": {},
-    }  # fmt: skip
+    order = Restore(state.view, state.restore_id, found.folder, found.name, written(state.mode), state.fences)
     for index, peer in state.peers.items():
         if index in state.only:
             peer.serving = False
-            state.emit(actions.Order(peer.link, body, state.sure))
+            state.emit(actions.Order(peer.link, order, state.sure))
         else:
-            state.order(index, {"do": "adopt", "view": state.view})
+            state.order(index, Adopt(state.view))
 
 
 def _rewind_workers(state: CoordinatorState) -> None:
@@ -507,7 +499,7 @@ def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFa
     state.members.took_up(taken.workers)
     state.restored, state.done, state.only = {}, set(), set()
     state.log("info", f"all shards serve on at view {state.view}; no worker begins again")
-    state.order_all({"do": "adopt", "view": state.view})
+    state.order_all(Adopt(state.view))
     _let_in(state)
     updates.count_early_norms(state)
 
@@ -521,7 +513,7 @@ def _open_all(state: CoordinatorState) -> None:
         updates.begin(state, state.updates, state.source.step, state.source.workers)
     for index, peer in state.peers.items():
         peer.serving, peer.recovery, peer.mode = True, state.restore_id, written(state.mode)
-        state.order(index, {"do": "open", "view": state.view, "recovery": state.restore_id})
+        state.order(index, Open(state.view, state.restore_id))
     _let_in(state)
 
 

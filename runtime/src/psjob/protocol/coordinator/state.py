@@ -21,6 +21,7 @@ from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.report import JobProgress, StageReport
 from psjob.protocol.coordinator.schedule import Cuts
+from psjob.protocol.messages import Clip, Order, Where
 from psjob.wire.frame import Kind
 
 FIRST_NORM_QUESTION = 1 << 40
@@ -89,9 +90,9 @@ class Question:
     ranks: tuple[int, ...]
     answers: dict[int, events.StandsAt] = field(default_factory=dict)
 
-    def order(self) -> dict[str, Any]:
+    def order(self) -> Where:
         """What shards are ordered."""
-        return {"do": "where", "ask": self.number, "ranks": list(self.ranks)}
+        return Where(self.number, self.ranks)
 
 
 @dataclass
@@ -165,7 +166,7 @@ class NormSum:
     since: float = 0.0
     """When the last share came, or was asked for."""
     question: int = FIRST_NORM_QUESTION
-    last: dict[str, Any] | None = None
+    last: Clip | None = None
     """The newest order to clip."""
 
 
@@ -337,12 +338,12 @@ class CoordinatorState:
         self.emit(actions.Tell(stream, Kind.ERROR, {"code": "refused", "error": why}))
         self.emit(actions.HangUp(stream))
 
-    def order(self, index: int, body: Mapping[str, Any]) -> None:
+    def order(self, index: int, order: Order) -> None:
         """Order one shard."""
-        self.emit(actions.Order(self.peers[index].link, body))
+        self.emit(actions.Order(self.peers[index].link, order))
 
-    def order_all(self, body: Mapping[str, Any], but: Set[int] = frozenset()) -> None:
+    def order_all(self, order: Order, but: Set[int] = frozenset()) -> None:
         """Order all shards, shard 0 last: it carries an order out at once."""
         for index in sorted(self.peers, reverse=True):
             if index not in but:
-                self.order(index, body)
+                self.order(index, order)

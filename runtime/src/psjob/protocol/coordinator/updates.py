@@ -9,14 +9,15 @@ The norm is √Σ squares, the shards in their order; factor = min(1, limit / (n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.schedule import Cut
 from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
+from psjob.protocol.messages import Clip, Decide, Where
 
 WISH_SECONDS = 10.0
 """How long a cut waits for large records that are younger than the last cut's,"""
@@ -68,7 +69,7 @@ def tick(state: CoordinatorState) -> None:
 def _order(state: CoordinatorState, updates: CoordinatedUpdates, order: DecisionOrder | None) -> None:
     if order is not None:
         body = updates.orders.add({"do": "decide", **order.to_json()})
-        state.order_all(body, but=state.peers.keys() - updates.orders.shards)
+        state.order_all(Decide(body), but=state.peers.keys() - updates.orders.shards)
     for rank in [rank for rank in updates.leaving if decided_clock(updates, rank) >= (state.members[rank].left_at or 0)]:
         updates.leaving.discard(rank)
         state.ending.leavers.setdefault(rank, state.now)
@@ -84,9 +85,12 @@ def missing(state: CoordinatorState) -> list[int]:
     return [] if state.updates is None or state.updates.decisions is None else state.updates.decisions.missing()
 
 
-def missed(state: CoordinatorState, shard: int, carried: int | None) -> list[Mapping[str, Any]] | None:
+def missed(state: CoordinatorState, shard: int, carried: int | None) -> list[Decide] | None:
     """The orders that a shard has lost with its stream; None: it cannot go on without a restore. See `Orders`."""
-    return [] if state.updates is None else state.updates.orders.missed(shard, carried)
+    if state.updates is None:
+        return []
+    bodies = state.updates.orders.missed(shard, carried)
+    return None if bodies is None else [Decide(body) for body in bodies]
 
 
 # -- what a checkpoint needs in a decided mode ---------------------------------------------------------
@@ -108,11 +112,10 @@ def _behind(state: CoordinatorState, updates: CoordinatedUpdates, rank: int) -> 
     return member.left_at is None and max(member.records, default=-1) < decided_clock(updates, rank) - 1
 
 
-def hold(state: CoordinatorState, updates: CoordinatedUpdates, cut: Cut) -> dict[str, Any]:
-    """What the cut holds: each worker's decided pushes, and who has left with none undecided. For the order to shards."""
+def hold(state: CoordinatorState, updates: CoordinatedUpdates, cut: Cut) -> dict[int, int]:
+    """Note what the cut holds: each worker's decided pushes. Returns who has left with none undecided, and at which clock."""
     cut.clocks = clocks = {rank: decided_clock(updates, rank) for rank in state.members.all}
-    left = {m.rank: m.left_at for m in state.members.all.values() if m.left_at is not None and m.left_at <= clocks[m.rank]}
-    return {"clocks": sorted(clocks.items()), "left": {str(rank): clock for rank, clock in left.items()}}
+    return {m.rank: m.left_at for m in state.members.all.values() if m.left_at is not None and m.left_at <= clocks[m.rank]}
 
 
 def oldest_needed(state: CoordinatorState, rank: int) -> int | None:
@@ -154,7 +157,7 @@ def norm_measured(state: CoordinatorState, event: events.NormMeasured) -> None:
     if not state.open:
         norms.early[event.shard] = event
         return
-    if norms.last is not None and (event.recovery, event.version) == (norms.last["recovery"], norms.last["version"]):
+    if norms.last is not None and (event.recovery, event.version) == (norms.last.body["recovery"], norms.last.body["version"]):
         state.order(event.shard, norms.last)  # the stream that it was sent down has ended
         return
     if (event.recovery, event.version) != (norms.recovery, norms.version):
@@ -173,7 +176,7 @@ def ask_for_norm(state: CoordinatorState) -> None:
     norms.question += 1
     for index in _owning(state):
         if index not in norms.shares:
-            state.order(index, {"do": "where", "ask": norms.question, "ranks": []})
+            state.order(index, Where(norms.question, ()))
 
 
 def is_beyond(state: CoordinatorState, event: events.StandsAt) -> None:
@@ -214,9 +217,9 @@ def _clip_when_whole(state: CoordinatorState) -> None:
         state.order(each.shard, norms.last)
 
 
-def clip_order(recovery: int, version: int, factor: float) -> dict[str, Any]:
+def clip_order(recovery: int, version: int, factor: float) -> Clip:
     """The order to clip an update."""
-    return {"do": "clip", "recovery": recovery, "version": version, "factor": None if math.isnan(factor) else factor}
+    return Clip({"do": "clip", "recovery": recovery, "version": version, "factor": None if math.isnan(factor) else factor})
 
 
 def clip_factor(norm: float, limit: float) -> float:

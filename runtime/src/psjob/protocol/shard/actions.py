@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from psjob.layout.blocks import TensorSpec
-from psjob.protocol.shard.events import Clocks, Incarnation
+from psjob.protocol.messages import Clocks, Incarnation
 
 
 class Phase(Enum):

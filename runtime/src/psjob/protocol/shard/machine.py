@@ -14,6 +14,8 @@ from typing import Any
 
 from psjob import contract, modes
 from psjob.modes import ServedMode
+from psjob.protocol import messages as o
+from psjob.protocol.messages import Prepare, TakeCut
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import (
@@ -33,7 +35,6 @@ from psjob.protocol.shard.actions import (
     Release,
     Write,
 )
-from psjob.protocol.shard.events import Prepare, TakeCut
 
 PROGRESS_SECONDS = 1.0
 """So often a shard that writes or reads says how far it is."""
@@ -48,7 +49,7 @@ class Reading:
     """What is read, and for which recovery."""
 
     number: int
-    order: e.Restore
+    order: o.Restore
 
 
 class ShardMachine:
@@ -61,7 +62,7 @@ class ShardMachine:
         self.final = False
         self.cutting = Cutting(workers)
         self.reading: Reading | None = None
-        self._held: tuple[e.Restore, e.Placed] | None = None
+        self._held: tuple[o.Restore, e.Placed] | None = None
         """What was read last, as long as nobody was served since."""
         self._readings = 0
         self._stopping = False
@@ -111,46 +112,46 @@ class ShardMachine:
 
     # -- orders --------------------------------------------------------------------------------
 
-    def _order(self, order: e.Order, now: float) -> list[Action]:
+    def _order(self, order: o.Order, now: float) -> list[Action]:
         match order:
-            case e.SetUp():
+            case o.SetUp():
                 return self._set_up(order)
-            case e.Restore():
+            case o.Restore():
                 return self._restore(order)
-            case e.Bound():
+            case o.Bound():
                 return [a.SetMost(order.most)]
-            case e.Open():
+            case o.Open():
                 return self._open(order)
-            case e.Adopt():
+            case o.Adopt():
                 self.view = max(self.view, order.view)
                 return [a.TakeView(self.view)]
-            case e.Prepare():
+            case o.Prepare():
                 return self.cutting.prepare(order)
-            case e.TakeCut():
+            case o.TakeCut():
                 return self.cutting.order(order)
-            case e.Void():
+            case o.Void():
                 return self.cutting.void(order.cut)
-            case e.Committed():
+            case o.Committed():
                 return self.cutting.committed()
-            case e.Decide():
+            case o.Decide():
                 return [a.CarryOut(order.body)] if self.phase is Phase.SERVING else []
-            case e.Clip():
+            case o.Clip():
                 return [a.Clip(order.body)] if self.phase is Phase.SERVING else []
-            case e.Where():
+            case o.Where():
                 return [a.LookUp(order.ask, order.ranks)]
-            case e.Finish():
+            case o.Finish():
                 return self._finish(now)
-            case e.Stop():
+            case o.Stop():
                 return [a.Exit(contract.EXIT_RETRY)] if self.index else []
-            case e.Fence():
+            case o.Fence():
                 text = f"shard {self.index}: a newer process of this shard is here (view {order.view})"
                 return [a.Exit(contract.EXIT_FENCED, text, order.view)]
-            case e.Unknown():
+            case o.Unknown():
                 return [a.Log("warning", f"an order that this version does not know: {order.word}")]
-            case e.Nothing():
+            case o.Nothing():
                 return []
 
-    def _set_up(self, order: e.SetUp) -> list[Action]:
+    def _set_up(self, order: o.SetUp) -> list[Action]:
         actions = self.cutting.drop()
         self.cutting.begin()
         self.reading = self._held = None
@@ -158,7 +159,7 @@ class ShardMachine:
         actions += [a.TakeView(self.view), *self._adopt(order.mode), a.LayOut(order.table, order.rule, order.tables)]
         return [*actions, a.DropSessions(rewind=False)]  # rank 0 may have sent its values already, to a set-up before this one
 
-    def _restore(self, order: e.Restore) -> list[Action]:
+    def _restore(self, order: o.Restore) -> list[Action]:
         """Read a manifest. What is being read, or was read and not served, is not read again for another recovery."""
         actions = self.cutting.drop()
         adopted = self._adopt(order.mode)
@@ -191,11 +192,11 @@ class ShardMachine:
         order, self.reading = self.reading.order, None
         return [a.Answer({"did": "unrestored", "recovery": order.recovery, "why": event.why, "damaged": event.damaged})]
 
-    def _tell_restored(self, order: e.Restore, placed: e.Placed) -> list[Action]:
+    def _tell_restored(self, order: o.Restore, placed: e.Placed) -> list[Action]:
         body = {"did": "restored", "recovery": order.recovery, **_standing(placed.standing), "complete": list(placed.complete)}
         return [a.SetFences(order.fences, order.most), a.Answer(body)]
 
-    def _open(self, order: e.Open) -> list[Action]:
+    def _open(self, order: o.Open) -> list[Action]:
         if self.phase is Phase.BLANK:
             return [a.Log("warning", f"an order to serve view {order.view} came to a shard without blocks; it is left")]
         self.phase, self._held = Phase.SERVING, None
@@ -268,7 +269,7 @@ class ShardMachine:
         return [a.Answer({"did": "stopping"})]
 
 
-def _same(one: e.Restore, other: e.Restore) -> bool:
+def _same(one: o.Restore, other: o.Restore) -> bool:
     return (one.folder, one.manifest) == (other.folder, other.manifest)
 
 
