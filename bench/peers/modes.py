@@ -19,8 +19,7 @@ import clock
 import torch
 
 import psjob as ps
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Speeds, Stall
+from psjob.simulate.engine import Speeds, Stall, simulate
 from psjob.simulate.trace import Trace
 from psjob.simulate.words import mode_of
 

@@ -13,12 +13,10 @@ import numpy as np
 
 from psjob import rules
 from psjob.modes import Async, LocalSGD, Mode
-from psjob.simulate import protocol
-from psjob.simulate.digits import Digits
-from psjob.simulate.engine import simulate
-from psjob.simulate.schedule import usual
-from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Fixed, SimulatedTraining
+from psjob.simulate import digits64
+from psjob.simulate.comparison import usual
+from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.training import Digits, Fixed, SimulatedTraining
 from psjob.simulate.words import label
 
 WORKERS = 32
@@ -67,8 +65,8 @@ def fixed(name: str, pushes: int) -> None:
 def digits(name: str) -> None:
     rule = rules.named(name)
     with np.errstate(all="ignore"):
-        hyperparameters = protocol.schedule(protocol.hyperparameters(rule, {}), WORKERS)
-        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=SimulatedTraining(Digits(), rule, hyperparameters))
+        hyperparameters = digits64.schedule(digits64.hyperparameters(rule, {}), WORKERS)
+        simulate(Async(), WORKERS, Speeds(), digits64.PUSHES, work=SimulatedTraining(Digits(), rule, hyperparameters))
 
 
 if __name__ == "__main__":

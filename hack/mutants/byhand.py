@@ -40,7 +40,7 @@ BY_HAND = (
     ),
     ByHand(
         "a cut is not of one step",
-        f"{PSJOB}/protocol/coordinator/assembly.py",
+        f"{PSJOB}/protocol/coordinator/checkpoints.py",
         "        if other != told[0]:\n",
         "        if False:\n",
         ("tests/unit/test_coordinator_machine.py",),
@@ -68,14 +68,14 @@ BY_HAND = (
     ),
     ByHand(
         "a sync worker resumes one clock too far",
-        f"{PSJOB}/protocol/coordinator/joining.py",
+        f"{PSJOB}/protocol/coordinator/membership.py",
         "    return clock if found else None\n",
         "    return clock + 1 if found else None\n",
         ("tests/unit/test_cuts.py",),
     ),
     ByHand(
         "an async worker resumes one clock too early",
-        f"{PSJOB}/protocol/coordinator/joining.py",
+        f"{PSJOB}/protocol/coordinator/membership.py",
         "    return newest - 1 if newest - 1 in complete else newest\n",
         "    return newest - 1\n",
         ("tests/unit/test_cuts.py",),
@@ -96,7 +96,7 @@ BY_HAND = (
     ),
     ByHand(
         "a residual is fed back twice",
-        f"{PSJOB}/protocol/coordinator/joining.py",
+        f"{PSJOB}/protocol/coordinator/membership.py",
         '"residual": taken is None or taken == clock,',
         '"residual": True,',
         ("tests/unit/test_coordinator_machine.py",),

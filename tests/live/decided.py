@@ -11,8 +11,9 @@ import torch
 
 from psjob.layout.packing import Pack
 from psjob.modes import Batch
-from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
+from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
 from psjob.rules import named
 from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent
@@ -30,13 +31,13 @@ NUMBERS = {"lr": 0.05, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """All decisions in their order."""
     said: list[Batch] = []
-    carry = Deciding._order
+    carry = updates._order
 
-    def note(deciding: Deciding, order: DecisionOrder | None) -> None:
+    def note(state: CoordinatorState, decided: CoordinatedUpdates, order: DecisionOrder | None) -> None:
         said.extend(order.batches if order is not None else ())
-        carry(deciding, order)
+        carry(state, decided, order)
 
-    monkeypatch.setattr(Deciding, "_order", note)
+    monkeypatch.setattr(updates, "_order", note)
     return said
 
 

@@ -22,6 +22,8 @@ from psjob.api.pairs import Later, Pair, later_groups
 from psjob.api.takeover import take_over
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
+from psjob.protocol.coordinator.actions import Action
+from psjob.protocol.coordinator.events import Event, Tick
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server
@@ -244,11 +246,11 @@ def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
     """
     coordinator = shards.servers[0].coordinator
     assert coordinator is not None
-    machine = coordinator.machine
+    machine = coordinator.machine.state
 
     def goes_on() -> bool:
         worker.edge()
-        cut = machine.cutting.cuts.current
+        cut = machine.cuts.current
         ahead = cut is not None and cut.step is not None and cut.step > worker.session.clock and len(cut.ready) == len(shards.servers)
         return ahead or machine.progress.committed >= count
 
@@ -257,15 +259,18 @@ def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
 
 def within(coordinator: CoordinatorDriver, act: Callable[[], None]) -> None:
     """Let a part of the coordinator do something of itself, in its own thread, at its next tick."""
-    recovery = coordinator.machine.recovery
-    tick = recovery.tick
+    machine, handle = coordinator.machine, coordinator.machine.handle
 
-    def instead(now: float) -> None:
-        recovery.tick = tick  # type: ignore[method-assign]
+    def instead(event: Event, now: float) -> list[Action]:
+        if not isinstance(event, Tick):
+            return handle(event, now)
+        machine.handle = handle  # type: ignore[method-assign]
+        state = machine.state
+        state.out, state.now = [], max(state.now, now)
         act()
-        tick(now)
+        return state.out + handle(event, now)
 
-    recovery.tick = instead  # type: ignore[method-assign]
+    machine.handle = instead  # type: ignore[method-assign]
 
 
 class Worker:

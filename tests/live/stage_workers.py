@@ -16,7 +16,7 @@ from psjob.api import autocuts
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.staged import StagedPipeline
-from psjob.protocol.stage.exchange import Key
+from psjob.protocol.pipeline import Key
 from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker
 
 STEPS = 5

@@ -198,8 +198,8 @@ def test_a_file_that_vanished_is_written_again(tmp_path: Path) -> None:
 
         def act(worker: Worker) -> None:
             coordinator = shards.servers[0].coordinator
-            assert coordinator is not None and eventually(lambda: coordinator.machine.cutting.base is not None)
-            coordinator.machine.cutting.base = 1
+            assert coordinator is not None and eventually(lambda: coordinator.machine.state.tries.base is not None)
+            coordinator.machine.state.tries.base = 1
             train(worker, shards)
 
         all_well([worker_of(shards)], act)

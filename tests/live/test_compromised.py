@@ -84,11 +84,11 @@ def test_the_runs_first_buffers_are_rank_0s(tmp_path: Path) -> None:
         _, bad = attached(shards, 2)
         coordinator = shards.servers[0].coordinator
         assert coordinator is not None
-        known = coordinator.machine.recovery.initial
+        known = coordinator.machine.state.initial
         says(bad, Kind.RECORD, b"not rank 0's", clock=-1)
         says(bad, Kind.REPORT, b'{"mark": 1.0}')
-        assert eventually(lambda: "mark" in str(coordinator.machine.progress.__dict__))
-        assert coordinator.machine.recovery.initial == known and known
+        assert eventually(lambda: "mark" in str(coordinator.machine.state.progress.__dict__))
+        assert coordinator.machine.state.initial == known and known
 
 
 def test_an_absent_push_need_name_no_hyperparameters(tmp_path: Path) -> None:

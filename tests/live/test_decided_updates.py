@@ -23,7 +23,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import read_records
 from psjob.checkpoint.states import read_admission, read_states
 from psjob.modes import Batch
-from psjob.protocol.shard import link as links
+from psjob.protocol.shard import machine as links
 from psjob.resume.record import unpack
 from psjob.wire import tcp
 from psjob.wire.frame import HEADER_BYTES, WireError

@@ -189,7 +189,7 @@ def train(folder: Path, way: Way, checkpoint: int | None = None) -> Drift:
 def found(shards: Shards) -> Drift:
     coordinator = shards.servers[0].coordinator
     assert coordinator is not None
-    return coordinator.machine.progress.drift
+    return coordinator.machine.state.progress.drift
 
 
 @pytest.mark.timeout(60)

@@ -22,8 +22,9 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Batch
 from psjob.process.config import LocalConfig
 from psjob.process.errors import Refused
-from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
+from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.covering import each_value
@@ -107,12 +108,12 @@ def test_a_script_tells_its_total_in_steps_and_the_job_in_rounds(
         def act(worker: Worker) -> None:
             monkeypatch.setattr(attaching, "current", worker.job)
             ps.report(total=steps, loss=2.5)
-            assert eventually(lambda: "loss" in coordinator.machine.progress.metrics)
+            assert eventually(lambda: "loss" in coordinator.machine.state.progress.metrics)
             monkeypatch.setattr(attaching, "current", None)
 
         model = build()
         all_well([Worker(shards, 0, model, OPTIMIZERS["sgd"](model))], act)
-        assert coordinator.machine.progress.total == rounds
+        assert coordinator.machine.state.progress.total == rounds
 
 
 def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
             train(worker, 0, 6)
             worker.job.wait()
             train(worker, 6, 9)
-            assert eventually(lambda: not largest or 2 in coordinator.machine.members[1].records)
+            assert eventually(lambda: not largest or 2 in coordinator.machine.state.members[1].records)
             worker.die()
             model = build()
             after.append(Worker(shards, 1, model, make(model), start=2))
@@ -219,7 +220,7 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
                 from_step(worker, 0)
                 return
             train(worker, 0, 5)
-            assert eventually(lambda: 1 in coordinator.machine.members[1].records)
+            assert eventually(lambda: 1 in coordinator.machine.state.members[1].records)
             monkeypatch.setattr(session, "SMALL_RECORD", 0)
             train(worker, 5, 6)
             worker.job.wait()
@@ -316,11 +317,11 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
 def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float) -> None:
     """Plain SGD inside, so that a dropped round leaves nothing behind: the weights are those of the kept rounds alone."""
     batches: list[Batch] = []
-    carry_out = Deciding._order
+    carry_out = updates._order
 
-    def note(deciding: Deciding, order: DecisionOrder | None) -> None:
+    def note(state: CoordinatorState, decided: CoordinatedUpdates, order: DecisionOrder | None) -> None:
         batches.extend(order.batches if order is not None else ())
-        carry_out(deciding, order)
+        carry_out(state, decided, order)
 
     def act(worker: Worker) -> None:
         for step in range(32):
@@ -331,7 +332,7 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
                 assert eventually(lambda: any(one.kept for one in batches)), "two make a quorum"
             worker.optimizer.step()
 
-    monkeypatch.setattr(Deciding, "_order", note)
+    monkeypatch.setattr(updates, "_order", note)
     with serving(tmp_path, workers=3, shards=2, mode="local", local=replace(OUTER, quorum=2, grace_seconds=grace)) as shards:
         all_well([Worker(shards, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(build() for _ in range(3))], act)
         assert shards.wait_ended() == [0, 0]

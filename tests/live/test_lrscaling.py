@@ -18,11 +18,9 @@ from psjob.modes import Sync
 from psjob.process.config import CheckpointConfig
 from psjob.process.errors import Refused
 from psjob.rules.base import Hyperparameters
-from psjob.simulate import protocol
-from psjob.simulate.digits import Digits
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import SimulatedTraining
+from psjob.simulate import digits64
+from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.training import Digits, SimulatedTraining
 from tests.live.embeddings import loss_of as click_loss
 from tests.live.embeddings import offloaded
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
@@ -63,15 +61,15 @@ def accuracy(workers: int, linear: bool) -> float:
     """Digits in sync, as many batches as one worker makes in 60 epochs; the ramp is 5 epochs long."""
     scaling = LrScaling(workers, linear, 5 * Digits.updates_per_epoch // workers if linear else 0)
     rule = rules.named("nag")
-    given = protocol.hyperparameters(rule, {})
+    given = digits64.hyperparameters(rule, {})
 
     def hyperparameters(batches: int) -> Hyperparameters:
-        drops = sum(batches >= epoch * Digits.updates_per_epoch for epoch in protocol.DROPS)
-        return scaling.hyperparameters([{**given, "lr": protocol.LR * 0.1**drops}], batches // workers)[0]
+        drops = sum(batches >= epoch * Digits.updates_per_epoch for epoch in digits64.DROPS)
+        return scaling.hyperparameters([{**given, "lr": digits64.LR * 0.1**drops}], batches // workers)[0]
 
     work = SimulatedTraining(Digits(0), rule, hyperparameters)
     with np.errstate(all="ignore"):
-        simulate(Sync(), workers, Speeds(), protocol.PUSHES, 1000, work)
+        simulate(Sync(), workers, Speeds(), digits64.PUSHES, 1000, work)
     return 100 * work.score()
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig
+from psjob.protocol.coordinator import recovery
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together, within
 from tests.live.overlapping import made, one, oracle, sent, steps
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
@@ -87,7 +88,7 @@ def test_a_restore_in_the_middle_of_backward_rewinds(tmp_path: Path) -> None:
         if worker.rank == 0:
             coordinator = shards.servers[0].coordinator
             assert coordinator is not None
-            within(coordinator, lambda: coordinator.machine.recovery.rewind_all("a test"))
+            within(coordinator, lambda: recovery.rewind_all(coordinator.machine.state, "a test"))
         worker.optimizer.step()
         worker.job.wait()
         one(worker, 2)

@@ -186,7 +186,7 @@ def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     clerks = desk.begun()
     desk.begin_cut()
     desk.settle()
-    current, store = desk.c.cutting.cuts.current, desk.servers[0].store
+    current, store = desk.c.cuts.current, desk.servers[0].store
     assert current is not None and current.step == 2
     for clock in range(2):
         desk.push(clerks[0], clock)
@@ -199,7 +199,7 @@ def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     desk.push(clerks[0], 2)
     desk.begin_cut()
     desk.settle()
-    current = desk.c.cutting.cuts.current
+    current = desk.c.cuts.current
     assert current is not None and current.step == 5, "ahead of the furthest"
 
 
@@ -326,10 +326,10 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         for worker in (first, other):
             rounds({0: 3, 1: 3}, 3, seed=1)(worker)
         other.die()
-        machine = coordinator(shards).machine
-        within(coordinator(shards), lambda: machine.cutting.cuts.ask(machine.now))
-        assert eventually(lambda: machine.cutting.cuts.current is not None)
-        cut = machine.cutting.cuts.current
+        machine = coordinator(shards).machine.state
+        within(coordinator(shards), lambda: machine.cuts.ask(machine.now))
+        assert eventually(lambda: machine.cuts.current is not None)
+        cut = machine.cuts.current
         assert cut is not None and cut.step is not None and 3 < cut.step <= 6
         ends = {0: 20, 1: 20}
         going = aside(lambda: rounds(ends, 3, seed=1)(first))

@@ -139,7 +139,7 @@ def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path
             loss_of(worker.model, batch(step, 0)).backward()
             worker.optimizer.step()
             if step == 2 and worker.job.place.number == 1:
-                assert eventually(lambda: 1 in shards.servers[0].coordinator.machine.members[0].records)  # type: ignore[union-attr]
+                assert eventually(lambda: 1 in shards.servers[0].coordinator.machine.state.members[0].records)  # type: ignore[union-attr]
                 left["before"] = any(bool(t.any()) for t in worker.session.exchange.compression.state()["left"].values())
                 worker.die()
                 raise Gone
@@ -164,7 +164,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
         for step in range(worker.session.clock, 8):
             worker.edge(step)
             if worker.rank == 1 and step == 4 and worker.job.place.number == 1:
-                assert eventually(lambda: 4 in shards.servers[0].coordinator.machine.members[1].records)  # type: ignore[union-attr]
+                assert eventually(lambda: 4 in shards.servers[0].coordinator.machine.state.members[1].records)  # type: ignore[union-attr]
                 worker.die()
                 raise Gone
             worker.optimizer.zero_grad()

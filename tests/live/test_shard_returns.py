@@ -60,7 +60,7 @@ def test_an_async_worker_makes_only_the_steps_after_its_record_again(tmp_path: P
         first.attach()
         rounds(first, 0, 4)
         first.job.wait()
-        assert eventually(lambda: 3 in shards.servers[0].coordinator.machine.members[0].records)  # type: ignore[union-attr]
+        assert eventually(lambda: 3 in shards.servers[0].coordinator.machine.state.members[0].records)  # type: ignore[union-attr]
         first.die()
         again = counting(shards, 0, start=2)
         again.attach()

@@ -14,15 +14,11 @@ from psjob import contract, modes, rules
 from psjob.modes import Async, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Threshold
 from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.simulate import protocol
-from psjob.simulate.digits import Digits
-from psjob.simulate.engine import SimulationOutcome, simulate
-from psjob.simulate.recording import Recording, events, opened, seal
-from psjob.simulate.replay import play
-from psjob.simulate.served import ServedRun, settings
-from psjob.simulate.speeds import Speeds
+from psjob.simulate import digits64
+from psjob.simulate.engine import SimulationOutcome, Speeds, simulate
+from psjob.simulate.replay import Recording, ServedRun, events, opened, play, seal, settings
 from psjob.simulate.trace import Trace
-from psjob.simulate.training import Inner, SimulatedTraining
+from psjob.simulate.training import Digits, Inner, SimulatedTraining
 from tests.live.live_shards import Shards, serving
 from tests.simulated import asked
 from tests.soaking import rotating
@@ -75,7 +71,7 @@ class Live:
 
 def hyperparameters_of(rule: str) -> Hyperparameters:
     given = {"workers": WORKERS} if rule == "adam-async" else {"momentum": 0.9, "nesterov": True} if rule == "sgd" else {}
-    hyperparameters = {**protocol.hyperparameters(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
+    hyperparameters = {**digits64.hyperparameters(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
     return check_hyperparameters(rules.named(rule), hyperparameters)
 
 

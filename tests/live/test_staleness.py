@@ -23,10 +23,8 @@ from psjob.rules.stability import Guard, bound
 from psjob.shard.pending import Lent, PendingPush, PushMetadata
 from psjob.shard.push_metrics import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Histogram, Sample, StalenessMetrics, compared
 from psjob.shard.status_server import status
-from psjob.simulate.digits import SIZE, Digits
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import SimulatedTraining
+from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.training import SIZE, Digits, SimulatedTraining
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
 from tests.soaking import rotating
 

@@ -15,7 +15,7 @@ import pytest
 
 from psjob.modes.stages import Stages
 from psjob.pipeline.schedule import Backward, Flush, Forward, FTPipe, PipeDream, StageSchedule, TrainingWay, TwoBW, Update, Work
-from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
+from psjob.protocol.pipeline import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.wire.frame import Kind, WireError
 from tests.support.goldens import Digest, check
 

@@ -17,9 +17,9 @@ from psjob.checkpoint.states import read_states
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
 from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
-from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.joining import PACE_SECONDS
-from psjob.protocol.coordinator.machine import Coordinator
+from psjob.protocol.coordinator import checkpoints, events
+from psjob.protocol.coordinator.membership import PACE_SECONDS
+from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.resume import record
 from psjob.rules.optimizers import OUTER
 from psjob.shard.acceptor import hello_body
@@ -97,7 +97,7 @@ class Desk:
         self.servers = [Server(place, self.folder) for place in places]
         self.rule = "reduce" if update_at == "worker" else more.get("update_rule") or (OUTER if mode == "local" else "sgd")
         self.coordination = cast(CoordinatorDriver, self.servers[0].coordinator)
-        self.c = self.coordination.machine
+        self.c = self.coordination.machine.state
         self.later = 0.0
         """Seconds by which the desk's clock is ahead of the machine's."""
         self.coordination.clock = lambda: time.monotonic() + self.later
@@ -143,7 +143,7 @@ class Desk:
         """So many seconds pass, and the coordinator looks at the clock."""
         self.later += later
         self.coordination.tick()
-        if self.c.cutting.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
+        if self.c.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
             for thread in threading.enumerate():
                 if thread.name == "spare":
                     thread.join()
@@ -151,21 +151,21 @@ class Desk:
             self.coordination.tick()
         self.work()
 
-    def does(self, act: Callable[[Coordinator], None]) -> None:
+    def does(self, act: Callable[[CoordinatorState], None]) -> None:
         """A part of the coordinator does something of itself."""
-        self.c._out, self.c.now = [], max(self.c.now, self.coordination.clock())
+        self.c.out, self.c.now = [], max(self.c.now, self.coordination.clock())
         act(self.c)
-        for action in self.c._out:
+        for action in self.c.out:
             self.coordination.carry_out(action)
 
     def begin_cut(self) -> None:
         """A checkpoint is due."""
         self.c.furthest = self.servers[0].store.furthest()
-        self.does(lambda c: c.cutting.begin())
+        self.does(checkpoints.begin)
 
     def drop_cut(self, why: str) -> None:
         """The checkpoint on its way is given up."""
-        self.does(lambda c: c.cutting.drop(why))
+        self.does(lambda state: checkpoints.drop(state, why))
 
     def stop_job(self) -> None:
         """The whole job is asked to go."""
@@ -287,7 +287,7 @@ def resume(clock: int) -> bytes:
 
 def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
     """A worker stands before `clock` and holds its pushes for the cut."""
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None
     desk.edge(clerk, clock)
     desk.say(clerk, Header(Kind.MARK, clock=clock, request=cut.number), {}, b"")
@@ -303,7 +303,7 @@ def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
                 desk.push(clerk, number)
     desk.begin_cut()
     desk.settle()
-    current = desk.c.cutting.cuts.current
+    current = desk.c.cuts.current
     assert current is not None
     for clerk, clock in zip(clerks, clocks, strict=True):
         if current.step is None:
@@ -314,11 +314,11 @@ def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
                 desk.push(clerk, number)
                 desk.edge(clerk, number + 1)
     desk.settle()
-    assert desk.c.cutting.cuts.current is None and desk.manifests()[-1].step > 0
+    assert desk.c.cuts.current is None and desk.manifests()[-1].step > 0
 
 
 def in_the_way(desk: Desk, cut: int) -> Path:
     """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
-    path = desk.folder / f"v000001-c{desk.c.cutting.cuts.number + cut:06d}-shard000-a1.safetensors"
+    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-a1.safetensors"
     (path / "x").mkdir(parents=True)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.events import ShardProgress
-from psjob.protocol.coordinator.norms import Norms, clip_factor
+from psjob.modes import Sync
+from psjob.protocol.coordinator import events, updates
+from psjob.protocol.coordinator.actions import Order
+from psjob.protocol.coordinator.events import JobFacts, ShardProgress
+from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
+from psjob.protocol.coordinator.updates import clip_factor
 from psjob.shard.coordinated_updates import ClipNorms
 from psjob.shard.push_metrics import PART, squares_of
 from psjob.shard.store import Store as RealStore
@@ -49,42 +53,34 @@ def test_the_factor_is_torchs(limit: float) -> None:
     assert math.isnan(clip_factor(math.nan, 1.0)) and clip_factor(math.inf, 1.0) == 0.0
 
 
-@dataclass
-class Recovery:
-    open: bool = True
-    recovery: int = 3
-    assignment: tuple[int, ...] = (0, 2, 0, 2)
-    """Shard 1 has no block."""
-    orders: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+class World(CoordinatorState):
+    """Of three shards; shard 1 has no block."""
 
-    def order(self, shard: int, body: dict[str, Any]) -> None:
-        self.orders.append((shard, body))
-
-
-@dataclass
-class Progress:
-    norm: float = 0.0
-
-    def note_norm(self, norm: float) -> None:
-        self.norm = norm
-
-
-class World:
     def __init__(self) -> None:
-        self.recovery, self.progress, self.now = Recovery(), Progress(), 0.0
-        self.norms = Norms(self)  # type: ignore[arg-type]
+        super().__init__(JobFacts("run", "/run", Sync(), 2, 3, 1, 1))
+        self.phase, self.restore_id, self.assignment = "open", 3, (0, 2, 0, 2)
+        self.peers = {index: ShardPeer(index, 1, True, 3, "sync", None) for index in range(3)}
 
-    def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, dict[str, Any]]]:
-        self.recovery.orders = []
-        self.norms.measured(events.NormMeasured(shard, recovery, version, squares, 1.0))
-        return self.recovery.orders
+    @property
+    def orders(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """By shard."""
+        return [(action.link, action.body) for action in self.out if isinstance(action, Order)]
+
+    def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, Mapping[str, Any]]]:
+        self.out = []
+        updates.norm_measured(self, events.NormMeasured(shard, recovery, version, squares, 1.0))
+        return self.orders
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        updates.tick(self)
 
 
 def test_all_shards_with_blocks_are_ordered_the_same_factor() -> None:
     world = World()
     assert world.tell(2, 7, 16.0) == [] and world.tell(2, 7, 16.0) == []
     orders = world.tell(0, 7, 9.0)
-    assert [shard for shard, _ in orders] == [2, 0] and world.progress.norm == 5.0
+    assert [shard for shard, _ in orders] == [2, 0] and world.progress.metrics["grad_norm"] == 5.0
     assert orders[0][1] == orders[1][1] == {"do": "clip", "recovery": 3, "version": 7, "factor": pytest.approx(1 / (5 + 1e-6))}
 
 
@@ -95,7 +91,7 @@ def test_a_shard_that_tells_again_is_ordered_again_and_what_is_of_before_a_resto
     assert [shard for shard, _ in world.tell(2, 7, 16.0)] == [2], "the order was lost with its stream"
     assert world.tell(2, 8, 1.0, recovery=2) == []
     assert world.tell(2, 8, 1.0) == []
-    world.recovery.recovery = 4
+    world.restore_id = 4
     assert world.tell(0, 8, 1.0, recovery=4) == [], "shard 2 told of before the restore"
     assert len(world.tell(2, 8, 1.0, recovery=4)) == 2
 
@@ -110,20 +106,20 @@ def test_a_shard_that_has_gone_on_without_a_norm_is_asked_and_has_no_part_in_it(
     """A worker may name a limit to one shard, and none to another."""
     world = World()
     world.tell(0, 7, 9.0)
-    world.norms.tick(0.5)
-    assert world.recovery.orders == []
-    world.norms.tick(1.5)
-    ((shard, body),) = world.recovery.orders
+    world.tick(0.5)
+    assert world.orders == []
+    world.tick(1.5)
+    ((shard, body),) = world.orders
     assert (shard, body["do"], body["ranks"]) == (2, "where", [])
-    world.norms.where(events.StandsAt(2, body["ask"], ShardProgress(7, 8, 2, 7), {}))
-    assert len(world.recovery.orders) == 1, "a block of it still waits for pushes"
-    world.norms.where(events.StandsAt(2, body["ask"] - 1, ShardProgress(8, 8, 2, 8), {}))
-    assert len(world.recovery.orders) == 1, "the answer to another question"
-    world.norms.where(events.StandsAt(2, body["ask"], ShardProgress(8, 8, 2, 8), {}))
-    assert world.progress.norm == 3.0
-    assert [each["factor"] for shard, each in world.recovery.orders[1:]] == [pytest.approx(1 / (3 + 1e-6))] * 2
-    world.norms.tick(99.0)
-    assert len(world.recovery.orders) == 3, "nothing waits any more"
+    updates.is_beyond(world, events.StandsAt(2, body["ask"], ShardProgress(7, 8, 2, 7), {}))
+    assert len(world.orders) == 1, "a block of it still waits for pushes"
+    updates.is_beyond(world, events.StandsAt(2, body["ask"] - 1, ShardProgress(8, 8, 2, 8), {}))
+    assert len(world.orders) == 1, "the answer to another question"
+    updates.is_beyond(world, events.StandsAt(2, body["ask"], ShardProgress(8, 8, 2, 8), {}))
+    assert world.progress.metrics["grad_norm"] == 3.0
+    assert [each["factor"] for shard, each in world.orders[1:]] == [pytest.approx(1 / (3 + 1e-6))] * 2
+    world.tick(99.0)
+    assert len(world.orders) == 3, "nothing waits any more"
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from psjob.checkpoint.manifest import Manifest, read_records
-from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
+from psjob.protocol.coordinator.updates import RECORD_SECONDS, WISH_SECONDS, decided_clock, missing
 from psjob.resume.record import unpack
 from psjob.wire.frame import Kind
 from tests.tensors.desk import NEVER, Clerk, Desk
@@ -20,9 +20,9 @@ BACKUP: dict[str, Any] = {"workers": 3, "backup_workers": 1}
 EVERY_1 = replace(NEVER, every_steps=1)
 
 
-def deciding(desk: Desk) -> Deciding:
-    assert desk.c.deciding is not None
-    return desk.c.deciding
+def decided(desk: Desk, rank: int) -> int:
+    assert desk.c.updates is not None
+    return decided_clock(desk.c.updates, rank)
 
 
 def at_version_one(desk: Desk) -> list[Clerk]:
@@ -55,7 +55,7 @@ def test_a_stop_holds_the_decided_and_waits_for_nobody_who_waits(tmp_path: Path)
     desk.push(clerks[0], 1, version=1)
     desk.push(clerks[2], 0, shards=[1])
     desk.settle()
-    assert deciding(desk).missing() == [1, 2]
+    assert missing(desk.c) == [1, 2]
     desk.stop_job()
     desk.tick()
     desk.settle()
@@ -69,7 +69,7 @@ def test_a_stop_holds_the_decided_and_waits_for_nobody_who_waits(tmp_path: Path)
     after.push(again[2], 0, version=1)
     after.push(again[0], 1, version=1)
     after.settle()
-    assert after.versions() == {2} and [deciding(after).clock(rank) for rank in range(3)] == [2, 1, 1]
+    assert after.versions() == {2} and [decided(after, rank) for rank in range(3)] == [2, 1, 1]
 
 
 def test_a_cut_takes_an_older_record_when_none_comes(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path, capl
     """What the shards told before is void."""
     desk = Desk(tmp_path, **BACKUP)
     clerks = at_version_one(desk)
-    before = desk.c.recovery.recovery
+    before = desk.c.restore_id
     desk.servers[1].control.order({"do": "decide", "number": 9, "version": 1, "batches": [], "go": []})
     desk.servers[1].control.order({"do": "decide", "number": 2, "version": 1, "batches": [], "go": []})
     said = [record.getMessage() for record in caplog.records]
@@ -146,13 +146,13 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path, capl
     for index in range(2):
         desk.coordination.answer(index, {"did": "arrived", "recovery": before, "push": [0, 0], "base": 0, "carried": 0})
     desk.settle()
-    assert deciding(desk).missing() == [0, 1, 2]
+    assert missing(desk.c) == [0, 1, 2]
     again = [desk.hello(rank, rewinds=1) for rank in range(3)]
     desk.settle()
     for clerk in again[1:]:
         desk.push(clerk, 0)
     desk.settle()
-    assert desk.versions() == {1} and deciding(desk).clock(0) == 0
+    assert desk.versions() == {1} and decided(desk, 0) == 0
 
 
 def test_who_leaves_in_softsync_goes_when_its_pushes_are_decided(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_who_leaves_in_softsync_goes_when_its_pushes_are_decided(tmp_path: Path)
     desk.settle()
     desk.leave(clerks[0], 1)
     desk.tick(later=1.0)
-    assert desk.c.cutting.cuts.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
+    assert desk.c.cuts.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
     desk.push(clerks[1], 0)
     desk.settle()
     assert desk.versions() == {1}
@@ -185,7 +185,7 @@ def test_who_comes_back_while_its_last_push_waits_asks_for_no_checkpoint(tmp_pat
     back = desk.hello(0, start=2)
     desk.settle()
     desk.tick(later=1.0)
-    assert desk.c.cutting.cuts.current is None and not desk.c.cutting.cuts.requested
+    assert desk.c.cuts.current is None and not desk.c.cuts.requested
     for clerk in clerks[1:]:
         desk.edge(clerk, 0)
     desk.push(clerks[1], 0)

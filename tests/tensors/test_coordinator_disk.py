@@ -75,8 +75,8 @@ def test_a_full_volume_ends_no_job_and_leaves_nothing(tmp_path: Path, volume: Vo
     assert "checkpoints pause, the volume of " in said and str(desk.folder) in said and "are free" in said and "ENOSPC" in said
     assert names(desk.folder) == before, "what was written of it is gone, on every shard"
     volume.full = ()
-    desk.tick(later=desk.c.cutting.cuts.FAILED_SECONDS + 1)
-    checkpoint_again = desk.c.cutting.cuts.current
+    desk.tick(later=desk.c.cuts.FAILED_SECONDS + 1)
+    checkpoint_again = desk.c.cuts.current
     assert checkpoint_again is not None and checkpoint_again.step is not None
     for clock in range(4, checkpoint_again.step + 1):
         for clerk in clerks:
@@ -154,7 +154,7 @@ def test_damage_that_only_a_reader_finds_means_the_checkpoint_before(tmp_path: P
     desk = Desk(tmp_path, number=2)
     desk.tick(later=1.1)
     desk.settle()
-    assert desk.c.recovery.open and desk.versions() == {before.step}
+    assert desk.c.open and desk.versions() == {before.step}
     assert f"{after.name} is passed over" in str(desk.c.progress.checkpoint_problem)
     assert fact.name in str(desk.c.progress.checkpoint_problem)
 
@@ -189,7 +189,7 @@ def test_what_earlier_lives_left_is_found_when_a_coordinator_begins(tmp_path: Pa
     (folder / "mine.txt").write_bytes(b"x")
     desk = Desk(tmp_path, number=2)
     desk.settle()
-    assert names(folder) == sorted([*kept, "CLAIM-000002", "mine.txt"]) and desk.c.recovery.open
+    assert names(folder) == sorted([*kept, "CLAIM-000002", "mine.txt"]) and desk.c.open
 
 
 def test_a_void_cut_leaves_nothing_on_any_shard(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_void_cut_leaves_nothing_on_any_shard(tmp_path: Path) -> None:
     clerks = desk.begun()
     kept = names(desk.folder)
     desk.begin_cut()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None
     for clock in range(4):
         for clerk in clerks:
@@ -235,7 +235,7 @@ def test_a_sweep_takes_only_what_nobody_can_need(tmp_path: Path) -> None:
 def test_the_coordinator_answers_while_the_disk_does_not(tmp_path: Path, last_words: Path) -> None:
     with serving(tmp_path, workers=1, shards=2) as shards:
         coordination = shards.servers[0].coordinator
-        assert coordination is not None and eventually(lambda: coordination.machine.recovery.state == "fresh")
+        assert coordination is not None and eventually(lambda: coordination.machine.state.phase == "fresh")
         stuck, real = threading.Event(), coordination.disk.carry_out
 
         def slow(job: Any) -> Any:
@@ -248,7 +248,7 @@ def test_the_coordinator_answers_while_the_disk_does_not(tmp_path: Path, last_wo
         for _ in range(20):
             asked, step = time.monotonic(), len(heard) + 1
             coordination.step_passed(step)
-            assert eventually(lambda: coordination.machine.progress.step == step)  # noqa: B023
+            assert eventually(lambda: coordination.machine.state.progress.step == step)  # noqa: B023
             heard.append(time.monotonic() - asked)
         assert max(heard) < 1.0 and time.monotonic() - coordination.beat < 1.0
         stuck.set()
@@ -261,8 +261,8 @@ def test_a_bug_in_the_coordinator_ends_its_process_with_the_reason(tmp_path: Pat
     monkeypatch.setattr(supervise, "_end", told.append)
     with serving(tmp_path, workers=1, shards=1, checkpoint=NEVER) as shards:
         coordination = shards.servers[0].coordinator
-        assert coordination is not None and eventually(lambda: coordination.machine.recovery.state == "fresh")
-        coordination.machine.members.all.clear()
+        assert coordination is not None and eventually(lambda: coordination.machine.state.phase == "fresh")
+        coordination.machine.state.members.all.clear()
         coordination.post(events.WorkerHello(Stream(7, 0, (1, 0), True, "sync")))
         assert eventually(lambda: bool(told))
     assert "thread coordinator failed: KeyError" in told[0]
@@ -276,7 +276,7 @@ def test_workers_that_come_while_the_newest_is_looked_for_are_let_in_afterwards(
     desk.work = lambda: None  # type: ignore[method-assign]
     desk.relink(1, serving=False)
     held = [desk.hello(rank, rewinds=1) for rank in range(2)]
-    assert desk.c.recovery.restoring and not any(Kind.WELCOME in clerk.heard for clerk in held)
+    assert desk.c.restoring and not any(Kind.WELCOME in clerk.heard for clerk in held)
     desk.work = work  # type: ignore[method-assign]
     desk.settle()
     assert all(clerk.heard[-2:] == [Kind.WELCOME, Kind.RECORD] for clerk in held)

@@ -13,7 +13,7 @@ import torch
 
 from psjob import contract
 from psjob.process.errors import LONGEST_MESSAGE
-from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS, LINGER_SECONDS, TOLD_SECONDS
+from psjob.protocol.coordinator.ending import COMPANY_SECONDS, FINISHED_SECONDS, LINGER_SECONDS, TOLD_SECONDS
 from psjob.shard.status_server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.tensors.desk import NEVER, Clerk, Desk, in_the_way
@@ -60,14 +60,14 @@ def test_where_workers_step_the_job_ends_with_rank_0_though_others_go_on(tmp_pat
     desk.settle()
     last = desk.manifests()[-1]
     assert last.final and desk.weights(last) == {2.0}
-    assert clerks[1].heard[-1] is Kind.FINISHED and desk.c.completion.over
+    assert clerks[1].heard[-1] is Kind.FINISHED and desk.c.ending.over
 
 
 def test_where_workers_step_the_last_checkpoint_waits_for_the_weights_on_every_shard(tmp_path: Path) -> None:
     """Rank 0's streams are several: the coordinator knows that it has left before shard 1 has its last weights."""
     desk, clerk = half_left(tmp_path)
     desk.settle()
-    assert not desk.c.completion.over
+    assert not desk.c.ending.over
     desk.keep(1, shards=[1])
     desk.settle()
     last = desk.manifests()[-1]
@@ -120,13 +120,13 @@ def test_a_failed_last_checkpoint_waits_before_it_is_tried_again(tmp_path: Path)
     desk.leave(clerk, 1)
     desk.tick()
     desk.settle()
-    tried = desk.c.cutting.cuts.number
-    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.cuts.number
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cutting.cuts.number == tried and not desk.c.completion.over, "not at once"
+    assert desk.c.cuts.number == tried and not desk.c.ending.over, "not at once"
     desk.tick(later=6.0)
     desk.settle()
-    assert desk.c.cutting.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
+    assert desk.c.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
 
 
 def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: 
         desk.push(clerk, clock)
         desk.edge(clerk, clock + 1)
     desk.settle()
-    tried = desk.c.cutting.cuts.number
-    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.cuts.number
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cutting.cuts.number == tried, "not at once"
+    assert desk.c.cuts.number == tried, "not at once"
     desk.tick(later=6.0)
-    assert desk.c.cutting.cuts.number == tried + 1 and desk.c.cutting.cuts.current is not None and desk.c.cutting.cuts.current.stop
+    assert desk.c.cuts.number == tried + 1 and desk.c.cuts.current is not None and desk.c.cuts.current.stop
 
 
 def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again(tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again
             if clerk.rank == 0:
                 desk.edge(clerk, clock + 1)
     desk.settle()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None and len(cut.written) == 2 and desk.c.progress.step > (cut.step or 0)
     desk.tick(later=1000.0)
-    assert desk.c.cutting.cuts.current is cut, "a record may take long on its way"
+    assert desk.c.cuts.current is cut, "a record may take long on its way"
     assert "waits for the records of workers [1]" in str(desk.c.progress.checkpoint_problem)
     desk.edge(clerks[1], 4)
     desk.settle()
-    assert desk.c.cutting.cuts.current is None and "worker 1 went beyond step" in str(desk.c.progress.checkpoint_problem)
+    assert desk.c.cuts.current is None and "worker 1 went beyond step" in str(desk.c.progress.checkpoint_problem)
     assert not list(desk.folder.glob(f"v*-c{cut.number:06d}-*")), "the shards have deleted what they wrote of it"
     desk.tick(later=6.0)
-    assert desk.c.cutting.cuts.current is not None and desk.c.cutting.cuts.current.number == cut.number + 1
+    assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
 
 
 def test_the_last_words_of_many_workers_fit(tmp_path: Path, last_words: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.begin_cut()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None and cut.step is not None and cut.step > 1
     desk.stop_job()
     desk.tick()
@@ -234,7 +234,7 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
             desk.push(clerk, clock)
             desk.edge(clerk, clock + 1)
     desk.settle()
-    assert desk.manifests()[-1].step == cut.step and desk.c.cutting.cuts.number == cut.number
+    assert desk.manifests()[-1].step == cut.step and desk.c.cuts.number == cut.number
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOPPED] * 2
 
 
@@ -243,7 +243,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.begin_cut()
-    cut = desk.c.cutting.cuts.current
+    cut = desk.c.cuts.current
     assert cut is not None and cut.step is not None
     for clock in range(cut.step):
         for clerk in clerks:
@@ -255,7 +255,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
         desk.edge(clerk, cut.step)
     desk.settle()
     desk.tick()
-    after = desk.c.cutting.cuts.current
+    after = desk.c.cuts.current
     assert desk.manifests()[-1].step == cut.step and after is not None and after.stop
 
 

@@ -15,10 +15,10 @@ from psjob import contract
 from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
 from psjob.process.config import place, wished
 from psjob.process.errors import Refused
-from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.checks import rule_difference
-from psjob.protocol.coordinator.switching import following
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.coordinator import events, recovery
+from psjob.protocol.coordinator.ending import following, next_mode
+from psjob.protocol.coordinator.membership import rule_difference
+from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.runkeys import key_file
 from tests.tensors.desk import NEVER, Clerk, Desk, cut
@@ -70,7 +70,7 @@ def test_a_worker_that_came_before_there_was_a_model_is_asked_for_it_too(tmp_pat
     assert not early.heard
     desk.give(desk.hello(0))
     desk.settle()
-    assert desk.c.recovery.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
+    assert desk.c.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
 
 
 def test_a_worker_of_another_rule_is_refused(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk = Desk(tmp_path)
     desk.begun()
 
-    for recovery in (float("inf"), -1, "1", True):
+    for number in (float("inf"), -1, "1", True):
         with pytest.raises(WireError, match="recovery of its hello is"):
-            desk.hello(1, start=2, fresh=False, recovery=recovery)
+            desk.hello(1, start=2, fresh=False, recovery=number)
     for slots in (0, 65, 1.5, True):
         with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
             desk.hello(1, start=3, slots=slots)
@@ -128,11 +128,11 @@ def test_a_worker_that_was_out_of_reach_when_all_went_back_comes_again(tmp_path:
     desk.begun()
     out_of_reach = desk.hello(1, start=2)
     out_of_reach.gone()
-    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
+    desk.does(lambda state: recovery.rewind_all(state, "a shard was lost"))
     desk.settle()
     assert all(server.store.admission.rows[1].incarnation == (2, 1) for server in desk.servers)
     if another:  # it knows only what shard 0 has in memory
-        desk.c.recovery.fences = {}
+        desk.c.fences = {}
         desk.c.members[1].incarnation = (2, 1)
     again = desk.hello(1, start=2)
     desk.settle()
@@ -172,10 +172,10 @@ def test_a_shard_that_kept_its_blocks_is_not_restored(tmp_path: Path) -> None:
     desk.servers[1].control.answer = lambda body: None  # the stream breaks under the answer
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.recovery.state == "restoring" and desk.servers[1].store.phase is Phase.HELD
+    assert desk.c.phase == "restoring" and desk.servers[1].store.phase is Phase.HELD
     desk.relink(1, serving=True)
     desk.settle()
-    assert desk.c.recovery.open
+    assert desk.c.open
     assert {cell.n for cell in desk.servers[0].store.cells.values()} == {1}
 
 
@@ -184,7 +184,7 @@ def test_what_a_worker_said_before_all_went_back_does_not_count(tmp_path: Path, 
     """It had come to its end as a restore was ordered: it makes its steps again, and the others wait for it."""
     desk = Desk(tmp_path, mode=mode)
     clerks = desk.begun()
-    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
+    desk.does(lambda state: recovery.rewind_all(state, "a shard was lost"))
     desk.edge(clerks[0], 5)
     desk.say(clerks[0], Header(Kind.LEAVE, clock=5), {}, b"")
     desk.settle()
@@ -197,13 +197,13 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     """Its stream is still open when the restore is ordered: its clocks would count as taken, and their pushes as duplicates."""
     desk = Desk(tmp_path)
     desk.begun()
-    before = desk.c.recovery.recovery
+    before = desk.c.restore_id
     desk.coordination.feed(events.ShardAnnounced(2))
     old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.recovery.open and old.heard == [Kind.REWIND] * 2
+    assert desk.c.open and old.heard == [Kind.REWIND] * 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def wish(desk: Desk, mode: ServedMode) -> None:
 def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    cuts = desk.c.cutting.cuts
+    cuts = desk.c.cuts
     desk.coordination.feed(events.ModeWished(Sync()))
     assert not cuts.requested
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
@@ -269,20 +269,20 @@ def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path
     assert [made.request for made in desk.manifests()] == [None, 7]
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
     desk = Desk(tmp_path, number=2)
-    assert desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
+    assert desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert not desk.c.cutting.cuts.requested, "it is answered"
+    assert not desk.c.cuts.requested, "it is answered"
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
-    assert desk.c.cutting.cuts.requested, "shard 0 was lost before the commit"
+    assert desk.c.cuts.requested, "shard 0 was lost before the commit"
     cut(desk, again(desk, 1), [3, 3])
-    assert desk.manifests()[-1].request == desk.c.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
+    assert desk.manifests()[-1].request == desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
 
 
 def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.cutting.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
+    assert desk.c.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
     cut(desk, clerks, [1, 1])
     (step,) = {made.step for made in desk.manifests()} - {0}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
@@ -315,7 +315,7 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
     weights = {float(cell.state.weights[0]) for server in desk.servers for cell in server.store.cells.values() if cell.state}
     assert weights == {2.0 * step + 1.0} and desk.versions() == {step + 1}
     desk.coordination.feed(events.ModeWished(Sync()))
-    assert not desk.c.cutting.cuts.requested, "it is there"
+    assert not desk.c.cuts.requested, "it is there"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_pat
     desk = Desk(tmp_path, mode=asked, number=2)
     assert desk.c.mode == runs and {server.store.mode for server in desk.servers} == {runs}
     assert [clerk.placed["clock"] for clerk in again(desk, 1)] == begin
-    assert desk.c.switching.next() == following(runs, desk.c.switching.wish)
+    assert next_mode(desk.c) == following(runs, desk.c.change.wish)
 
 
 def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
     desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     desk.relink(1)
     desk.settle()
-    assert desk.c.recovery.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
+    assert desk.c.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
 
 
@@ -359,7 +359,7 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     desk = Desk(tmp_path, update_at="worker")
     desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.cuts.requested
     assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
 
 
@@ -377,7 +377,7 @@ def test_what_goes_with_one_mode_keeps_it(
     cut(desk, desk.begun(), [2, 2])
     before = desk.c.mode
     wish(desk, asked)
-    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.cuts.requested
     assert why in caplog.text
     assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
 

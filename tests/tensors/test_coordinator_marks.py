@@ -46,7 +46,7 @@ def test_nobody_holds_for_a_checkpoint_while_a_worker_is_away(tmp_path: Path) ->
     mark(desk, here, 1)
     mark(desk, came, 0)
     desk.settle()
-    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem is None
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem is None
     assert {rank: entry["clock"] for rank, entry in desk.manifests()[-1].workers.items()} == {"0": 1, "1": 0}
     came.gone()
     due(desk)
@@ -91,7 +91,7 @@ def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_
     back = Desk(tmp_path, shards=1, number=2, mode="async")
     (server,) = back.servers
     row = server.store.admission.rows[0]
-    assert back.c.recovery.open and row.complete == 1 and server.store.admission.rows[1].open == set()
+    assert back.c.open and row.complete == 1 and server.store.admission.rows[1].open == set()
     assert {index for index, cell in server.store.cells.items() if cell.position in row.open} == {first.index}
     before = {index: cell.n for index, cell in server.store.cells.items()}
     clerk = back.hello(0, start=2, rewinds=1)
@@ -107,9 +107,9 @@ def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
     in_the_way(desk, 1)
     desk.give(first)
     desk.settle()
-    assert desk.c.cutting.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
+    assert desk.c.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
     desk.tick()
-    assert desk.c.cutting.cuts.current is None, "not at once"
+    assert desk.c.cuts.current is None, "not at once"
     desk.tick(later=6.0)
     desk.settle()
     assert [made.step for made in desk.manifests()] == [0]
@@ -138,10 +138,10 @@ def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(t
     desk = Desk(tmp_path)
     desk.give(desk.hello(0), value=1.0)
     desk.hear()
-    assert desk.c.cutting.cuts.current is not None
+    assert desk.c.cuts.current is not None
     again = desk.hello(0, start=2)
     desk.settle()
-    assert desk.c.recovery.initialising and not desk.manifests()
+    assert desk.c.initialising and not desk.manifests()
     desk.give(again, value=2.0)
     desk.settle()
     (made,) = desk.manifests()
@@ -156,7 +156,7 @@ def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp
     again = desk.hello(0, start=2)
     desk.give(again, value=2.0, shards=[0])
     desk.hear()
-    assert desk.c.cutting.cuts.current is None
+    assert desk.c.cuts.current is None
     desk.give(again, value=2.0, shards=[1])
     desk.settle()
     desk.tick(later=1.0)  # the shards may still have been at the file of the cut that is void
@@ -186,9 +186,9 @@ def test_values_for_an_earlier_coordinator_are_no_answer_to_this_one() -> None:
     """Shard 1 has all that rank 0 gave to the coordinator before, and is yet to hear that this one asks for it anew."""
     before, world = Asking(1), Asking(2)
     world.post(e.RecordCame(world.stream, -1, b"initial"), e.Initialised(0, world.setup), e.Initialised(1, before.setup))
-    assert world.c.recovery.initialising and not world.sent["cut"]
+    assert world.c.initialising and not world.sent["cut"]
     world.post(e.Initialised(1, world.setup))
-    assert world.c.recovery.open
+    assert world.c.open
 
 
 def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None:
@@ -196,6 +196,6 @@ def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None
     clerks = desk.begun()
     for clerk in clerks:
         desk.push(clerk, 0)
-    desk.coordination.answer(1, {"did": "unrestored", "recovery": desk.c.recovery.recovery - 1, "why": "of an earlier try"})
+    desk.coordination.answer(1, {"did": "unrestored", "recovery": desk.c.restore_id - 1, "why": "of an earlier try"})
     desk.settle()
-    assert desk.c.recovery.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD
+    assert desk.c.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -32,8 +32,7 @@ from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
 from psjob.process import config
 from psjob.protocol.coordinator import decode
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
-from psjob.protocol.records import PIECE
+from psjob.protocol.records import PIECE, RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard import rendezvous
 from psjob.shard.acceptor import Acceptor, HelloRoom

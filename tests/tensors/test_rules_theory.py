@@ -14,8 +14,7 @@ import pytest
 from psjob import rules
 from psjob.modes import Async, Backup, Bounded, Softsync, Sync
 from psjob.rules.base import check_hyperparameters
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Speeds, Stall
+from psjob.simulate.engine import Speeds, Stall, simulate
 from psjob.simulate.training import Quadratic, SimulatedTraining
 from tests.soaking import rotating
 

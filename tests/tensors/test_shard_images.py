@@ -37,7 +37,7 @@ def test_survivors_go_back_to_the_bits_of_the_checkpoint_without_their_disk(tmp_
     desk.relink(1, serving=False)
     desk.settle()
     values = {float(v) for server in desk.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()}  # type: ignore[union-attr]
-    assert values == wanted and desk.versions() == {made.step} and desk.c.recovery.open
+    assert values == wanted and desk.versions() == {made.step} and desk.c.open
     for clerk in [desk.hello(rank, start=2) for rank in range(2)]:
         desk.settle()
         desk.push(clerk, made.step, version=made.step)
@@ -78,7 +78,7 @@ def test_going_back_takes_memory_for_the_weights_alone(tmp_path: Path, monkeypat
         reset()
         desk.relink(1, serving=False)
         desk.settle()
-        assert desk.c.recovery.open and desk.versions() == {made.step}
+        assert desk.c.open and desk.versions() == {made.step}
         assert memory("VmHWM") - before < 1.25 * size
         clerks = [desk.hello(rank, start=2 + turn) for rank in range(2)]
         desk.settle()
@@ -148,9 +148,9 @@ def test_who_has_read_the_checkpoint_goes_back_to_it_without_its_disk(tmp_path: 
         back.settle()
         back.push(clerk, made.step, version=made.step)
     back.settle()
-    assert back.c.recovery.open and back.versions() == {made.step + 1}
+    assert back.c.open and back.versions() == {made.step + 1}
     damage(back.folder)
     back.relink(1, serving=False)
     back.settle()
-    assert back.c.recovery.open and back.versions() == {made.step}
+    assert back.c.open and back.versions() == {made.step}
     assert {float(v) for server in back.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()} == wanted  # type: ignore[union-attr]

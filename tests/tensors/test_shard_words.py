@@ -154,7 +154,7 @@ def test_a_clock_that_nobody_has_come_to_ends_the_stream(tmp_path: Path, clock: 
 
         heard = shard.converse(Peer("worker", 0, 1), say)
         assert f"worker 0 names step {clock}; this shard has 0 complete steps".encode() in heard
-        member = shard.coordinator.machine.members[0]
+        member = shard.coordinator.machine.state.members[0]
         assert member.clock == 1 and 1 in member.records
     finally:
         shard.close()
@@ -180,7 +180,7 @@ def test_aliases_that_no_file_can_hold_are_refused_in_a_hello(tmp_path: Path, al
     try:
         heard = shard.converse(Peer("worker", 0, 1), lambda base: [frame(Kind.HELLO, HELLO | {"aliases": aliases}, base)])
         assert why.encode() in heard and b"refused" in heard
-        assert shard.coordinator.machine.recovery.aliases == ()
+        assert shard.coordinator.machine.state.aliases == ()
     finally:
         shard.close()
 
@@ -192,7 +192,7 @@ def test_an_alias_of_a_tensor_is_taken_and_a_reserved_name_is_no_tensor(tmp_path
     shard = WholeShard(tmp_path)
     try:
         shard.converse(Peer("worker", 0, 1), lambda base: [frame(Kind.HELLO, HELLO | {"aliases": {"tied": "w1"}}, base)])
-        assert shard.coordinator.machine.recovery.aliases == (("tied", "w1"),)
+        assert shard.coordinator.machine.state.aliases == (("tied", "w1"),)
     finally:
         shard.close()
 

@@ -14,11 +14,9 @@ import pytest
 from psjob import rules
 from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync
 from psjob.rules.base import BlockState, Hyperparameters
-from psjob.simulate import protocol
-from psjob.simulate.digits import BATCH, SIZE, Digits
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Outage, Speeds
-from psjob.simulate.training import Fixed, Floats, Inner, Library, Quadratic, SimulatedTraining
+from psjob.simulate import digits64
+from psjob.simulate.engine import Outage, Speeds, simulate
+from psjob.simulate.training import BATCH, SIZE, Digits, Fixed, Floats, Inner, Library, Quadratic, SimulatedTraining
 from psjob.simulate.words import label, mode_of
 from tests.simulated import asked
 
@@ -139,7 +137,7 @@ def test_the_small_table_passes_its_gate(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_gate_can_fail() -> None:
-    good, bad = (protocol.Trained(accuracy, 1.0, 1.0, "") for accuracy in (0.98, 0.5))
+    good, bad = (digits64.Trained(accuracy, 1.0, 1.0, "") for accuracy in (0.98, 0.5))
     table = {
         ("nag-asgd", 32): [good],
         ("dana-zero", 32): [bad],
@@ -147,18 +145,18 @@ def test_the_gate_can_fail() -> None:
         ("dana-zero", 1): [good],
         ("multi-asgd", 32): [good],
     }
-    assert list(protocol.gate(table).values()) == [False] * 5
-    assert list(protocol.gate({}).values())[:2] == [None, None]
+    assert list(digits64.gate(table).values()) == [False] * 5
+    assert list(digits64.gate({}).values())[:2] == [None, None]
 
 
 def test_the_schedule_of_lr() -> None:
-    given = protocol.schedule(protocol.hyperparameters(rules.named("nag"), {}), 10)
+    given = digits64.schedule(digits64.hyperparameters(rules.named("nag"), {}), 10)
     rates = [given(44 * epoch)["lr"] for epoch in (0, 1, 29, 30, 45, 59)]
     assert rates == pytest.approx([0.005, 0.05, 0.05, 0.005, 0.0005, 0.0005])
     assert given(22)["lr"] == pytest.approx(0.0275)
     assert (given(0)["momentum"], given(0)["weight_decay"]) == (0.9, 1e-4)
-    assert protocol.hyperparameters(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
-    assert protocol.hyperparameters(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
+    assert digits64.hyperparameters(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
+    assert digits64.hyperparameters(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from psjob.contract import keys
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.process.config import Config, Place, ShardAddress
 from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.joining import PACE_SECONDS
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.coordinator.membership import PACE_SECONDS
+from psjob.protocol.shard.actions import Phase
 from psjob.resume.record import ResumeRecord, pack
 from psjob.rules import named
 from psjob.shard.acceptor import Acceptor
@@ -96,7 +96,7 @@ class WholeShard:
             return True
         rows = store.admission.rows.values()
         odd = any(row.left_at is not None or row.incarnation > (1, 0) or row.complete > 1 << 20 for row in rows)
-        return odd or bool(self.server._exit) or self.coordinator.machine.ended or self.server.job.final
+        return odd or bool(self.server._exit) or self.coordinator.machine.state.ended or self.server.job.final
 
     @staticmethod
     def _as_begun(store: Store) -> bool:

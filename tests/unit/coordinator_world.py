@@ -24,7 +24,8 @@ class World:
     def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, view: int = 1, **more: Any) -> None:
         self.mode = mode or Sync()
         self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, view, view, **more)
-        self.c = Coordinator(self.job)
+        self.machine = Coordinator(self.job)
+        self.c = self.machine.state
         self.now = 0.0
         self.step = 0
         """What all blocks and workers are at."""
@@ -56,7 +57,7 @@ class World:
         """Let the machine hear something, and all that follows."""
         self._queue.extend(events)
         while self._queue:
-            for action in self.c.handle(self._queue.popleft(), self.now):
+            for action in self.machine.handle(self._queue.popleft(), self.now):
                 self._carry_out(action)
 
     def tick(self, seconds: float = 0.05) -> None:
@@ -79,7 +80,7 @@ class World:
         for rank in range(self.job.workers):
             self.hello(rank, **hello)
         self.post(e.RecordCame(self._stream(0), -1, b"initial"))
-        assert self.c.recovery.open and len(self.welcomes) == self.job.workers, self.c.recovery.state
+        assert self.c.open and len(self.welcomes) == self.job.workers, self.c.phase
         return self
 
     def shard(self, index: int, serving: bool = False, view: int = 1, attempt: int = 1, recovery: int = 0) -> None:
@@ -104,9 +105,9 @@ class World:
 
     def cut(self) -> None:
         """A checkpoint is asked for and ordered."""
-        self.c.cutting.cuts.ask(self.now)
+        self.c.cuts.ask(self.now)
         self.tick()
-        if self.c.cutting.cuts.current is None:  # memory was made ready first
+        if self.c.cuts.current is None:  # memory was made ready first
             self.tick()
 
     def go(self, step: int) -> None:
@@ -129,9 +130,9 @@ class World:
         match action:
             case a.Log(_, text):
                 self.logged.append(text)
-            case a.Order(link, body):
-                self.sent[str(body["do"])] += 1
-                self.order(self._links[link], body)
+            case a.Order(link):
+                self.sent[str(action.body["do"])] += 1
+                self.order(self._links[link], action.body)
             case a.Tell(stream, kind):
                 self.sent[kind.name] += 1
                 self.heard[self._ranks[stream]].append(kind)

@@ -11,7 +11,7 @@ import pytest
 from psjob import contract
 from psjob.modes import Async, Sync
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import decode
+from psjob.protocol.coordinator import checkpoints, decode
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import Stream
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
@@ -20,7 +20,7 @@ from tests.unit.coordinator_world import World, saved
 
 
 def current(world: World) -> Cut:
-    cut = world.c.cutting.cuts.current
+    cut = world.c.cuts.current
     assert cut is not None
     return cut
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_that_takes_an_hour_to_write_commits() -> None:
         for shard in range(2):
             moved(world, cut.number, second // 4, shard)
     assert current(world) is cut and world.c.progress.checkpoint_problem is None
-    told = world.c.status(world.now, 0.0)["checkpointProgress"]
+    told = world.machine.status(world.now, 0.0)["checkpointProgress"]
     assert told == {
         "doing": "writing", "done": 1798, "total": 2000,
         "shards": [{"index": index, "doing": "writing", "done": 899, "total": 1000} for index in range(2)],
@@ -59,7 +59,7 @@ def test_a_checkpoint_that_takes_an_hour_to_write_commits() -> None:
     for shard in range(2):
         world.wrote(shard, cut.number, cut.step or 0)
     world.post()
-    assert world.manifests[-1].step == cut.step and world.c.status(world.now, 0.0)["checkpointProgress"] is None
+    assert world.manifests[-1].step == cut.step and world.machine.status(world.now, 0.0)["checkpointProgress"] is None
 
 
 def test_a_shard_that_tells_nothing_of_its_writing_voids_the_cut() -> None:
@@ -68,7 +68,7 @@ def test_a_shard_that_tells_nothing_of_its_writing_voids_the_cut() -> None:
     world.tick(SILENCE_SECONDS - 1)
     moved(world, cut.number, 0, shard=1)
     world.tick(2.0)
-    assert world.c.cutting.cuts.current is None and world.sent["void"] == 2
+    assert world.c.cuts.current is None and world.sent["void"] == 2
     assert "shard 0 has not reported on its writing" in str(world.c.progress.checkpoint_problem)
     assert world.sent["voided"] == 2, "each shard deletes what it wrote"
 
@@ -89,13 +89,13 @@ def test_workers_hold_for_a_mark_only_so_long_and_later_longer() -> None:
     first = current(world)
     assert [heard.count(Kind.MARK) for heard in world.heard.values()] == [1, 1]
     world.post(e.Marked(world._stream(0), first.number, 0))
-    world.tick(world.c.cutting.cuts.MARK_SECONDS + 1)
-    assert world.c.cutting.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
+    world.tick(world.c.cuts.MARK_SECONDS + 1)
+    assert world.c.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
     assert "workers [1] did not come to the end of their step" in str(world.c.progress.checkpoint_problem)
-    world.tick(2 * world.c.cutting.cuts.MARK_SECONDS + 1)
+    world.tick(2 * world.c.cuts.MARK_SECONDS + 1)
     second = current(world)
     assert second.number > first.number
-    world.tick(world.c.cutting.cuts.MARK_SECONDS + 1)
+    world.tick(world.c.cuts.MARK_SECONDS + 1)
     assert current(world) is second, "this time it is waited for longer"
     for shard in range(2):
         world.post(e.CutHeld(shard, second.number))
@@ -112,9 +112,9 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_cut() -> None:
     cut = current(world)
     world.post(e.CutHeld(0, cut.number))
     world.post(e.StreamEnded(world._stream(1)))
-    assert world.c.cutting.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
+    assert world.c.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
     world.tick()
-    assert world.c.cutting.cuts.current is None, "nobody holds for a checkpoint that cannot be"
+    assert world.c.cuts.current is None, "nobody holds for a checkpoint that cannot be"
     world.hello(1, start=2)
     world.tick(1.0)
     after = current(world)
@@ -127,10 +127,10 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_cut() -> None:
 def test_a_shard_whose_stream_ends_voids_the_cut() -> None:
     world = World().begun()
     at_a_cut(world)
-    world.post(e.ShardLost(1, world.c.recovery.peers[1].link))
-    assert world.c.cutting.cuts.current is None and world.c.progress.checkpoint_problem is None
+    world.post(e.ShardLost(1, world.c.peers[1].link))
+    assert world.c.cuts.current is None and world.c.progress.checkpoint_problem is None
     world.tick(6.0)
-    world.post(e.ShardLost(1, world.c.recovery.peers[1].link))
+    world.post(e.ShardLost(1, world.c.peers[1].link))
     assert "shard 1 is out of reach" in str(world.c.progress.checkpoint_problem), "twice in a row is worth a word"
 
 
@@ -145,7 +145,7 @@ def test_shards_that_hold_different_clocks_of_a_worker_make_no_checkpoint() -> N
         world.held(shard, cut.number)
         world.wrote(shard, cut.number, complete)
     world.post()
-    assert len(world.manifests) == committed and world.c.cutting.cuts.current is None
+    assert len(world.manifests) == committed and world.c.cuts.current is None
     assert "shards disagree on worker 0's step at a cut, a stream broke in it: [2, 3]" in str(world.c.progress.checkpoint_problem)
 
 
@@ -160,7 +160,7 @@ def test_files_of_the_newest_eight_void_cuts_are_swept_when_every_shard_has_let_
     for _ in range(10):
         world.cut()
         numbers.append(current(world).number)
-        world.c.cutting.drop("a test")
+        checkpoints.drop(world.c, "a test")
     world.slow = True
     for number in numbers:
         world.post(e.CutVoided(0, number))
@@ -179,12 +179,12 @@ def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
         world.wrote(shard, cut.number, cut.step or 0)
     world.post()
     assert cut.committing
-    world.post(e.ShardLost(1, world.c.recovery.peers[1].link))
+    world.post(e.ShardLost(1, world.c.peers[1].link))
     world.shard(1, attempt=2, view=2)
-    assert world.sent["void"] == 0 and not world.c.recovery.open
+    assert world.sent["void"] == 0 and not world.c.open
     world.slow = False
     world.work()
-    assert world.manifests[-1].step == cut.step and world.c.recovery.open, "and it is what the new shard is restored from"
+    assert world.manifests[-1].step == cut.step and world.c.open, "and it is what the new shard is restored from"
     assert [type(job).__name__ for job in world.left] == []
 
 
@@ -218,7 +218,7 @@ def test_a_full_volume_pauses_checkpoints_with_a_sentence() -> None:
     again = current(world)
     world.post(e.CutUnwritten(0, again.number, "ENOSPC", True))
     world.tick(30.0)
-    assert world.c.cutting.cuts.current is None and "in 60 s" in str(world.c.progress.checkpoint_problem)
+    assert world.c.cuts.current is None and "in 60 s" in str(world.c.progress.checkpoint_problem)
     world.writes = True
     world.tick(31.0)
     world.go(world.step + 4)
@@ -231,13 +231,13 @@ def test_a_full_volume_at_the_start_is_waited_for() -> None:
     world.post(e.Started())
     world.disk.clear()
     world.post(e.ViewUnclaimed(1, "cannot write CLAIM-000001 in /runs/run-1: ENOSPC, the volume is full", True))
-    told = world.c.status(world.now, 0.0)
+    told = world.machine.status(world.now, 0.0)
     assert "ENOSPC" in str(told["waiting"]) and "ENOSPC" in str(told["checkpointProblem"]) and not world.left
     world.slow = False
     world.tick(2.1)
-    assert world.c.recovery.state == "electing" and world.c.status(world.now, 0.0)["checkpointProblem"] is None
+    assert world.c.phase == "electing" and world.machine.status(world.now, 0.0)["checkpointProblem"] is None
     world.shard(1)
-    assert world.c.recovery.state == "fresh"
+    assert world.c.phase == "fresh"
 
 
 def test_a_view_that_cannot_be_claimed_for_another_reason_ends_this_process() -> None:
@@ -253,13 +253,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
     world.deaf = {"restore"}
     world.post(e.Started())
     world.shard(1)
-    assert world.c.recovery.restoring
-    recovery = world.c.recovery.recovery
+    assert world.c.restoring
+    recovery = world.c.restore_id
     world.post(e.Unrestored(1, recovery, "checkpoint file v1 is damaged", True))
     assert "manifest-20 is passed over: checkpoint file v1 is damaged" in str(world.c.progress.checkpoint_problem)
     world.manifests, world.deaf = world.manifests[:1], set()  # what the disk gives where manifest-20 is passed over
     world.tick(1.1)
-    assert world.c.recovery.open and world.c.recovery.source is not None and world.c.recovery.source.step == 10
+    assert world.c.open and world.c.source is not None and world.c.source.step == 10
 
 
 def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
@@ -268,14 +268,14 @@ def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
     world.manifests = [saved(10, 2)]
     world.post(e.Started())
     world.shard(1, view=2)
-    assert world.c.recovery.open
+    assert world.c.open
     world.manifests.append(saved(20, 2))
     world.shard(1, attempt=3, view=3)
-    source = world.c.recovery.source
+    source = world.c.source
     assert source is not None and source.step == 10
     world.manifests.append(dataclasses.replace(saved(15, 2), view=2))
     world.shard(1, attempt=4, view=4)
-    source = world.c.recovery.source
+    source = world.c.source
     assert source is not None and source.step == 15, "this one's own checkpoint is newer than both"
 
 
@@ -287,7 +287,7 @@ def test_a_run_that_an_earlier_coordinator_ends_after_the_first_look_is_over() -
     world.manifests.append(dataclasses.replace(saved(20, 2), final=True))
     world.hello(0)
     world.shard(1, view=2)
-    assert world.c.recovery.state == "finished"
+    assert world.c.phase == "finished"
     assert world.sent["restore"] == 0 and world.sent["finish"] == 2
     world.hello(1)
     assert world.heard == {0: [Kind.FINISHED], 1: [Kind.FINISHED]}
@@ -300,14 +300,14 @@ def test_a_checkpoint_that_cannot_be_read_now_is_tried_again_and_never_given_up_
     world.post(e.Started())
     world.shard(1)
     for _ in range(20):
-        world.post(e.Unrestored(0, world.c.recovery.recovery, "cannot read v1: EIO", False))
+        world.post(e.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
         world.tick(6.0)
     assert not world.left
     world.deaf = set()
     for _ in range(3):
-        world.post(e.Unrestored(0, world.c.recovery.recovery, "cannot read v1: EIO", False))
+        world.post(e.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
         world.tick(6.0)
-    assert world.c.recovery.open
+    assert world.c.open
 
 
 def test_a_run_without_any_checkpoint_left_says_so() -> None:
@@ -337,7 +337,7 @@ def test_messages_of_a_recovery_grow_with_workers_plus_shards(large: World) -> N
     large.shard(5, attempt=2, view=2)
     for rank in range(WORKERS):
         large.hello(rank, rewinds=1)
-    assert large.c.recovery.open and all(member.welcomed for member in large.c.members.all.values())
+    assert large.c.open and all(member.welcomed for member in large.c.members.all.values())
     assert time.process_time() - began <= 2.0
     assert spent(large) - before <= 4 * (WORKERS + SHARDS)
     assert large.sent["where"] <= 2 * SHARDS, "the shards told all of it when they were restored"
@@ -352,7 +352,7 @@ def test_messages_of_a_cut_grow_with_workers_plus_shards(large: World) -> None:
     large.cut()
     large.go(large.step + 4)
     assert time.process_time() - began <= 2.0
-    assert large.c.cutting.cuts.current is None and large.manifests[-1].step > step
+    assert large.c.cuts.current is None and large.manifests[-1].step > step
     assert sum((large.sent - before).values()) <= 4 * SHARDS + WORKERS
 
 
@@ -379,7 +379,7 @@ def marked(world: World) -> None:
         world.held(shard, cut.number)
         world.wrote(shard, cut.number, 0)
     world.post()
-    assert world.c.cutting.cuts.current is None
+    assert world.c.cuts.current is None
 
 
 def test_who_comes_alone_is_asked_for_at_once_and_a_crowd_together() -> None:
@@ -474,11 +474,11 @@ def test_nothing_follows_the_end_of_the_process() -> None:
     world = World().begun()
     world.post(e.ViewFenced(7, "view 7 is claimed by another"))
     assert world.left == [a.LeaveFenced(7, "view 7 is claimed by another")]
-    assert world.c.handle(e.Tick(), 1e9) == [] and world.c.handle(e.StopAsked(), 1e9) == []
+    assert world.machine.handle(e.Tick(), 1e9) == [] and world.machine.handle(e.StopAsked(), 1e9) == []
 
 
 def test_time_never_runs_back() -> None:
     world = World(mode=Sync()).begun()
-    world.c.handle(e.Tick(), 100.0)
-    world.c.handle(e.Tick(), 50.0)
+    world.machine.handle(e.Tick(), 100.0)
+    world.machine.handle(e.Tick(), 50.0)
     assert world.c.now == 100.0

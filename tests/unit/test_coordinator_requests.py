@@ -14,15 +14,15 @@ import pytest
 from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import events as e
+from psjob.protocol.coordinator.ending import CONFIG_SECONDS
 from psjob.protocol.coordinator.events import CheckpointFacts
-from psjob.protocol.coordinator.switching import LOOK_SECONDS
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
 
 
 def told(world: World) -> int | None:
     """What the status port says is answered."""
-    kept = world.c.status(world.now, 0.0)["checkpoint"]
+    kept = world.machine.status(world.now, 0.0)["checkpoint"]
     answered: int | None = kept and kept["observedRequest"]
     return answered
 
@@ -30,7 +30,7 @@ def told(world: World) -> int | None:
 def ask(world: World, number: int | None) -> None:
     """The config names another number, and shard 0 reads it."""
     world.request = number
-    world.tick(LOOK_SECONDS + 0.1)
+    world.tick(CONFIG_SECONDS + 0.1)
 
 
 def passes(world: World, steps: int = 4) -> None:
@@ -48,7 +48,7 @@ def again(made: list[CheckpointFacts], view: int = 2, request: int | None = None
     world.post(e.Started())
     for index in range(1, shards):
         world.shard(index, view=view, attempt=view)
-    assert world.c.recovery.open
+    assert world.c.open
     for rank in range(world.job.workers):
         world.hello(rank, start=view)
     return world
@@ -62,7 +62,7 @@ def test_a_request_is_answered_by_a_checkpoint_that_is_begun_later() -> None:
     passes(world)
     assert told(world) == 7 and len(world.manifests) == 2
     ask(world, 7)
-    assert not world.c.cutting.cuts.requested, "it has been met"
+    assert not world.c.cuts.requested, "it has been met"
 
 
 def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None:
@@ -70,7 +70,7 @@ def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None
     ask(world, 7)
     for _ in range(2):
         world.tick()
-    first = world.c.cutting.cuts.current
+    first = world.c.cuts.current
     assert first is not None
     world.request = 9
     world.post(e.ModeWished(None, request=9))  # a look that was asked for before the cut began
@@ -86,7 +86,7 @@ def after_no_answer(world: World) -> None:
 
 def after_a_void_cut(world: World) -> None:
     """A shard could not write the first one."""
-    cut = world.c.cutting.cuts.current
+    cut = world.c.cuts.current
     assert cut is not None
     world.post(e.CutUnwritten(1, cut.number, "no permission", False))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from psjob.layout.blocks import TensorSpec
-from psjob.protocol.coordinator.checks import difference
 from psjob.protocol.coordinator.events import ShardProgress, WorkerFacts
-from psjob.protocol.coordinator.joining import resume_async, resume_sync
 from psjob.protocol.coordinator.members import Members, State
+from psjob.protocol.coordinator.membership import difference, resume_async, resume_sync
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cuts
 
 

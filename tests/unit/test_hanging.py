@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from psjob.protocol.coordinator.events import Stream, WorkersAwaited
-from psjob.protocol.coordinator.hanging import REPORT_SECONDS, TOLD_SECONDS, Hanging
-from psjob.protocol.coordinator.members import Members
+from psjob.modes import Sync
+from psjob.protocol.coordinator import membership
+from psjob.protocol.coordinator.actions import Tell
+from psjob.protocol.coordinator.events import JobFacts, Stream, WorkersAwaited
+from psjob.protocol.coordinator.membership import HUNG_SECONDS, REPORT_SECONDS
 from psjob.protocol.coordinator.schedule import Cut
+from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.wire.frame import Kind
 
 LIMIT = 5.0
 
 
-class Job:
+class Job(CoordinatorState):
     """Three workers that were all let in, and a limit."""
 
     def __init__(self, limit: float | None = LIMIT) -> None:
-        self.now = 100.0
-        self.told: list[tuple[int, Kind]] = []
-        self.members = Members(3)
+        super().__init__(JobFacts("run", "/run", Sync(), 3, 1, 1, 1, step_timeout=limit), 100.0)
         for rank in range(3):
             self.members.came(Stream(rank + 1, rank, (1, 0), True, "sync"))
             self.members[rank].welcomed = True
-        self.job = SimpleNamespace(step_timeout=limit)
-        self.cutting = SimpleNamespace(cuts=SimpleNamespace(current=None))
-        self.hanging = Hanging(self)  # type: ignore[arg-type]
 
-    def log(self, level: str, text: str) -> None:
-        """As the coordinator's."""
+    @property
+    def told(self) -> list[tuple[int, Kind]]:
+        """Who was told what."""
+        return [(action.stream - 1, action.kind) for action in self.out if isinstance(action, Tell)]
 
-    def tell(self, rank: int, kind: Kind, **fields: Any) -> None:
-        """As the coordinator's."""
-        self.told.append((rank, kind))
+    def hung(self) -> list[dict[str, Any]]:
+        """Who is named in the status."""
+        return membership.hung(self, self.now)
 
     def after(self, seconds: float, waits: dict[int, float] | None = None, clocks: dict[int, int] | None = None, shard: int = 0) -> None:
         """So much later a shard tells, and the time is looked at."""
         self.now += seconds
         if waits is not None:
-            self.hanging.awaited(WorkersAwaited(shard, waits, clocks or {}))
-        self.hanging.tick(self.now)
+            membership.awaited(self, WorkersAwaited(shard, waits, clocks or {}))
+        membership.tick(self)
 
 
 def test_who_keeps_others_waiting_for_too_long_is_told_once_and_then_named() -> None:
@@ -51,17 +50,17 @@ def test_who_keeps_others_waiting_for_too_long_is_told_once_and_then_named() -> 
     job.after(4.0, {1: 4.5})
     assert job.told == []
     job.after(0.6, {1: 5.1})
-    assert job.told == [(1, Kind.HUNG)] and job.hanging.status(job.now) == []
-    job.after(TOLD_SECONDS, {1: 5.1 + TOLD_SECONDS})
+    assert job.told == [(1, Kind.HUNG)] and job.hung() == []
+    job.after(HUNG_SECONDS, {1: 5.1 + HUNG_SECONDS})
     assert job.told == [(1, Kind.HUNG)]
-    assert [(entry["rank"], entry["start"]) for entry in job.hanging.status(job.now)] == [(1, 1)]
+    assert [(entry["rank"], entry["start"]) for entry in job.hung()] == [(1, 1)]
 
 
 def test_without_a_limit_nobody_is_told() -> None:
     job = Job(None)
     for _ in range(10):
         job.after(10.0, {1: 1000.0})
-    assert job.told == [] and job.hanging.status(job.now) == []
+    assert job.told == [] and job.hung() == []
 
 
 def test_a_step_begins_the_time_anew() -> None:
@@ -77,7 +76,7 @@ def test_a_step_begins_the_time_anew() -> None:
 def test_a_step_that_pushes_nothing_counts_too() -> None:
     job = Job()
     for _ in range(8):
-        job.hanging.stirred(1)
+        membership.heartbeat(job, 1)
         job.after(1.0, {1: 100.0})
     assert job.told == []
 
@@ -103,26 +102,26 @@ def test_each_shard_tells_for_itself() -> None:
     job.after(1.0, {2: 5.2}, shard=1)
     assert job.told == [(2, Kind.HUNG)]
     job.after(1.0, {}, shard=0)
-    assert job.hanging.status(job.now)
+    assert job.hung()
 
 
 @pytest.mark.parametrize("event", ["came", "left"])
 def test_a_new_process_and_one_that_is_through_are_not_named(event: str) -> None:
     job = Job()
     job.after(0.0, {1: 6.0})
-    job.after(TOLD_SECONDS, {1: 7.0})
-    assert job.hanging.status(job.now)
+    job.after(HUNG_SECONDS, {1: 7.0})
+    assert job.hung()
     if event == "came":
         job.members.came(Stream(9, 1, (2, 0), True, "sync"))
     else:
         job.members.left(1, 5)
-    assert job.hanging.status(job.now) == []
+    assert job.hung() == []
 
 
 def test_who_does_not_mark_while_others_hold_for_a_cut_is_told() -> None:
     job = Job()
     cut = Cut(1, None, True, job.now, pins={0: 4, 2: 4}, asked=job.now)
-    job.cutting.cuts.current = cut
+    job.cuts.current = cut
     job.after(4.8, {})
     assert job.told == []
     job.after(0.3, {})

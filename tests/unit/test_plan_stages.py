@@ -127,14 +127,14 @@ def measured(it: World, rank: int, **told: Any) -> None:
 
 
 def stages(it: World) -> list[dict[str, Any]]:
-    told = it.c.status(it.now, 0.0)["stages"]
+    told = it.machine.status(it.now, 0.0)["stages"]
     assert isinstance(told, list)
     return told
 
 
 def test_a_job_without_stages_tells_none() -> None:
     it = World().begun()
-    assert it.c.status(0.0, 0.0)["stages"] is None and it.c.stages.waiting(0.0) is None
+    assert it.machine.status(0.0, 0.0)["stages"] is None and it.c.stages.waiting(0.0) is None
 
 
 def test_a_stage_is_told_by_its_slowest_idlest_on_average_and_largest() -> None:

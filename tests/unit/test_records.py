@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from psjob.protocol.coordinator import members
 from psjob.protocol.coordinator.members import Member
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
-from psjob.protocol.records import PIECE, WINDOW, RecordId, RecordIn, RecordsOut
+from psjob.protocol.records import PIECE, WINDOW, RecordDelta, RecordId, RecordIn, RecordsOnStream, RecordsOut
 
 
 def blob(size: int, seed: int = 1) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
+from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, ServedMode, Sync
+from psjob.protocol import messages as o
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard import orders as o
-from psjob.protocol.shard.link import FIRST_SECONDS, SILENCE_SECONDS, LinkState
-from psjob.protocol.shard.machine import PROGRESS_SECONDS, ShardMachine
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENCE_SECONDS, LinkState, ShardMachine
 from psjob.wire.frame import WireError
 
 WORKERS = 3
@@ -37,7 +38,7 @@ class Told:
         return [action for event in events for action in self.machine.handle(event, self.now)]
 
     def order(self, body: dict[str, Any], stream: int | None = None) -> list[a.Action]:
-        return self.do(e.Ordered(o.read(body), stream))
+        return self.do(e.Ordered(o.decode_order(body), stream))
 
     def serving(self) -> Told:
         """After a set-up."""
@@ -313,7 +314,7 @@ def test_an_order_that_is_not_in_shape_is_refused_and_never_breaks_the_machine(b
         broken[key] = data.draw(VALUES)
     order: o.Order = o.Nothing()
     with contextlib.suppress(WireError):
-        order = o.read(broken)
+        order = o.decode_order(broken)
     if not isinstance(order, (o.SetUp, o.Restore)):  # whose mode may be one that nobody can change to
         Told().serving().do(e.Ordered(order))
 
@@ -321,7 +322,21 @@ def test_an_order_that_is_not_in_shape_is_refused_and_never_breaks_the_machine(b
 @pytest.mark.parametrize("body", BODIES, ids=[str(body["do"]) for body in BODIES])
 def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) -> None:
     with pytest.raises(WireError, match=f"order {body['do']} is not in shape"):
-        o.read({"do": body["do"]})
+        o.decode_order({"do": body["do"]})
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)),
+        o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Prepare(7, None),
+        o.Prepare(7, 6), o.TakeCut(7, 12, False, 6, left={1: 9}), o.TakeCut(8, -1, True, None, {0: 3, 1: 4}), o.Void(7), o.Where(1, (0, 2)),
+        o.Finish(), o.Stop(), o.Fence(3), o.Decide(BODIES[-1]), o.Clip({"do": "clip", "recovery": 5, "version": 2, "factor": None}),
+    ],
+    ids=lambda order: type(order).__name__,
+)  # fmt: skip
+def test_an_order_comes_as_it_was_sent(order: o.Order) -> None:
+    assert o.decode_order(json.loads(json.dumps(o.encode_order(order)))) == order
 
 
 def test_an_order_of_a_newer_version_is_left_with_a_line() -> None:
@@ -340,9 +355,9 @@ def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(
     for word in words:
         cut += word == "cut"
         event: e.Event = {
-            "cut": e.Ordered(o.read(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
+            "cut": e.Ordered(o.decode_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
             "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
-            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.read(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
+            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.decode_order(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
             "open": e.Ordered(o.Open(2, 5)),
         }[word]  # fmt: skip
         if word in ("wrote", "failed", "gave-up"):

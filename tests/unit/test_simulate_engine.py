@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Softsync, Sync, Threshold
-from psjob.simulate.engine import SimulationOutcome, simulate
-from psjob.simulate.speeds import Outage, Speeds, Stall
+from psjob.simulate.engine import Outage, SimulationOutcome, Speeds, Stall, simulate
 from psjob.simulate.trace import Trace, TraceRecord, read
 
 CONSTANT = Speeds(mean=100.0, shape=math.inf)

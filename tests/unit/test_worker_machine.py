@@ -12,8 +12,7 @@ from psjob.protocol.records import PIECE, RecordId
 from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.actions import Action
-from psjob.protocol.worker.link import newest
-from psjob.protocol.worker.machine import STOP_SECONDS, Ending, WorkerMachine
+from psjob.protocol.worker.machine import STOP_SECONDS, Ending, WorkerMachine, newest
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
 CONNECT = 600.0

@@ -11,7 +11,7 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import decode
+from psjob.protocol.coordinator import decode, recovery
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
@@ -96,11 +96,11 @@ class SimCoordinator:
         """Which phase is the job in?"""
         if self.world.shards[0] is not self.shard:
             return
-        machine = self.machine
-        state, cut = machine.recovery.state, machine.cutting.cuts.current
+        machine = self.machine.state
+        state, cut = machine.phase, machine.cuts.current
         phase = {"reading": "gathering", "electing": "gathering", "fresh": "gathering"}.get(state, state)
         if state == "open":
-            if machine.completion.over or machine.members.alive < self.world.plan.workers:
+            if machine.ending.over or machine.members.alive < self.world.plan.workers:
                 phase = "ending"
             elif cut is None:
                 phase = "training"
@@ -268,7 +268,7 @@ class SimCoordinator:
 
     def _committed(self, action: a.CommitCut, saved: Saved) -> e.Event:
         if saved.final:
-            self.world.promises.finished(saved, self.machine.recovery.recovery)
+            self.world.promises.finished(saved, self.machine.state.restore_id)
         return e.ManifestCommitted(action.cut, saved.facts)
 
     def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
@@ -354,13 +354,13 @@ class SimCoordinator:
 
     def standing(self) -> str:
         """A few words for who looks at a run that hangs."""
-        machine = self.machine
-        cut = machine.cutting.cuts.current
+        machine = self.machine.state
+        cut = machine.cuts.current
         members = {
             m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()
         }
         return (
-            f"coordinator {machine.recovery.state} because {machine.recovery.reason(machine.now)}; cut {cut}; members {members}; "
+            f"coordinator {machine.phase} because {recovery.reason(machine, machine.now)}; cut {cut}; members {members}; "
             f"checkpoint {machine.progress.checkpoint}; problem {machine.progress.checkpoint_problem}"
         )
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
-from psjob.protocol.recorddelta import RecordsOnStream
-from psjob.protocol.records import RecordId, RecordIn
+from psjob.protocol.records import RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from tests.simulation.protocol.network import End

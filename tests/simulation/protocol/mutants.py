@@ -13,13 +13,13 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from psjob.protocol.coordinator import cutting, decisions, entrance, events, finding, joining, machine, members, recovery
-from psjob.protocol.coordinator import norms as coordinator_norms
-from psjob.protocol.shard import cutting as shard_cutting
+from psjob.protocol.coordinator import checkpoints, events, machine, membership, recovery, updates
+from psjob.protocol.coordinator.decisions import Orders
+from psjob.protocol.coordinator.members import Members
+from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
-from psjob.protocol.worker import requests
 from psjob.shard import admission, coordinated_updates
 from psjob.shard.coordinated_updates import ClipNorms
 from psjob.wire.frame import Kind
@@ -58,11 +58,11 @@ def _several(*mutants: Mutant) -> Mutant:
 
 
 def _void_after_minute(was: Any) -> Any:
-    def tick(self: Any, now: float) -> None:
-        was(self, now)
-        cut = self.cuts.current
-        if cut is not None and now - cut.began > 60.0:
-            self.void("a minute is over", self.cuts.failed)
+    def tick(state: Any) -> None:
+        was(state)
+        cut = state.cuts.current
+        if cut is not None and state.now - cut.began > 60.0:
+            checkpoints.void(state, "a minute is over", state.cuts.failed)
 
     return tick
 
@@ -82,12 +82,12 @@ def _payload_seconds(was: Any) -> Any:
 
 
 def _early(was: Any) -> Any:
-    def try_commit(self: Any) -> None:
-        cut = self.cuts.current
-        if cut is not None and not cut.committing and len(cut.written) == self.c.job.shards - 1:
-            missing = next(index for index in range(self.c.job.shards) if index not in cut.written)
+    def try_commit(state: Any) -> None:
+        cut = state.cuts.current
+        if cut is not None and not cut.committing and len(cut.written) == state.job.shards - 1:
+            missing = next(index for index in range(state.job.shards) if index not in cut.written)
             cut.written[missing] = next(iter(cut.written.values()))
-        was(self)
+        was(state)
 
     return try_commit
 
@@ -111,8 +111,8 @@ def _twice(was: Any) -> Any:
 
 
 def _never_over(was: Any) -> Any:
-    def begin(self: Any, found: Any, why: str) -> None:
-        was(self, found if found is None else type(found)(**{**found.__dict__, "final": False}), why)
+    def begin(state: Any, found: Any, why: str) -> None:
+        was(state, found if found is None else type(found)(**{**found.__dict__, "final": False}), why)
 
     return begin
 
@@ -148,26 +148,26 @@ def _without_leave(was: Any) -> Any:
 
 
 def _first_opens(was: Any) -> Any:
-    def restored(self: Any, event: Any) -> None:
-        if event.recovery == self.recovery:
-            self.only = self.only & (self.done | {event.shard})
-        was(self, event)
+    def restored(state: Any, event: Any) -> None:
+        if event.recovery == state.restore_id:
+            state.only = state.only & (state.done | {event.shard})
+        was(state, event)
 
     return restored
 
 
-def _let_in(self: Any, stream: Any) -> None:
-    if stream.incarnation > self.members[stream.rank].incarnation:
-        self.hanging.stirred(stream.rank)
-    self.members.came(stream)
-    self.recovery.worker(stream)
+def _let_in(state: Any, stream: Any) -> None:
+    if stream.incarnation > state.members[stream.rank].incarnation:
+        membership.heartbeat(state, stream.rank)
+    state.members.came(stream)
+    recovery.worker_came(state, stream)
 
 
 def _ordered_once(was: Any) -> Any:
-    def measured(self: Any, event: Any) -> None:
-        last = self._last
-        if last is None or (event.recovery, event.version) != (last["recovery"], last["version"]):
-            was(self, event)
+    def measured(state: Any, event: Any) -> None:
+        last = state.norms.last
+        if last is None or (event.recovery, event.version) != (last.body["recovery"], last.body["version"]):
+            was(state, event)
 
     return measured
 
@@ -184,9 +184,9 @@ ISSUED: dict[str, Mutant] = {
     "1: a shard that reads counts as hung": _wrap(
         shard.SimShard, "healthy", lambda was: lambda self: was(self) and not (self.up and self.machine.reading)
     ),
-    "2: a cut that is written for a minute is void": _wrap(cutting.Cutting, "tick", _void_after_minute),
+    "2: a cut that is written for a minute is void": _wrap(checkpoints, "tick", _void_after_minute),
     "3: void cuts leave their files": _several(
-        _wrap(shard_cutting.Cutting, "void", _without(Discard)), _wrap(shard_cutting.Cutting, "drop", _without(Discard))
+        _wrap(shard_machine.Cutting, "void", _without(Discard)), _wrap(shard_machine.Cutting, "drop", _without(Discard))
     ),
     "4: a control body above the limit is lost silently": _wrap(shard.SimShard, "answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
@@ -204,71 +204,69 @@ def _versions(make: Callable[[int], int]) -> Callable[[Any], Any]:
 
 
 OWN: dict[str, Mutant] = {
-    "a commit does not wait for one shard": _wrap(cutting.Cutting, "try_commit", _early),
-    "a worker resumes a clock too far (sync)": _wrap(joining, "resume_sync", _later),
-    "a worker resumes a clock too far (async)": _wrap(joining, "resume_async", _later),
+    "a commit does not wait for one shard": _wrap(checkpoints, "try_commit", _early),
+    "a worker resumes a clock too far (sync)": _wrap(membership, "resume_sync", _later),
+    "a worker resumes a clock too far (async)": _wrap(membership, "resume_async", _later),
     "a push that is here is taken again": _wrap(admission.Admission, "admit", _twice),
     "orders are not repeated after a break": _wrap(
-        decisions.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
+        Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
     "arrivals are not repeated after a break": _wrap(coordinated_updates.CoordinatedUpdates, "tell_again", lambda was: lambda self: None),
     "squares are not told again after a break": _wrap(ClipNorms, "tell_again", lambda was: lambda self: None),
-    "an order to clip is not repeated after a break": _wrap(coordinator_norms.Norms, "measured", _ordered_once),
-    "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),
-    "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
+    "an order to clip is not repeated after a break": _wrap(updates, "norm_measured", _ordered_once),
+    "questions are not repeated after a break": _wrap(membership, "unanswered", lambda was: lambda state, index: []),
+    "pushes are not repeated after a break": _wrap(worker_machine.Requests, "again", lambda was: lambda self, *args: []),
     "a restore does not rewind the workers": _several(
-        _wrap(recovery.Recovery, "_rewind_workers", lambda was: lambda self: None),
-        _wrap(entrance.Entrance, "behind", lambda was: lambda self, stream: False),
+        _wrap(recovery, "_rewind_workers", lambda was: lambda state: None),
+        _wrap(membership, "is_behind", lambda was: lambda state, stream: False),
         _wrap(shard_machine.ShardMachine, "_restore", _without(DropSessions)),
     ),
     "the last commit comes when one worker has left": _wrap(
-        members.Members, "finished", lambda was: lambda self, policy: any(m.left_at is not None for m in self.all.values())
+        Members, "finished", lambda was: lambda self, policy: any(m.left_at is not None for m in self.all.values())
     ),
     "nobody looks for a higher claim": _wrap(records, "check", lambda was: _nothing_checked),
     "a coordinator stays though its view is fenced": _wrap(
-        machine.Coordinator, "_of_disk", lambda was: lambda self, event: isinstance(event, events.ViewFenced) or was(self, event)
+        machine, "_of_disk", lambda was: lambda state, event: isinstance(event, events.ViewFenced) or was(state, event)
     ),
-    "a run that is over begins again": _wrap(finding.Finding, "_begin", _never_over),
+    "a run that is over begins again": _wrap(recovery, "_begin", _never_over),
     "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
-    "training begins when one shard has read": _wrap(recovery.Recovery, "restored", _first_opens),
+    "training begins when one shard has read": _wrap(recovery, "shard_restored", _first_opens),
     "a later attempt is not given what the one before had answered": _wrap(
-        requests.Requests, "attempt_rose", lambda was: lambda self, clock: None
+        worker_machine.Requests, "attempt_rose", lambda was: lambda self, clock: None
     ),
-    "a checkpoint does not wait for records": _wrap(members.Members, "missing_records", lambda was: lambda self, step, pins: set()),
+    "a checkpoint does not wait for records": _wrap(Members, "missing_records", lambda was: lambda self, step, pins: set()),
     "a cut outlives the rewind": _several(
-        _wrap(recovery.Recovery, "announced", lambda was: _undropped(was)),
-        _wrap(recovery.Recovery, "_restore", lambda was: _undropped(was)),
+        _wrap(recovery, "announced", lambda was: _undropped(was)),
+        _wrap(recovery, "_restore", lambda was: _undropped(was)),
     ),
     "a void cut releases nobody": _several(
-        _wrap(shard_cutting.Cutting, "drop", _without(Release)),
+        _wrap(shard_machine.Cutting, "drop", _without(Release)),
         _wrap(
-            machine.Coordinator,
+            CoordinatorState,
             "tell_all",
             lambda was: lambda self, kind, **kw: None if kind is Kind.RELEASE else was(self, kind, **kw),
         ),
     ),
-    "a decided cut is held when the one before has let go": _wrap(shard_cutting.Cutting, "order", _held_later),
+    "a decided cut is held when the one before has let go": _wrap(shard_machine.Cutting, "order", _held_later),
     "an older process of a rank may join": _several(
         _wrap(admission.Admission, "meet", _unfenced_row),
         _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),
-        _wrap(machine.Coordinator, "_hello", lambda was: _let_in),
+        _wrap(machine, "_hello", lambda was: _let_in),
     ),
     "what a crash lost counts as taken": _wrap(admission, "taken_by", _versions(lambda version: version + 1)),
     "what outlived a crash is taken again": _wrap(admission, "taken_by", _versions(lambda version: max(0, version - 1))),
     "a cut's number is given again after a crash": _wrap(
-        recovery.Recovery, "take_up", lambda was: lambda self, event: was(self, dataclasses.replace(event, cut=0))
+        recovery, "take_up", lambda was: lambda state, event: was(state, dataclasses.replace(event, cut=0))
     ),
-    "training continues after a crash though another shard is behind": _wrap(
-        recovery.Recovery, "_serve_all", lambda was: lambda self, *args: True
-    ),
+    "training continues after a crash though another shard is behind": _wrap(recovery, "_serve_all", lambda was: lambda state, *args: True),
     "a crash forgets who has left": _wrap(
-        members.Members, "took_up", lambda was: lambda self, workers: was(self, [dataclasses.replace(w, left=None) for w in workers])
+        Members, "took_up", lambda was: lambda self, workers: was(self, [dataclasses.replace(w, left=None) for w in workers])
     ),
-    "squares told before training continues are lost": _wrap(coordinator_norms.Norms, "go_on", lambda was: lambda self: None),
+    "squares told before training continues are lost": _wrap(updates, "count_early_norms", lambda was: lambda state: None),
     "an order to clip is lost with the process": _several(
         _wrap(ClipNorms, "take_up", lambda was: lambda self, ordered: None),
-        _wrap(coordinator_norms.Norms, "take_up", lambda was: lambda self, *args: None),
-        _wrap(coordinator_norms.Norms, "where", lambda was: lambda self, event: None),
+        _wrap(updates, "take_up_norm", lambda was: lambda state, *args: None),
+        _wrap(updates, "is_beyond", lambda was: lambda state, event: None),
     ),
 }
 """Mutants of our own choice."""
@@ -279,13 +277,13 @@ def _nothing_checked(volume: Any, pod: str, view: int, owner: bool = True) -> An
 
 
 def _undropped(was: Any) -> Any:
-    def act(self: Any, *args: Any) -> None:
-        drop = cutting.Cutting.drop
-        cutting.Cutting.drop = lambda self, why: None  # type: ignore[method-assign]
+    def act(state: Any, *args: Any) -> None:
+        drop = checkpoints.drop
+        checkpoints.drop = lambda state, why: None
         try:
-            was(self, *args)
+            was(state, *args)
         finally:
-            cutting.Cutting.drop = drop  # type: ignore[method-assign]
+            checkpoints.drop = drop
 
     return act
 

@@ -274,7 +274,7 @@ class Promises:
     def superseded(self, shard: Any, claimed: int) -> None:
         """A coordinator whose successor has claimed a higher view ends, wherever it can read that."""
         volume, now = self.world.volume, self.world.kernel.now
-        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.recovery.view >= claimed
+        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.state.view >= claimed
         if not shard.alive or hindered:
             self._superseded.pop(shard.pod, None)
         elif now - self._superseded.setdefault(shard.pod, now) > SUPERSEDED_SECONDS:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
-from psjob.protocol.records import PIECE, RecordId
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordsOnStream
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_acked, check_leave
 from psjob.shard.pending import Waiter

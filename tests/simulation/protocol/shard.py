@@ -11,12 +11,11 @@ from psjob import contract, modes
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
 from psjob.protocol.coordinator.events import TookUp, WorkerFacts
+from psjob.protocol.messages import decode_order
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard import orders
-from psjob.protocol.shard.link import LinkState
-from psjob.protocol.shard.machine import ShardMachine
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard import admission
 from psjob.shard.session import RecordsHere
 from psjob.tables import TableSpec
@@ -139,7 +138,7 @@ class SimShard(Process):
             workers = tuple(
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
-            cut, clip = before.coordinator.machine.cutting.cuts.number, held.norms.ordered
+            cut, clip = before.coordinator.machine.state.cuts.number, held.norms.ordered
             self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut, clip))
         self.post(e.TookUp(held.view, held.recovery, held.generation, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
@@ -195,7 +194,7 @@ class SimShard(Process):
         if self.kernel.traced is not None and body.get("do") != "nothing":
             self.trace(f"is ordered {json.dumps(body)[:300]}")
         try:
-            order = orders.read(body)
+            order = decode_order(body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
             return

@@ -33,7 +33,7 @@ from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Wo
 from psjob.pipeline.stage import Grads, OneMemory, StageRun
 from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
-from psjob.protocol.stage.exchange import MOST_MICROBATCHES, Key
+from psjob.protocol.pipeline import MOST_MICROBATCHES, Key
 from psjob.wire.frame import Kind
 from psjob.worker.exchange import Clip
 from psjob.worker.overlap import Hook

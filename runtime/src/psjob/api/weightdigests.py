@@ -1,4 +1,4 @@
-"""What a worker tells of its weights, so that shard 0 sees where workers come apart (`psjob.protocol.coordinator.drift`).
+"""What a worker tells of its weights, so that shard 0 sees where workers come apart (`psjob.protocol.coordinator.consistency`).
 
 At its beginning a worker tells sums over frozen parameters, which each script builds by itself. Where all workers stand at one step, it
 tells a few windows of its parameters every EVERY steps. At a checkpoint and at its end it tells sums over all of them and its buffers.

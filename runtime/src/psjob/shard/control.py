@@ -23,12 +23,11 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Pulse
+from psjob.protocol.messages import decode_order
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard import orders
 from psjob.protocol.shard.actions import Hello
-from psjob.protocol.shard.link import LinkState
-from psjob.protocol.shard.machine import ShardMachine
+from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard.acceptor import hello_body
 from psjob.shard.lane import JobState
 from psjob.shard.restore import Restoring, standing
@@ -129,7 +128,7 @@ class Control:
 
         Not to be called with a block's lock held. Raises WireError where the order is not in shape.
         """
-        self._events.put(e.Ordered(orders.read(body)))
+        self._events.put(e.Ordered(decode_order(body)))
         with self._handling:
             self._drain()
 
@@ -376,7 +375,7 @@ class CoordinatorLink:
                 if header.kind is Kind.ERROR:
                     return one_line(stream.recv_json(header).get("error"), 1000)
                 self._addresses = None  # this one was right
-                self._post(e.Ordered(orders.read(stream.recv_json(header)), number))
+                self._post(e.Ordered(decode_order(stream.recv_json(header)), number))
         except StreamClosed:
             return ""
         except (WireError, TimeoutError) as error:

@@ -25,7 +25,7 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, decode, events
+from psjob.protocol.coordinator import actions, decode, events, updates
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
@@ -109,7 +109,7 @@ class CoordinatorDriver:
     def _run(self) -> None:
         self.feed(events.Started())
         ticked = 0.0
-        while not self.machine.ended and not self.closed:
+        while not self.machine.state.ended and not self.closed:
             event: Event | None = None
             try:
                 event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
@@ -170,7 +170,7 @@ class CoordinatorDriver:
 
     @property
     def _patient(self) -> bool:
-        job, cuts = self.machine.job, self.machine.cutting.cuts
+        job, cuts = self.machine.state.job, self.machine.state.cuts
         return cuts.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
 
     def hello(self, session: Session) -> None:
@@ -277,18 +277,18 @@ class CoordinatorDriver:
 
     def status(self) -> dict[str, Any] | None:
         """Of the whole job; None until it is known what that is."""
-        machine = self.machine
-        if machine.recovery.state == "reading" and machine.recovery.finding.waits_for is None:
+        state = self.machine.state
+        if state.phase == "reading" and state.search.waits_for is None:
             return None
-        said = machine.status(self.clock(), time.time())
+        said = self.machine.status(self.clock(), time.time())
         with self._lock:
             self.counts.heard(0, self.store.counters.word(self.store.attempt))
-        waiting = said["waiting"] or self._job.waiting_for or machine.stages.waiting(self.clock())
+        waiting = said["waiting"] or self._job.waiting_for or state.stages.waiting(self.clock())
         return said | {"waiting": waiting} | self.lateness.told() | self.counts.told()
 
     def missing(self) -> list[int]:
         """In a decided mode: workers of whom no push waits for a decision; empty in any other."""
-        return [] if self.machine.deciding is None else self.machine.deciding.missing()
+        return updates.missing(self.machine.state)
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -310,7 +310,8 @@ class CoordinatorDriver:
                     session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
             case actions.WishRecords(on):
                 self._job.record_requested = on
-            case actions.Order(link, body, most_from_here):
+            case actions.Order(link, _, most_from_here):
+                body = action.body
                 if most_from_here:
                     body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.store.clocks().items()}}
                 if body["do"] == "cut":
@@ -382,7 +383,7 @@ class CoordinatorDriver:
                 problem = f"the aliases of this worker cannot be: {error}"
         if problem is not None:
             aliases = {}
-        mode = str(hello.get("mode", written(self.machine.mode)))
+        mode = str(hello.get("mode", written(self.machine.state.mode)))
         return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted(aliases.items())),
@@ -412,7 +413,7 @@ class CoordinatorDriver:
                 table = tuple(TensorSpec.from_json(row) for row in raw)
                 check_table(table)
                 for stages in {row.stages for row in table}:
-                    self.machine.job.stages.who(stages)
+                    self.machine.state.job.stages.who(stages)
             except (ValueError, KeyError, TypeError) as error:
                 return (), (), f"the parameter table of this worker cannot be: {error}"
             self._table = raw, table

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psjob.modes import ServedMode
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Admission, MinCounter
 from psjob.shard.pending import ServedState, Waiter
 

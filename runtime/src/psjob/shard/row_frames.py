@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.lane import WorkerState

@@ -22,7 +22,7 @@ from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
 from psjob.protocol import records
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.rules import reduction
 from psjob.shard.acceptor import HelloRoom, LogRateLimiter
 from psjob.shard.block import ParameterBlock

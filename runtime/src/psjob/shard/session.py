@@ -24,9 +24,8 @@ import torch
 from psjob.codecs import Codec
 from psjob.layout import memory
 from psjob.modes import written
-from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
-from psjob.protocol.records import PIECE, RecordId, RecordIn
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordIn, RecordsOnStream
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Verdict
 from psjob.shard.believed import known
 from psjob.shard.block import ParameterBlock

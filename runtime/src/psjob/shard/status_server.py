@@ -23,7 +23,7 @@ from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
 from psjob.process.errors import LONGEST_MESSAGE, leave_message
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.shard.actions import Phase
 from psjob.shard.lane import said_of
 from psjob.shard.server import Server
 from psjob.wire.unauthenticated import UnauthenticatedPeers
@@ -232,7 +232,7 @@ def last_words(server: Server) -> None:
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
-    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
+    met = {} if server.coordinator is None else {"met": server.coordinator.machine.state.members.met()}
     body = server.termination_message | met | {"status": said}
     for part, name in (
         (said["counters"], "acknowledged"),
@@ -246,7 +246,7 @@ def last_words(server: Server) -> None:
 
 def history(server: Server) -> dict[str, Any] | None:
     """The JSON of contract.HISTORY_PATH; None of any shard but 0."""
-    return None if server.coordinator is None else {"entries": server.coordinator.machine.progress.past.told()}
+    return None if server.coordinator is None else {"entries": server.coordinator.machine.state.progress.past.told()}
 
 
 def status(server: Server) -> dict[str, Any]:

@@ -17,11 +17,9 @@ import numpy as np
 from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
 from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
-from psjob.simulate import curves, protocol, recording, replay, schedule, table, trace, words
-from psjob.simulate.digits import Digits
-from psjob.simulate.engine import simulate
-from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Inner, SimulatedTraining, TrainingProblem
+from psjob.simulate import comparison, digits64, replay, trace, words
+from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.training import Digits, Inner, SimulatedTraining, TrainingProblem
 
 EXIT_GATE = EXIT_DIFFERENT = 1
 EXIT_BAD_INPUT = 2
@@ -71,21 +69,21 @@ def _check_whole(options: SimpleNamespace) -> None:
 
 
 def _schedule(options: SimpleNamespace) -> int:
-    modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
+    modes = [words.mode_of(text, options.workers) for text in options.mode] or comparison.usual(options.workers)
     if options.trace and len(modes) > 1:
         raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
     pushes = options.pushes or 400 * options.workers
-    bar = table.Bar(pushes * len(modes), "pushes")
+    bar = digits64.Bar(pushes * len(modes), "pushes")
     try:
-        lines = schedule.compare(
+        lines = comparison.compare(
             modes, options.workers, _speeds(options), pushes, options.time_seed, trace.Trace(options.trace), options.interrupt, bar.at
         )
     finally:
         bar.close()
     if options.json:
-        _print_json(schedule.as_json(lines))
+        _print_json(comparison.as_json(lines))
     else:
-        print(schedule.text(lines))
+        print(comparison.schedule_text(lines))
     return 0
 
 
@@ -102,16 +100,16 @@ def _train(options: SimpleNamespace) -> int:
         replay.check(modes[0], options.workers, speeds, options.interrupt)
     steps, inner = modes[0].inner_steps, _inner(options, modes[0])
     asked, digits = words.numbers_of("--set", options.set), isinstance(problem, Digits) and not modes[0].inner_steps
-    hyperparameters: Hyperparameters = protocol.hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
-    given = protocol.schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
-    pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
-    bar = table.Bar(pushes, "pushes")
+    hyperparameters: Hyperparameters = digits64.hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
+    given = digits64.schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
+    pushes = options.pushes or max(options.workers, digits64.PUSHES // (steps or 1))
+    bar = digits64.Bar(pushes, "pushes")
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):  # what diverges says so by its score
             training = SimulatedTraining(problem, rule, given, options.library, inner)
-            written = protocol.GapTrace(options.trace)
-            work = recording.Recording(training, written) if options.replayable else training
+            written = digits64.GapTrace(options.trace)
+            work = replay.Recording(training, written) if options.replayable else training
             outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, work, written, bar.at, options.interrupt)
             score, gap = training.score(), written.mean()
     finally:
@@ -120,8 +118,8 @@ def _train(options: SimpleNamespace) -> int:
         replay.decided(outcome)
         weights = training.state.weights
         facts = replay.facts_of(modes[0], options.workers, options.problem, options.seed, rule.name, hyperparameters, inner, weights)
-        recording.seal(options.trace, facts)
-    line = schedule.line(modes[0], options.workers, speeds, outcome)
+        replay.seal(options.trace, facts)
+    line = comparison.line_of(modes[0], options.workers, speeds, outcome)
     found = {
         "problem": options.problem, "rule": options.rule, "mode": line.mode, "workers": options.workers, "score": score, "gap": gap,
         "lag": line.lag, "lag_p95": line.lag_p95, "useful": line.useful, "pushes": outcome.pushes, "updates": outcome.updates,
@@ -151,60 +149,60 @@ def _replay(options: SimpleNamespace) -> int:
 
 
 def _compare(options: SimpleNamespace) -> int:
-    modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
-    speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
+    modes = [words.mode_of(text, options.workers) for text in options.mode] or comparison.usual(options.workers)
+    speeds, pushes = _speeds(options), options.pushes or digits64.PUSHES
     rule = _rule("--rule", options)
-    hyperparameters = protocol.hyperparameters(rule, words.numbers_of("--set", options.set))
-    bar = table.Bar(pushes * len(modes), "pushes")
+    hyperparameters = digits64.hyperparameters(rule, words.numbers_of("--set", options.set))
+    bar = digits64.Bar(pushes * len(modes), "pushes")
     found = []
     try:
         for number, mode in enumerate(modes):
             problem = words.problem_of(options.problem, options.seed)
-            setting = curves.Setting(problem, rule, protocol.schedule(hyperparameters, options.workers))
+            setting = comparison.Setting(problem, rule, digits64.schedule(hyperparameters, options.workers))
             if mode.inner_steps:
                 setting = _outer(mode, options.workers, problem, Inner(rule, hyperparameters, mode.inner_steps))
             told = lambda done, before=number * pushes: bar.at(before + done)  # noqa: E731
-            found.append(curves.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
+            found.append(comparison.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
     finally:
         bar.close()
     if options.json:
         _print_json(found)
     else:
-        print(curves.text(found))
+        print(comparison.curves_text(found))
     return 0
 
 
 def _digits64(options: SimpleNamespace) -> int:
-    entries, workers, seeds = protocol.QUICK if options.quick else (tuple(protocol.ENTRIES), protocol.WORKERS, protocol.SEEDS)
+    entries, workers, seeds = digits64.QUICK if options.quick else (tuple(digits64.ENTRIES), digits64.WORKERS, digits64.SEEDS)
     entries = tuple(options.only.split(",")) if options.only else entries
     workers = tuple(_counts(options.workers)) if options.workers else workers
-    unknown = [entry for entry in entries if entry not in protocol.ENTRIES]
+    unknown = [entry for entry in entries if entry not in digits64.ENTRIES]
     if unknown:
-        raise ValueError(f"--only {unknown[0]}: there are {', '.join(protocol.ENTRIES)}")
+        raise ValueError(f"--only {unknown[0]}: there are {', '.join(digits64.ENTRIES)}")
     seeds = tuple(range(options.seeds)) if options.seeds else seeds
     speeds = _speeds(options)
     speeds.draws(max(workers), 0)  # say at once what does not fit
     if not 0 <= options.lr < math.inf:
-        raise ValueError(f"--lr {options.lr}: must be a finite number of 0 or more, as {protocol.LR}")
+        raise ValueError(f"--lr {options.lr}: must be a finite number of 0 or more, as {digits64.LR}")
     tasks = [
-        protocol.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
+        digits64.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
     ]
-    bar = table.Bar(len(tasks), "trainings")
+    bar = digits64.Bar(len(tasks), "trainings")
     began = time.perf_counter()
     try:
-        filled = table.fill(tasks, min(options.processes or table.cores(), len(tasks)), bar.at)
+        filled = digits64.fill(tasks, min(options.processes or digits64.cores(), len(tasks)), bar.at)
     finally:
         bar.close()
-    gate = protocol.gate(filled)
+    gate = digits64.gate(filled)
     if options.json:
         rows = [
-            {"entry": key, "workers": n, "accuracy": [one.accuracy for one in ones], "gap": protocol.mean(ones, "gap"),
-             "lag": protocol.mean(ones, "lag"), "sha256": [one.sha256 for one in ones]}
+            {"entry": key, "workers": n, "accuracy": [one.accuracy for one in ones], "gap": digits64.mean(ones, "gap"),
+             "lag": digits64.mean(ones, "lag"), "sha256": [one.sha256 for one in ones]}
             for (key, n), ones in filled.items()
         ]  # fmt: skip
         _print_json({"table": rows, "gate": gate, "seconds": time.perf_counter() - began})
     else:
-        print(f"test accuracy in %, mean of {len(seeds)} seeds; gap x 10,000\n\n{table.text(filled)}\n")
+        print(f"test accuracy in %, mean of {len(seeds)} seeds; gap x 10,000\n\n{digits64.text(filled)}\n")
         told = {True: "holds", False: "FAILS", None: "not asked"}
         print("\n".join(f"{told[held]:9}  {words}" for words, held in gate.items()))
         print(f"\n{len(tasks)} trainings in {time.perf_counter() - began:.0f} s")
@@ -231,7 +229,7 @@ def _trace(options: SimpleNamespace) -> int:
         return 0
     print("\n".join(f"{name:8} {found[name]}" for name in ("sha256", "pushes", "dropped", "lag")))
     rows = [[str(lag), str(count), f"{100 * count / kept:.2f}"] for lag, count in histogram.items()]
-    print("\n" + table.columns(["lag", "pushes", "%"], rows))
+    print("\n" + digits64.columns(["lag", "pushes", "%"], rows))
     return 0
 
 
@@ -267,12 +265,12 @@ def _rule(option: str, options: SimpleNamespace) -> Rule:
     return rule
 
 
-def _outer(mode: Mode, workers: int, problem: TrainingProblem, inner: Inner) -> curves.Setting:
+def _outer(mode: Mode, workers: int, problem: TrainingProblem, inner: Inner) -> comparison.Setting:
     """With the outer rule and the hyperparameters that a job in this mode has on its shards."""
     late = isinstance(mode, LocalAsync)
     rule = rules.named(contract.ASYNC_OUTER_RULE if late else "outer-nesterov")
     hyperparameters = {**rule.hyperparameters, "every": float(workers)} if late else rule.hyperparameters
-    return curves.Setting(problem, rule, lambda batches: hyperparameters, inner)
+    return comparison.Setting(problem, rule, lambda batches: hyperparameters, inner)
 
 
 def _inner(options: SimpleNamespace, mode: Mode) -> Inner | None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psjob.modes import MODES, Mode
-from psjob.simulate.digits import Digits
-from psjob.simulate.speeds import Outage, Speeds, Stall
-from psjob.simulate.training import Fixed, Quadratic, TrainingProblem
+from psjob.simulate.engine import Outage, Speeds, Stall
+from psjob.simulate.training import Digits, Fixed, Quadratic, TrainingProblem
 
 MOST_PARAMETERS = 100_000_000
 

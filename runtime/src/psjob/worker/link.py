@@ -26,10 +26,9 @@ import torch
 from psjob.layout import memory
 from psjob.modes import written
 from psjob.process import supervise
-from psjob.protocol.recorddelta import RecordsOnStream
-from psjob.protocol.records import PIECE, RecordId, RecordIn
+from psjob.protocol.records import PIECE, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.link import newest
+from psjob.protocol.worker.machine import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet

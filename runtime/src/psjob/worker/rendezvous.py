@@ -15,7 +15,7 @@ from psjob.pipeline.chosen import ASKS as ASKS_CUTS
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.process.config import Place
 from psjob.protocol.records import ASKS, BEFORE
-from psjob.protocol.worker.link import newest
+from psjob.protocol.worker.machine import newest
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet

@@ -25,7 +25,7 @@ from psjob.contract import MOST_NUMBER, keys
 from psjob.layout import memory, structures
 from psjob.process import supervise
 from psjob.process.errors import Refused
-from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
+from psjob.protocol.pipeline import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.protocol.worker import events as e
 from psjob.wire import shared_memory, tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob.layout.blocks import Layout
+from psjob.protocol import messages
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.wire.frame import Kind
 
@@ -85,8 +86,13 @@ class Order:
     """
 
     link: int
-    body: Mapping[str, Any]
+    order: messages.Order
     most_from_here: bool = False
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """As it goes to the shard."""
+        return messages.encode_order(self.order)
 
 
 # -- disk: each is answered by an event, first in, first out -----------------------------------------

@@ -1,6 +1,7 @@
 """The coordinator as a pure machine: it knows the members and their records, brings all shards to one view, cuts, and ends the job.
 
-Events and the time go in, actions come out. Its parts stand beside it, one idea each, and speak to each other through it. Every order
+Events and the time go in, actions come out. What it knows is one value, `CoordinatorState`. The functions that change it stand in a
+module for each subject: `recovery`, `membership`, `checkpoints`, `updates`, `ending`. Here is said which event leads where. Every order
 goes to every shard the same way; shard 0 is only the one that answers without a network.
 """
 
@@ -10,19 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.actions import Action, Log, Tell
-from psjob.protocol.coordinator.completion import Completion
+from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, recovery, updates
+from psjob.protocol.coordinator.actions import Action, Tell
 from psjob.protocol.coordinator.consistency import Told
-from psjob.protocol.coordinator.cutting import Cutting
-from psjob.protocol.coordinator.deciding import Deciding
-from psjob.protocol.coordinator.events import CheckpointFacts, Event, JobFacts, Stream
-from psjob.protocol.coordinator.hanging import Hanging
-from psjob.protocol.coordinator.members import Member, Members
-from psjob.protocol.coordinator.norms import Norms
-from psjob.protocol.coordinator.recovery import Recovery
-from psjob.protocol.coordinator.report import JobProgress, StageReport
-from psjob.protocol.coordinator.switching import Switching
+from psjob.protocol.coordinator.events import Event, JobFacts, Stream
+from psjob.protocol.coordinator.members import Member
+from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.wire.frame import Kind
 
 CLAIM_SECONDS = 5.0
@@ -33,298 +27,254 @@ class Coordinator:
     """Of one run, in one start of shard 0. `now` is monotonic seconds, and never falls."""
 
     def __init__(self, job: JobFacts, now: float = 0.0) -> None:
-        self.job, self.now = job, now
-        self.mode = job.mode
-        self.furthest = 0
-        """The highest step that shard 0 has seen."""
-        self.members = Members(job.workers)
-        self.progress = JobProgress()
-        self.deciding = Deciding(self) if self.mode.decided else None
-        self.norms = Norms(self)
-        self.cutting = Cutting(self)
-        self.recovery = Recovery(self)
-        self.completion = Completion(self)
-        self.switching = Switching(self)
-        self.hanging = Hanging(self)
-        self.stages = StageReport(job, self.members)
-        self.ended = False
-        """This process was told to end: nothing is decided any more."""
-        self._looked = now
-        self._looking = False
-        self._out: list[Action] = []
+        self.state = CoordinatorState(job, now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What is to be done about `event`, in order."""
-        self._out = []
-        if not self.ended:
-            self.now = max(self.now, now)
-            self._handle(event)
-        return self._out
-
-    # -- what the parts use ----------------------------------------------------------------------
-
-    def emit(self, action: Action) -> None:
-        """Do this, after what was said before. Nothing follows the end of the process."""
-        if not self.ended:
-            self._out.append(action)
-            self.ended = isinstance(action, actions.Leave | actions.LeaveFenced)
-
-    def log(self, level: str, text: str) -> None:
-        """Write a line."""
-        self.emit(Log(level, text))
-
-    def tell(self, rank: int, kind: Kind, **fields: Any) -> None:
-        """Tell a worker that has said hello."""
-        stream = self.members[rank].stream
-        if stream is not None:
-            self.emit(Tell(stream.id, kind, **fields))
-
-    def tell_all(self, kind: Kind, **fields: Any) -> None:
-        """Tell every worker that is there."""
-        for member in self.members.all.values():
-            if member.here:
-                self.tell(member.rank, kind, **fields)
-
-    def left(self, rank: int) -> None:
-        """A worker is through, and waits until a manifest holds its end."""
-        if self.deciding is None:
-            self.completion.left(rank)
-        else:
-            self.deciding.left(rank)
-
-    def adopt(self, made: CheckpointFacts) -> None:
-        """This manifest is the newest: show it."""
-        self.progress.checkpoint = {
-            "step": made.step, "view": made.view, "time": made.created, "bytes": made.bytes,
-            "path": made.name, "final": made.final, "observedRequest": made.request,
-        }  # fmt: skip
-        if made.final:
-            self.progress.weights_sha256 = made.weights_sha256
-
-    # -- events ------------------------------------------------------------------------------------
-
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, events.Tick):
-            self._tick(event)
-        elif not (self._of_worker(event) or self.cutting.heard(event) or self._of_shard(event) or self._of_disk(event)):
-            self._of_process(event)
-
-    def _of_process(self, event: Event) -> None:
-        match event:
-            case events.TookUp():
-                self.recovery.take_up(event)
-            case events.Started():
-                self.recovery.begin()
-            case events.StepPassed(step, wall):
-                self.progress.passed(step, wall)
-                if self.progress.comeback.waits:
-                    self.progress.comeback.passed(step, self.recovery.view, self.members.newest_start(), wall)
-            case events.StopAsked():
-                self.completion.stop_job()
-            case _:
-                raise TypeError(f"{event!r} is no event of a coordinator")
-
-    def _of_shard(self, event: Event) -> bool:
-        recovery = self.recovery
-        match event:
-            case events.ShardHello():
-                recovery.shard(event)
-            case events.ShardAnnounced(view):
-                recovery.announced(view)
-            case events.ShardLost(index, link):
-                recovery.lost(index, link)
-            case events.Initialised():
-                recovery.beginning.initialised(event)
-            case events.ShardRestored():
-                recovery.restored(event)
-                if recovery.open:
-                    self.progress.comeback.interrupted(self.progress.step)
-            case events.Unrestored():
-                recovery.unrestored(event)
-            case events.AckedDoubted():
-                recovery.joining.doubted(event)
-            case events.StandsAt():
-                recovery.joining.where(event)
-                self.norms.where(event)
-            case events.WorkersAwaited():
-                self.hanging.awaited(event)
-            case events.PushArrived():
-                if self.deciding is not None:
-                    self.deciding.arrived(event)
-            case events.NormMeasured():
-                self.norms.measured(event)
-            case _:
-                return False
-        return True
-
-    def _of_disk(self, event: Event) -> bool:
-        finding = self.recovery.finding
-        match event:
-            case events.ViewClaimed():
-                finding.view_claimed(event)
-            case events.ViewUnclaimed():
-                finding.unclaimed(event)
-            case events.ClaimSeen():
-                self._looking = False
-            case events.ViewFenced(view, why):
-                self.emit(actions.LeaveFenced(view, why))
-            case events.NewestRead():
-                finding.newest(event)
-            case events.ManifestCommitted():
-                self.cutting.committed(event)
-            case events.ManifestUncommitted():
-                self.cutting.uncommitted(event)
-            case events.RoomMeasured():
-                self.cutting.measured(event)
-            case events.ModeWished():
-                self.switching.wished(event)
-            case _:
-                return False
-        return True
-
-    def _of_worker(self, event: Event) -> bool:
-        match event:
-            case events.WorkerHello(stream):
-                self._hello(stream)
-            case events.StreamEnded(ended):
-                member = self.members.ended(ended)
-                if member is not None:
-                    self.cutting.stream_ended(member)
-            case events.NotJoined():
-                self.recovery.joining.not_joined(event)
-            case (
-                events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured()
-                | events.DigestCame() | events.DataSeen()
-            ):  # fmt: skip
-                member = self.members.of(event.stream)
-                # What a process says that joined before a restore is of steps that are undone; it begins again.
-                if member is not None and member.joined_in in (-1, self.recovery.restores):
-                    self._said(member, event)
-            case _:
-                return False
-        return True
-
-    def _hello(self, stream: Stream) -> None:
-        newest = self.members[stream.rank].incarnation
-        if stream.incarnation < newest:
-            if stream.fresh and stream.incarnation[0] == newest[0]:  # no process of its start came after it: it has missed a restore
-                self.recovery.rewind(stream.id)
-                return
-            problem = f"worker {stream.rank}: a newer process of this rank is here"
-            self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem, "start": newest[0]}))
-            self.emit(actions.HangUp(stream.id))
-            return
-        if stream.incarnation > newest:
-            self.hanging.stirred(stream.rank)
-            self.progress.comeback.interrupted(self.progress.step)
-        if self.mode.rewinds_together and not stream.fresh and stream.recovery < self.recovery.recovery:
-            self.progress.comeback.heard(stream.acked)
-        self.members.came(stream)
-        self.recovery.worker(stream)
-
-    def _said(self, member: Member, event: Event) -> None:
-        if isinstance(event, events.RecordCame | events.Marked | events.Heartbeat):
-            self.hanging.stirred(member.rank)
-        match event:
-            case events.RecordCame(_, clock, record, idle):
-                if clock < 0:
-                    self.recovery.beginning.gives(member.rank, record)
-                    return
-                if idle is not None:
-                    member.idle = idle
-                cut = self.cutting.cuts.current
-                since = None if self.deciding is None else self.deciding.needed(member.rank)
-                member.keep(clock, record, None if cut is None else cut.pins.get(member.rank, cut.step), since)
-                self.cutting.passed(member, clock)
-                self.cutting.recorded(member)
-            case events.Marked(_, number, clock):
-                cut = self.cutting.cuts.current
-                if cut is not None and cut.number == number:
-                    cut.pins[member.rank] = clock
-            case events.WorkerLeft(_, clock):
-                self.members.left(member.rank, clock)
-                self.cutting.left(member)
-                self._say(self.progress.drift.settled(self.members.alive))
-                self.left(member.rank)
-            case events.Reported(_, numbers):
-                self.progress.report(member.rank, numbers)
-            case events.InputsSeen(_, sums):
-                said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
-                if said is not None:
-                    self.log("info", said)
-            case events.DigestCame(_, digest):
-                self._say(self.progress.drift.came(member.rank, digest, self.members.alive))
-            case events.DataSeen(stream, told):
-                self._see_data(member.rank, stream, told)
-            case events.Measured():
-                self.stages.measured(member, event, self.now)
-            case events.StepLost(_, rank, step):
-                if self.recovery.open:
-                    self.recovery.rewind_all(
-                        f"worker {member.rank} needs what only a lost process of worker {rank} had made in step {step}"
-                    )
-            case events.Heartbeat(_, passes):
-                member.passes_again += passes
-            case events.CheckpointAsked():
-                self.cutting.cuts.ask(self.now)
-            case events.WorkerStops():
-                self.completion.stop_worker(member.rank)
-
-    def _say(self, found: Sequence[str]) -> None:
-        for sentence in found:
-            self.log("warning", sentence)
-
-    def _see_data(self, rank: int, stream: int, told: Told) -> None:
-        found = self.progress.data.see(rank, told)
-        if found is None:
-            return
-        self.log("warning", found.sentence)
-        self.progress.data_problem = found.sentence
-        if found.sure:
-            self.emit(Tell(stream, Kind.ERROR, {"code": "refused", "error": found.sentence}))
-            self.emit(actions.HangUp(stream))
-
-    # -- time ------------------------------------------------------------------------------------
-
-    def _tick(self, event: events.Tick) -> None:
-        self.furthest, now = event.furthest, self.now
-        if not self._looking and now - self._looked >= CLAIM_SECONDS and self.recovery.finding.claimed:
-            # A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here.
-            self._looked, self._looking = now, True
-            self.emit(actions.LookForClaim(self.recovery.view))
-        self.recovery.tick(now)
-        self.recovery.beginning.check()
-        self.completion.go(now)
-        self.cutting.tick(now)
-        self.hanging.tick(now)
-        if not self.recovery.open or self.completion.over:
-            return
-        self.norms.tick(now)
-        if self.deciding is not None:
-            self.deciding.tick(now)
-        if self.completion.tick(now):
-            return
-        self.switching.tick(now)
-        step, cuts = self.progress.step, self.cutting.cuts
-        if cuts.prepares(step, now):
-            self.recovery.order_all(self.cutting.prepare())
-        if not cuts.due(step, now) or cuts.waits(step, self.job.shards, now):
-            return
-        if self.deciding is None or not self.deciding.waits(now):
-            self.cutting.begin()
-
-    # -- what is told ----------------------------------------------------------------------------
+        state = self.state
+        state.out = []
+        if not state.ended:
+            state.now = max(state.now, now)
+            _handle(state, event)
+        return state.out
 
     def status(self, now: float, wall: float) -> dict[str, Any]:
         """What the status port tells of the job, at `now` and unix time `wall`. May be called while another thread is in `handle`."""
-        clock = min(member.clock for member in self.members.all.values()) if self.mode.decided else None
-        return self.progress.status(wall, clock) | {
-            "mode": written(self.mode),
-            "workers": self.members.status(),
-            "waiting": self.recovery.reason(now),
-            "state": self.recovery.state,
-            "checkpointProgress": self.cutting.told(),
-            "hung": self.hanging.status(now),
-            "stages": self.stages.told(now),
+        state = self.state
+        clock = min(member.clock for member in state.members.all.values()) if state.mode.decided else None
+        return state.progress.status(wall, clock) | {
+            "mode": written(state.mode),
+            "workers": state.members.status(),
+            "waiting": recovery.reason(state, now),
+            "state": state.phase,
+            "checkpointProgress": checkpoints.progress(state),
+            "hung": membership.hung(state, now),
+            "stages": state.stages.told(now),
         }
+
+
+def _handle(state: CoordinatorState, event: Event) -> None:
+    if isinstance(event, events.Tick):
+        _tick(state, event)
+    elif not (_of_worker(state, event) or checkpoints.heard(state, event) or _of_shard(state, event) or _of_disk(state, event)):
+        _of_process(state, event)
+
+
+def _tick(state: CoordinatorState, event: events.Tick) -> None:
+    state.furthest, now = event.furthest, state.now
+    if not state.looking and now - state.looked >= CLAIM_SECONDS and state.search.claimed:
+        # A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here.
+        state.looked, state.looking = now, True
+        state.emit(actions.LookForClaim(state.view))
+    recovery.tick(state)
+    ending.leave(state)
+    checkpoints.tick(state)
+    membership.tick(state)
+    if not state.open or state.ending.over:
+        return
+    updates.tick(state)
+    if state.updates is not None:
+        checkpoints.try_commit(state)  # with older records, if newer ones do not come
+    if ending.tick(state):
+        return
+    ending.look_at_config(state)
+    step, cuts = state.progress.step, state.cuts
+    if cuts.prepares(step, now):
+        state.order_all(checkpoints.prepare(state))
+    if not cuts.due(step, now) or cuts.waits(step, state.job.shards, now):
+        return
+    if not updates.wait_for_records(state):
+        checkpoints.begin(state)
+
+
+def _of_process(state: CoordinatorState, event: Event) -> None:
+    match event:
+        case events.TookUp():
+            recovery.take_up(state, event)
+        case events.Started():
+            recovery.start(state)
+        case events.StepPassed(step, wall):
+            state.progress.passed(step, wall)
+            if state.progress.comeback.waits:
+                state.progress.comeback.passed(step, state.view, state.members.newest_start(), wall)
+        case events.StopAsked():
+            ending.stop_job(state)
+        case _:
+            raise TypeError(f"{event!r} is no event of a coordinator")
+
+
+def _of_shard(state: CoordinatorState, event: Event) -> bool:
+    match event:
+        case events.ShardHello():
+            recovery.shard_came(state, event)
+        case events.ShardAnnounced(view):
+            recovery.announced(state, view)
+        case events.ShardLost(index, link):
+            recovery.shard_lost(state, index, link)
+        case events.Initialised():
+            recovery.initialised(state, event)
+        case events.ShardRestored():
+            recovery.shard_restored(state, event)
+            if state.open:
+                state.progress.comeback.interrupted(state.progress.step)
+        case events.Unrestored():
+            recovery.shard_unrestored(state, event)
+        case events.AckedDoubted():
+            membership.doubted(state, event)
+        case events.StandsAt():
+            recovery.workers_stand(state, event)
+            updates.is_beyond(state, event)
+        case events.WorkersAwaited():
+            membership.awaited(state, event)
+        case events.PushArrived():
+            updates.push_arrived(state, event)
+        case events.NormMeasured():
+            updates.norm_measured(state, event)
+        case _:
+            return False
+    return True
+
+
+def _of_disk(state: CoordinatorState, event: Event) -> bool:
+    match event:
+        case events.ViewClaimed():
+            recovery.view_claimed(state, event)
+        case events.ViewUnclaimed():
+            recovery.view_unclaimed(state, event)
+        case events.ClaimSeen():
+            state.looking = False
+        case events.ViewFenced(view, why):
+            state.emit(actions.LeaveFenced(view, why))
+        case events.NewestRead():
+            recovery.newest_read(state, event)
+        case events.ManifestCommitted():
+            _committed(state, event)
+        case events.ManifestUncommitted():
+            if checkpoints.uncommitted(state, event):
+                recovery.ask_first_values(state)
+        case events.RoomMeasured():
+            checkpoints.room_measured(state, event)
+        case events.ModeWished():
+            ending.wished(state, event)
+        case _:
+            return False
+    return True
+
+
+def _committed(state: CoordinatorState, event: events.ManifestCommitted) -> None:
+    """A cut is a checkpoint: what waited for it goes on."""
+    cut, made = checkpoints.committed(state, event), event.made
+    if cut is None:
+        return
+    if state.source is None:
+        recovery.first_committed(state, made)
+    state.cuts.committed(made.step, state.now)
+    if state.updates is not None:
+        updates.cut_is_over(state, state.updates)
+    ending.committed(state, cut, made)
+    why = ending.change_mode(state, cut, made)
+    if why is not None:
+        recovery.rewind_all(state, why)
+
+
+# -- workers -----------------------------------------------------------------------------------------
+
+
+def _of_worker(state: CoordinatorState, event: Event) -> bool:
+    match event:
+        case events.WorkerHello(stream):
+            _hello(state, stream)
+        case events.StreamEnded(ended):
+            member = state.members.ended(ended)
+            if member is not None:
+                checkpoints.stream_ended(state, member)
+        case events.NotJoined():
+            membership.not_joined(state, event)
+        case (
+            events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
+            | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured()
+            | events.DigestCame() | events.DataSeen()
+        ):  # fmt: skip
+            member = state.members.of(event.stream)
+            # What a process says that joined before a restore is of steps that are undone; it begins again.
+            if member is not None and member.joined_in in (-1, state.restores):
+                _said(state, member, event)
+        case _:
+            return False
+    return True
+
+
+def _hello(state: CoordinatorState, stream: Stream) -> None:
+    newest = state.members[stream.rank].incarnation
+    if stream.incarnation < newest:
+        if stream.fresh and stream.incarnation[0] == newest[0]:  # no process of its start came after it: it has missed a restore
+            state.rewind(stream.id)
+            return
+        problem = f"worker {stream.rank}: a newer process of this rank is here"
+        state.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem, "start": newest[0]}))
+        state.emit(actions.HangUp(stream.id))
+        return
+    if stream.incarnation > newest:
+        membership.heartbeat(state, stream.rank)
+        state.progress.comeback.interrupted(state.progress.step)
+    if state.mode.rewinds_together and not stream.fresh and stream.recovery < state.restore_id:
+        state.progress.comeback.heard(stream.acked)
+    state.members.came(stream)
+    recovery.worker_came(state, stream)
+
+
+def _said(state: CoordinatorState, member: Member, event: Event) -> None:
+    rank, progress = member.rank, state.progress
+    if isinstance(event, events.RecordCame | events.Marked | events.Heartbeat):
+        membership.heartbeat(state, rank)
+    match event:
+        case events.RecordCame(_, clock, record, idle):
+            if clock < 0:
+                recovery.first_buffers(state, rank, record)
+                return
+            if idle is not None:
+                member.idle = idle
+            checkpoints.record_came(state, member, clock, record)
+        case events.Marked(_, number, clock):
+            checkpoints.marked(state, member, number, clock)
+        case events.WorkerLeft(_, clock):
+            state.members.left(rank, clock)
+            checkpoints.worker_left(state, member)
+            _warn(state, progress.drift.settled(state.members.alive))
+            updates.worker_left(state, rank)
+        case events.Reported(_, numbers):
+            progress.report(rank, numbers)
+        case events.InputsSeen(_, sums):
+            said = progress.see_inputs(rank, sums, len(state.members.live()))
+            if said is not None:
+                state.log("info", said)
+        case events.DigestCame(_, digest):
+            _warn(state, progress.drift.came(rank, digest, state.members.alive))
+        case events.DataSeen(stream, told):
+            _see_data(state, rank, stream, told)
+        case events.Measured():
+            state.stages.measured(member, event, state.now)
+        case events.StepLost(_, lost, step):
+            if state.open:
+                recovery.rewind_all(state, f"worker {rank} needs what only a lost process of worker {lost} had made in step {step}")
+        case events.Heartbeat(_, passes):
+            member.passes_again += passes
+        case events.CheckpointAsked():
+            state.cuts.ask(state.now)
+        case events.WorkerStops():
+            ending.stop_worker(state, rank)
+
+
+def _warn(state: CoordinatorState, found: Sequence[str]) -> None:
+    for sentence in found:
+        state.log("warning", sentence)
+
+
+def _see_data(state: CoordinatorState, rank: int, stream: int, told: Told) -> None:
+    found = state.progress.data.see(rank, told)
+    if found is None:
+        return
+    state.log("warning", found.sentence)
+    state.progress.data_problem = found.sentence
+    if found.sure:
+        state.refuse(stream, found.sentence)

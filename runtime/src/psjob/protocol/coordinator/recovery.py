@@ -1,445 +1,611 @@
-"""Bringing all shards and workers to one view: a new run's initialisation, restores, rewinds, and workers that join.
+"""From a start or a lost shard to training: all shards and workers are brought to one view of the job, at one checkpoint.
 
-States. `reading`: the view is claimed, the newest manifest looked for. `electing`: not all shards are here. `fresh`: a new run waits for
-rank 0. `initialising`: rank 0 sends its values. `restoring`: a manifest is looked for, then shards read it. `open`: training. `finished`.
+The phases, in their order, are the sections of this file:
+
+`reading`: the view is claimed, so that no earlier coordinator can commit any more, and the newest checkpoint is looked for.
+`electing`: not all shards are here.
+`fresh`, `initialising`: a new run waits for rank 0, which sends its values; they become the checkpoint of step 0.
+`restoring`: the newest checkpoint is looked for again, then shards read it. In sync these are all shards, and all workers begin again; in
+async only those that lost their blocks. One that cannot be read is passed over.
+`open`: training.
+`finished`: the run has its final manifest.
+
+A shard that is lost comes back with a hello (`shard_came`), or tells of its view while it starts (`announced`); either leads to
+`restoring`. Workers that come at the wrong time wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
 
 from psjob import contract
-from psjob.layout.blocks import Layout, assign
+from psjob.layout.blocks import Layout
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.beginning import Beginning
-from psjob.protocol.coordinator.entrance import Entrance
+from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, updates
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
-from psjob.protocol.coordinator.finding import Finding
-from psjob.protocol.coordinator.joining import Joining
+from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
+from psjob.protocol.messages import Adopt, Fence, Finish, Open, Order, Restore, SetUp
 from psjob.wire.frame import Kind
 
-if TYPE_CHECKING:
-    from psjob.protocol.coordinator.machine import Coordinator
-
 WAITING_SECONDS = 2.0
+AGAIN_SECONDS = 1.0
+"""After a restore that a shard could not read."""
+CLAIM_AGAIN_SECONDS = 2.0
+"""After a claim for which the volume had no room."""
+LOST_AGAIN_SECONDS = 5.0
+"""After a look that failed, or that met no checkpoint which could be read though none is known to be damaged."""
+TRIES = 3
+"""So often a checkpoint is tried that could not be read, though no file is known to be damaged."""
+
+# -- reading: claim the view, find the newest checkpoint ---------------------------------------------
 
 
-@dataclass
-class ShardPeer:
-    """A shard as the coordinator sees it; orders go down `link`."""
-
-    link: int
-    attempt: int
-    serving: bool
-    recovery: int
-    mode: str
-    """The one that it serves, as `modes.written` writes it."""
-    carried: int | None
-    """In a decided mode: the last order that it has carried out; None: one broke off."""
+def take_up(state: CoordinatorState, event: events.TookUp) -> None:
+    """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
+    state.taken = event
+    state.view, state.restore_id = max(state.view, event.view), max(state.restore_id, event.recovery)
+    state.cuts.number = max(state.cuts.number, event.cut)
+    if event.clip is not None:
+        updates.take_up_norm(state, event.recovery, *event.clip)
 
 
-class Recovery:
-    """The part that brings shards and workers to one view."""
+def start(state: CoordinatorState) -> None:
+    """Shard 0 has started: it is its own first peer."""
+    state.since, taken = state.now, state.taken
+    recovery, mode = (0, "") if taken is None else (taken.recovery, taken.mode)
+    state.peers[0] = ShardPeer(0, state.job.attempt, taken is not None, recovery, mode, 0)
+    claim(state)
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.c = coordinator
-        self.view = coordinator.job.view
-        self.recovery = self.view << 20
-        """Number of the newest restore."""
-        self.restores = 0
-        """How often shard 0 was restored: what a worker that joined before one says is of steps that are undone."""
-        self.state = "reading"
-        self.peers: dict[int, ShardPeer] = {}
-        self.initial = b""
-        self.aliases: tuple[tuple[str, str], ...] = ()
-        self.layout: Layout | None = None
-        self.assignment: tuple[int, ...] = ()
-        """Shard of each block."""
-        self.tables: tuple[Mapping[str, Any], ...] = ()
-        self.rule = ""
-        """The shards' rule, once there is a model."""
-        self.source: CheckpointFacts | None = None
-        self.waiting: dict[int, Stream] = {}
-        self.joining = Joining(self)
-        self.finding = Finding(self)
-        self.entrance = Entrance(self)
-        self.beginning = Beginning(self)
-        self._told = 0.0
-        self.done: set[int] = set()
-        """Shards that have what they were ordered to set up or restore,"""
-        self.only: set[int] = set()
-        """of these."""
-        self.fences: dict[int, tuple[int, int]] = {}
-        """By rank, the lowest incarnation that shards let in since the last restore."""
-        self.told: dict[int, events.ShardRestored] = {}
-        """What each shard said of itself when it was restored."""
-        self._blank: set[int] = set()
-        """Shards that must be restored, whatever they say that they serve."""
-        self.sure = False
-        """Has shard 0 all clocks that workers completed, so that they bound what other shards acknowledged?"""
-        self._since = coordinator.now
-        self._taken: events.TookUp | None = None
-        """What shard 0 holds since before this process began."""
 
-    @property
-    def open(self) -> bool:
-        """Is training on?"""
-        return self.state == "open"
+def claim(state: CoordinatorState) -> None:
+    """Claim the present view."""
+    state.search.claim_at, state.search.claimed = None, False
+    state.emit(actions.ClaimView(state.view))
 
-    @property
-    def fresh(self) -> bool:
-        """Does a new run wait for rank 0?"""
-        return self.state == "fresh"
 
-    @property
-    def initialising(self) -> bool:
-        """Does rank 0 give the run's first values?"""
-        return self.state == "initialising"
+def view_claimed(state: CoordinatorState, event: events.ViewClaimed) -> None:
+    """The view is this process's."""
+    search = state.search
+    if event.view != state.view:
+        return
+    if search.waits_for is not None:
+        search.waits_for = state.progress.checkpoint_problem = None
+    search.claimed = True
+    if state.phase == "reading":
+        look(state)
+    elif state.phase == "electing" and search.gather_at is None:
+        gather(state)
+    elif search.looking and search.asked is None:
+        look(state)
 
-    @property
-    def restoring(self) -> bool:
-        """Are shards brought back from a manifest?"""
-        return self.state == "restoring"
 
-    def take_up(self, event: events.TookUp) -> None:
-        """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
-        self._taken = event
-        self.view, self.recovery = max(self.view, event.view), max(self.recovery, event.recovery)
-        self.c.cutting.cuts.number = max(self.c.cutting.cuts.number, event.cut)
-        if event.clip is not None:
-            self.c.norms.take_up(event.recovery, *event.clip)
+def view_unclaimed(state: CoordinatorState, event: events.ViewUnclaimed) -> None:
+    """The claim could not be written: on a full volume that is waited for."""
+    if event.view != state.view:
+        return
+    if not event.full:
+        state.emit(actions.Leave(1, event.why))
+        return
+    state.search.waits_for = f"{event.why}; this run continues once there is room for a small file"
+    state.progress.checkpoint_problem = state.search.waits_for
+    state.search.claim_at = state.now + CLAIM_AGAIN_SECONDS
 
-    def begin(self) -> None:
-        """Shard 0 has started: it is its own first peer."""
-        self._since = self.c.now
-        taken = self._taken
-        serves = taken is not None
-        self.peers[0] = ShardPeer(
-            0, self.c.job.attempt, serves, 0 if taken is None else taken.recovery, "" if taken is None else taken.mode, 0
+
+def look(state: CoordinatorState) -> None:
+    """Look for the newest checkpoint, as soon as the view is claimed."""
+    search = state.search
+    search.asked = search.look_at = None
+    search.looking = True
+    if not search.claimed:
+        return
+    search.number += 1
+    search.asked = search.number
+    search.records = state.phase != "reading" and _reads_records(state)
+    passed = frozenset(search.damaged) | {name for name, tries in search.failed.items() if tries >= TRIES}
+    state.emit(actions.ReadNewest(search.number, state.view, passed, search.records))
+
+
+def newest_read(state: CoordinatorState, event: events.NewestRead) -> None:
+    """What was found: the first time it says what the job is, later what shards are restored from."""
+    search, job = state.search, state.job
+    if event.number != search.asked:
+        return
+    search.asked = None
+    if not search.claimed:  # the view rose meanwhile
+        return
+    search.looking, search.waits_for = False, None
+    for problem in event.problems:
+        state.log("warning", problem)
+    if event.problems:
+        state.progress.checkpoint_problem = event.problems[0]
+    if event.failed:
+        _look_later(state, event.problems[0] if event.problems else "the folder cannot be read")
+        return
+    found, why = event.found, "; ".join((*search.damaged.values(), *event.problems))
+    foreign = job.resume_from and (found is None or found.folder != job.folder)
+    if foreign and (refused := _cannot_resume(state, found, why)) is not None:
+        if state.source is None:
+            state.emit(actions.Leave(contract.EXIT_REFUSED, refused))
+            return
+        found = None
+    if state.phase == "reading":
+        _begin(state, found, why)
+        return
+    if found is None:
+        _none_found(state, why)
+    elif _comes_late(state, found):
+        search.damaged[found.name] = f"checkpoint {found.name} is passed over: its coordinator had a successor when it was committed"
+        look(state)
+    elif found.final and found.folder == job.folder:  # an earlier coordinator committed it after this one's first look
+        _is_over(state, found)
+        _admit_waiting(state)
+    elif _reads_records(state) and not search.records:
+        look(state)
+    else:
+        _restore_from(state, found, event.records or {}, event.initial)
+
+
+def _begin(state: CoordinatorState, found: CheckpointFacts | None, why: str) -> None:
+    """The first look: it says what the job is."""
+    if found is None and state.job.must_find:
+        said = f" ({why})" if why else ""
+        _leave_lost(state, f"no valid manifest in {state.job.folder}, though this run had a checkpoint{said}")
+        return
+    state.emit(actions.SweepOrphans(state.view, state.cuts.number + 1))
+    state.source = found
+    if found is not None:
+        ending.take_mode_of(state, found)
+        state.progress.rewound(found.step)
+        if found.folder == state.job.folder:
+            if found.final:
+                _is_over(state, found)
+            else:
+                state.progress.adopt(found)
+    _admit_waiting(state)
+
+
+def _admit_waiting(state: CoordinatorState) -> None:
+    """What the newest manifest says of the job is known: go on with who has come meanwhile."""
+    waiting, state.waiting = state.waiting, {}
+    if state.phase == "reading":
+        state.enter("electing")
+    for stream in waiting.values():
+        if state.members[stream.rank].stream is stream:
+            worker_came(state, stream)
+    if state.phase != "finished":
+        gather(state)
+    else:
+        state.order_all(Finish())
+
+
+def _is_over(state: CoordinatorState, found: CheckpointFacts) -> None:
+    """The run has ended."""
+    state.progress.adopt(found)
+    state.finish()
+    state.members.rewound(found.workers, {})
+    ending.already_over(state)
+
+
+def _comes_late(state: CoordinatorState, found: CheckpointFacts) -> bool:
+    """Did an earlier coordinator commit it after this one had gone on from another? What it holds is undone on other shards."""
+    search = state.search
+    if found.folder != state.job.folder or found.view >= state.job.view:
+        return False
+    search.continued = search.continued or (found.view, found.step)
+    return (found.view, found.step) > search.continued
+
+
+def _look_later(state: CoordinatorState, why: str) -> None:
+    """A disk that cannot be read now is asked again."""
+    state.search.looking, state.search.waits_for = True, f"no checkpoint can be looked for: {why}"
+    state.search.look_at = state.now + LOST_AGAIN_SECONDS
+
+
+def _none_found(state: CoordinatorState, why: str) -> None:
+    if state.search.failed:  # a volume that is away for a while takes all of them away
+        state.search.failed.clear()
+        _look_later(state, why)
+        return
+    said = f" ({why})" if why else ""
+    _leave_lost(state, f"no checkpoint of this run in {state.job.folder} can be read{said}")
+
+
+def _leave_lost(state: CoordinatorState, why: str) -> None:
+    """No checkpoint is left to go on from, though there was one."""
+    state.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))
+
+
+def _cannot_resume(state: CoordinatorState, made: CheckpointFacts | None, why: str) -> str | None:
+    """Why this run cannot begin from what `checkpoint.resumeFrom` names; None where it can."""
+    job = state.job
+    if made is None:
+        return f"checkpoint.resumeFrom: no valid manifest in {job.resume_from}" + (f" ({why})" if why else "")
+    if made.final:
+        return f"checkpoint.resumeFrom: the run in {made.folder} is complete; load its final.safetensors in the script instead"
+    if len(made.workers) != job.workers:
+        return (
+            f"checkpoint.resumeFrom: that run had {len(made.workers)} workers, this job has {job.workers}; "
+            "set workers.replicas to the same number (another number of shards is fine)"
         )
-        self.finding.claim()
+    modes = contract.GOES_ON.get(made.mode, (made.mode,))
+    if state.mode.name not in modes:
+        return f"checkpoint.resumeFrom: that run was {made.mode}, this job is {state.mode.name}; training.mode may be {' or '.join(modes)}"
+    return None
 
-    def begun(self) -> None:
-        """What the newest manifest says of the job is known: go on with who has come meanwhile."""
-        waiting, self.waiting = self.waiting, {}
-        if self.state == "reading":
-            self.enter("electing")
-        for stream in waiting.values():
-            if self.c.members[stream.rank].stream is stream:
-                self.worker(stream)
-        if self.state != "finished":
-            self.gather()
-        else:
-            self.order_all({"do": "finish"})
 
-    # -- shards --------------------------------------------------------------------------------
+# -- electing: shards come -----------------------------------------------------------------------------
 
-    def shard(self, hello: events.ShardHello) -> None:
-        """A shard says hello on a new stream."""
-        index, known = hello.index, self.peers.get(hello.index)
-        if known is not None and hello.attempt < known.attempt:
-            self.c.emit(actions.Order(hello.link, {"do": "fenced", "view": self.view}))
-            return
-        if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
-            self.c.emit(actions.Order(known.link, {"do": "fenced", "view": max(self.view, hello.view)}))
-        peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
-        self.peers[index] = peer
-        self._blank.discard(index)
-        self.c.cutting.drop(f"shard {index} has connected again")
-        if hello.view > self.view:
-            self._rise(hello.view)
-        if self.state == "finished":
-            self.order(index, {"do": "finish"})
-        elif self.state == "reading":
-            return
-        elif not self.open or len(self.peers) < self.c.job.shards:
-            self.gather()
-        elif (missed := self._missed(index, peer)) is None:
-            self._restore({index})
-        else:
-            for body in ({"do": "adopt", "view": self.view}, *missed, *self.joining.unanswered(index), *self.c.cutting.unprepared(index)):
-                self.order(index, body)
 
-    def _missed(self, index: int, peer: ShardPeer) -> list[Mapping[str, Any]] | None:
-        """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
-        mode = self.c.mode
-        if not peer.serving or (mode.rewinds_together and peer.recovery != self.recovery) or peer.mode != written(mode):
-            return None
-        return [] if self.c.deciding is None else self.c.deciding.missed(index, peer.carried)
+def gather(state: CoordinatorState) -> None:
+    """Go on once every shard is here and the view is claimed."""
+    state.search.stop()
+    state.enter("electing")
+    if len(state.peers) < state.job.shards or not state.search.claimed:
+        return
+    if state.source is None and not any(p.serving for p in state.peers.values()):
+        state.enter("fresh")
+        ask_first_values(state)
+        return
+    _restore(state, set())
 
-    def announced(self, view: int) -> None:
-        """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
-        if view > self.view and self.state != "finished":
-            self._rise(view)
-            if self.open and self.c.mode.rewinds_together:
-                self.c.cutting.drop("a shard starts again")  # it would commit steps that are undone
-                self.enter("electing")
-                self._rewind_workers()
 
-    def lost(self, index: int, link: int) -> None:
-        """The stream of a shard ended; it may still serve its workers."""
-        peer = self.peers.get(index)
-        if peer is not None and peer.link == link:
-            self.c.cutting.drop(f"shard {index} is out of reach")
+def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
+    """A shard says hello on a new stream."""
+    index, known = hello.index, state.peers.get(hello.index)
+    if known is not None and hello.attempt < known.attempt:
+        state.emit(actions.Order(hello.link, Fence(state.view)))
+        return
+    if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
+        state.emit(actions.Order(known.link, Fence(max(state.view, hello.view))))
+    peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
+    state.peers[index] = peer
+    state.blank.discard(index)
+    checkpoints.drop(state, f"shard {index} has connected again")
+    if hello.view > state.view:
+        _rise(state, hello.view)
+    if state.phase == "finished":
+        state.order(index, Finish())
+    elif state.phase == "reading":
+        return
+    elif not state.open or len(state.peers) < state.job.shards:
+        gather(state)
+    elif (missed := _missed(state, index, peer)) is None:
+        _restore(state, {index})
+    else:
+        again = (*missed, *membership.unanswered(state, index), *checkpoints.unprepared(state, index))
+        for order in (Adopt(state.view), *again):
+            state.order(index, order)
 
-    def order(self, index: int, body: Mapping[str, Any]) -> None:
-        """Order one shard."""
-        self.c.emit(actions.Order(self.peers[index].link, body))
 
-    def order_all(self, body: Mapping[str, Any], but: Set[int] = frozenset()) -> None:
-        """Order all shards, shard 0 last: it carries an order out at once."""
-        for index in sorted(self.peers, reverse=True):
-            if index not in but:
-                self.order(index, body)
-
-    def restored(self, event: events.ShardRestored) -> None:
-        """A shard has read what it was ordered to."""
-        if self.restoring and not self.finding.looking and event.recovery == self.recovery:
-            self.done.add(event.shard)
-            self.told[event.shard] = event
-            if self.done >= self.only:
-                self.open_all()
-
-    def unrestored(self, event: events.Unrestored) -> None:
-        """A shard could not read what it was ordered to."""
-        if self.restoring and not self.finding.looking and event.recovery == self.recovery and self.source is not None:
-            self.enter("electing")
-            self.finding.unreadable(self.source, event)
-
-    # -- workers -------------------------------------------------------------------------------
-
-    def worker(self, stream: Stream) -> None:
-        """A worker said hello: welcome it, make it rewind, or let it wait."""
-        if self.state == "finished":
-            self.c.emit(actions.Tell(stream.id, Kind.FINISHED))
-            self.c.completion.came_back(stream)
-            return
-        if self.state == "reading":
-            self.waiting[stream.rank] = stream  # it is looked at when it is known what the job is
-            return
-        if self.entrance.refused(stream):
-            return
-        if self.entrance.behind(stream):
-            self.rewind(stream.id)
-            return
-        if self.open:
-            self.joining.join(stream)
-            self.joining.ask(self.c.now)
-            return
-        self.waiting[stream.rank] = stream
-        if self.state in ("fresh", "initialising") and stream.rank == 0:
-            self.beginning.ask()
-
-    def tick(self, now: float) -> None:
-        """Tell those who wait what for; try again what failed."""
-        self.finding.tick(now)
-        self.joining.ask(now)
-        if now - self._told < WAITING_SECONDS:
-            return
-        self._told = now
-        reason = self.reason(now)
-        for stream in self.waiting.values():
-            self.c.emit(actions.Tell(stream.id, Kind.WAITING, {"reason": reason}))
-
-    def reason(self, now: float) -> str | None:
-        """Why nothing goes on, or None while training."""
-        seconds = round(now - self._since)
-        if self.finding.waits_for is not None:
-            return self.finding.waits_for
-        if self.state == "electing":
-            missing = [i for i in range(self.c.job.shards) if i not in self.peers]
-            return f"shards {missing} have not come, for {seconds} s" if missing else None
-        if self.state == "fresh":
-            return f"worker 0 has not attached its model, for {seconds} s"
-        if self.finding.looking:
-            return f"the newest checkpoint is looked for, for {seconds} s"
-        if self.state in ("initialising", "restoring"):
-            waiting = sorted(self.only - self.done)
-            if self.initialising and not waiting:
-                return f"the checkpoint of step 0 is not written yet, for {seconds} s"
-            return f"shards {waiting} are {self.state}, for {seconds} s"
+def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> Sequence[Order] | None:
+    """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
+    if not peer.serving or (state.mode.rewinds_together and peer.recovery != state.restore_id) or peer.mode != written(state.mode):
         return None
+    return updates.missed(state, index, peer.carried)
 
-    # -- steps ---------------------------------------------------------------------------------
 
-    def gather(self) -> None:
-        """Go on once every shard is here and the view is claimed."""
-        self.finding.stop()
-        self.enter("electing")
-        if len(self.peers) < self.c.job.shards or not self.finding.claimed:
-            return
-        if self.source is None and not any(p.serving for p in self.peers.values()):
-            self.enter("fresh")
-            self.beginning.ask()
-            return
-        self._restore(set())
+def announced(state: CoordinatorState, view: int) -> None:
+    """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
+    if view > state.view and state.phase != "finished":
+        _rise(state, view)
+        if state.open and state.mode.rewinds_together:
+            checkpoints.drop(state, "a shard starts again")  # it would commit steps that are undone
+            state.enter("electing")
+            _rewind_workers(state)
 
-    def lay_out(self, layout: Layout) -> None:
-        """The parameters' blocks, and where they lie."""
-        if layout != self.layout:
-            self.layout, self.assignment = layout, assign(layout, self.c.job.shards)
 
-    def is_good(self, made: CheckpointFacts) -> None:
-        """A manifest was written anew."""
-        self.finding.is_good(made)
+def shard_lost(state: CoordinatorState, index: int, link: int) -> None:
+    """The stream of a shard ended; it may still serve its workers."""
+    peer = state.peers.get(index)
+    if peer is not None and peer.link == link:
+        checkpoints.drop(state, f"shard {index} is out of reach")
 
-    def rewind_all(self, why: str) -> None:
-        """Everyone goes back to the last manifest; no shard was lost."""
-        self.c.log("info", f"all rewind: {why}")
-        self.c.cutting.drop("all rewind")
-        self._restore(set(self.peers))
 
-    def _restore(self, blank: set[int]) -> None:
-        """Bring shards back from the newest manifest, once that is found."""
-        self._blank |= blank
-        self.c.cutting.drop("shards are restored")
-        self.c.cutting.moved = {}
-        self.enter("restoring")
-        self.done, self.only = set(), set(self.peers)
-        self.finding.look()
+def _rise(state: CoordinatorState, view: int) -> None:
+    state.view = view
+    state.restore_id = max(state.restore_id, view << 20)
+    claim(state)
 
-    def together(self) -> bool:
-        """Must all shards be restored: in sync, after a change of mode, and where none serves?"""
-        peers, mode = self.peers.values(), written(self.c.mode)
-        other = any(p.serving and p.mode != mode for p in peers)
-        return self.c.mode.rewinds_together or other or not any(p.serving for p in peers)
 
-    def reads_records(self) -> bool:
-        """Will workers be placed by what the manifest has of them?"""
-        return self.together() or 0 in self._blank or not self.peers[0].serving
+# -- fresh, initialising: a new run's first values -----------------------------------------------------
 
-    def restore_from(self, found: CheckpointFacts, records: Mapping[int, bytes], initial: bytes) -> None:
-        """Bring shards back from this manifest: all of them in sync, in async only those that lost their blocks."""
-        c = self.c
-        self.source = found
-        taken, self._taken = self._taken, None
-        if taken is not None and self._serve_all(taken, found):
-            self._go_on(taken, found, initial)
-            return
-        together = self.together()
-        self.only = set(self.peers) if together else self._blank | {i for i, p in self.peers.items() if not p.serving}
-        self._blank, self.told, self.done = set(), {}, set()
-        if not self.only:
-            self.open_all()
-            return
-        whole = together or self.only == set(self.peers)
-        self.recovery += 1
-        self.restores += 0 in self.only
-        saved = found.workers
-        if found.run != c.job.run:  # another run's processes say nothing about this one's
-            saved = tuple(type(worker)(worker.clock, left=worker.left, record=worker.record) for worker in saved)
-        self.lay_out(found.layout)
-        self.tables, self.rule, self.aliases = found.tables, found.rule, found.aliases
-        self.initial = initial or self.initial
-        if whole:
-            self._rewind_workers()
-            c.members.rewound(saved, records)
-            c.progress.rewound(found.step)
-        elif 0 in self.only:
-            c.members.rewound(saved, records)
-        self.fences = c.members.fences(set(self.waiting)) if together else {}
-        self._order_restores(found)
 
-    def _serve_all(self, taken: events.TookUp, found: CheckpointFacts) -> bool:
-        """Does every shard serve what shard 0 had served, and does a checkpoint hold the end of each worker that has left?
+def ask_first_values(state: CoordinatorState) -> None:
+    """Ask rank 0 for the run's first values, if it waits for that. While one of those before is being committed, it waits."""
+    cut, stream = state.cuts.current, state.waiting.get(0)
+    if stream is None or (cut is not None and cut.committing):
+        return
+    if state.phase == "fresh" or (state.initialising and stream.id != state.initialization.asked_of):
+        _initialise(state, stream)
 
-        The last record of a worker that has left since may be lost with the process.
-        """
-        ended = all(worker.left is None or found.workers[rank].left is not None for rank, worker in enumerate(taken.workers))
-        same = taken.recovery == self.recovery and taken.mode == written(self.c.mode) and taken.layout == found.layout
-        peers = self.peers.values()
-        return ended and same and not self._blank and all(p.serving and (p.recovery, p.mode) == (taken.recovery, taken.mode) for p in peers)
 
-    def _go_on(self, taken: events.TookUp, found: CheckpointFacts, initial: bytes) -> None:
-        """Nobody goes back: workers say hello again, and are let in where they stand."""
-        c = self.c
-        self.lay_out(found.layout)
-        self.tables, self.rule, self.aliases = found.tables, found.rule, found.aliases
-        self.initial = initial or self.initial
-        c.members.took_up(taken.workers)
-        self.told, self.done, self.only = {}, set(), set()
-        c.log("info", f"all shards serve on at view {self.view}; no worker begins again")
-        self.order_all({"do": "adopt", "view": self.view})
-        self._let_in()
-        c.norms.go_on()
+def _initialise(state: CoordinatorState, stream: Stream) -> None:
+    checkpoints.drop(state, "rank 0 starts again")
+    initialization = state.initialization
+    initialization.asked_of = stream.id
+    state.tables, state.aliases = stream.tables, stream.aliases
+    state.rule = membership.rule_for(stream.rule, state.job.update_at)
+    state.lay_out(Layout.of(stream.table))
+    state.enter("initialising")
+    state.done, state.only, state.initial = set(), set(range(state.job.shards)), b""
+    initialization.setup += 1
+    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.view, written(state.mode), state.tables))
+    assignment = list(state.assignment)
+    body = {"init": True, "view": state.view, "clock": 0, "recovery": state.restore_id, "assignment": assignment}
+    state.emit(actions.Welcome(stream.id, body, init=True))
 
-    def _order_restores(self, found: CheckpointFacts) -> None:
-        c = self.c
-        # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
-        # Where shard 0 is restored too, or was before, its own clocks may lag behind.
-        self.sure = 0 not in self.only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
-        body = {
-            "do": "restore", "view": self.view, "recovery": self.recovery, "folder": found.folder, "manifest": found.name,
-            "mode": written(c.mode), "fences": {str(rank): list(fence) for rank, fence in self.fences.items()}, "most": {},
-        }  # fmt: skip
-        for index, peer in self.peers.items():
-            if index in self.only:
-                peer.serving = False
-                c.emit(actions.Order(peer.link, body, self.sure))
-            else:
-                self.order(index, {"do": "adopt", "view": self.view})
 
-    def open_all(self) -> None:
-        """Every shard has what it serves: training goes on."""
-        c = self.c
-        if c.deciding is not None and self.source is not None:
-            c.deciding.begin(self.source.step, self.source.workers)
-        for index, peer in self.peers.items():
-            peer.serving, peer.recovery, peer.mode = True, self.recovery, written(c.mode)
-            self.order(index, {"do": "open", "view": self.view, "recovery": self.recovery})
-        self._let_in()
+def first_buffers(state: CoordinatorState, rank: int, buffers: bytes) -> None:
+    """A worker gives the run's first buffers. Only rank 0 does, when it was asked."""
+    if rank == 0 and state.initialising:
+        state.initial = buffers
+        check_initialised(state)
 
-    def _let_in(self) -> None:
-        """Training is on: who waits joins."""
-        c = self.c
-        self.enter("open")
-        c.cutting.cuts.restart(c.progress.step, c.now)
-        waiting = {**self.joining.opened(self.told, len(self.peers)), **self.waiting}
-        self.waiting = {}
-        for stream in waiting.values():
-            member = c.members[stream.rank]
-            if member.stream is not stream or not self.open:
-                continue
-            if self.entrance.behind(stream):  # it was told so before, and may not be gone yet
-                self.rewind(stream.id)
-            elif not self.entrance.refused(stream):  # it may have come before there was a model
-                self.joining.join(stream)
-        self.joining.ask(c.now)
 
-    def _rise(self, view: int) -> None:
-        self.view = view
-        self.recovery = max(self.recovery, view << 20)
-        self.finding.claim()
+def initialised(state: CoordinatorState, event: events.Initialised) -> None:
+    """A shard has all first values of a set-up."""
+    if state.initialising and event.setup == state.initialization.setup:
+        state.done.add(event.shard)
+        check_initialised(state)
 
-    def rewind(self, stream: int) -> None:
-        """Let a worker begin again in the mode of this job."""
-        self.c.emit(actions.Tell(stream, Kind.REWIND, {"mode": written(self.c.mode)}))
-        self.c.emit(actions.HangUp(stream))
 
-    def _rewind_workers(self) -> None:
-        for member in self.c.members.all.values():
-            if member.stream is None or not member.here:
-                continue
-            if member.welcomed:
-                self.rewind(member.stream.id)
-                member.welcomed = False
-            else:
-                self.waiting[member.rank] = member.stream
+def check_initialised(state: CoordinatorState) -> None:
+    """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
+    if state.initialising and state.done >= state.only and state.initial and state.cuts.may_begin(state.now):
+        checkpoints.begin(state, still=True)
 
-    def enter(self, state: str) -> None:
-        """Go over to another state."""
-        if state != self.state:
-            self._since = self.c.now
-        self.state = state
 
-    def finish(self) -> None:
-        """The run has its final manifest."""
-        self.state = "finished"
-        self.finding.stop()
+def first_committed(state: CoordinatorState, made: CheckpointFacts) -> None:
+    """The manifest of step 0 is there."""
+    state.source = made
+    if state.initialising:
+        state.restored = {}
+        _open_all(state)
+    else:  # a shard came anew meanwhile
+        gather(state)
 
-    def leave_lost(self, why: str) -> None:
-        """No checkpoint is left to go on from, though there was one."""
-        self.c.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))
+
+# -- restoring: shards read the newest checkpoint ------------------------------------------------------
+
+
+def rewind_all(state: CoordinatorState, why: str) -> None:
+    """Everyone goes back to the last manifest; no shard was lost."""
+    state.log("info", f"all rewind: {why}")
+    checkpoints.drop(state, "all rewind")
+    _restore(state, set(state.peers))
+
+
+def _restore(state: CoordinatorState, blank: set[int]) -> None:
+    """Bring shards back from the newest manifest, once that is found."""
+    state.blank |= blank
+    checkpoints.drop(state, "shards are restored")
+    state.tries.moved = {}
+    state.enter("restoring")
+    state.done, state.only = set(), set(state.peers)
+    look(state)
+
+
+def _together(state: CoordinatorState) -> bool:
+    """Must all shards be restored: in sync, after a change of mode, and where none serves?"""
+    peers, mode = state.peers.values(), written(state.mode)
+    other = any(p.serving and p.mode != mode for p in peers)
+    return state.mode.rewinds_together or other or not any(p.serving for p in peers)
+
+
+def _reads_records(state: CoordinatorState) -> bool:
+    """Will workers be placed by what the manifest has of them?"""
+    return _together(state) or 0 in state.blank or not state.peers[0].serving
+
+
+def _restore_from(state: CoordinatorState, found: CheckpointFacts, records: Mapping[int, bytes], initial: bytes) -> None:
+    """Bring shards back from this manifest: all of them in sync, in async only those that lost their blocks."""
+    state.source = found
+    taken, state.taken = state.taken, None
+    if taken is not None and _serve_all(state, taken, found):
+        _serve_on(state, taken, found, initial)
+        return
+    together = _together(state)
+    state.only = set(state.peers) if together else state.blank | {i for i, p in state.peers.items() if not p.serving}
+    state.blank, state.restored, state.done = set(), {}, set()
+    if not state.only:
+        _open_all(state)
+        return
+    whole = together or state.only == set(state.peers)
+    state.restore_id += 1
+    state.restores += 0 in state.only
+    saved = found.workers
+    if found.run != state.job.run:  # another run's processes say nothing about this one's
+        saved = tuple(type(worker)(worker.clock, left=worker.left, record=worker.record) for worker in saved)
+    _take_model(state, found, initial)
+    if whole:
+        _rewind_workers(state)
+        state.members.rewound(saved, records)
+        state.progress.rewound(found.step)
+    elif 0 in state.only:
+        state.members.rewound(saved, records)
+    state.fences = state.members.fences(set(state.waiting)) if together else {}
+    _order_restores(state, found)
+
+
+def _take_model(state: CoordinatorState, found: CheckpointFacts, initial: bytes) -> None:
+    state.lay_out(found.layout)
+    state.tables, state.rule, state.aliases = found.tables, found.rule, found.aliases
+    state.initial = initial or state.initial
+
+
+def _order_restores(state: CoordinatorState, found: CheckpointFacts) -> None:
+    # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
+    # Where shard 0 is restored too, or was before, its own clocks may lag behind.
+    state.sure = 0 not in state.only and state.job.attempt == 1 and (bool(state.tables) or 0 in state.assignment)
+    order = Restore(state.view, state.restore_id, found.folder, found.name, written(state.mode), state.fences)
+    for index, peer in state.peers.items():
+        if index in state.only:
+            peer.serving = False
+            state.emit(actions.Order(peer.link, order, state.sure))
+        else:
+            state.order(index, Adopt(state.view))
+
+
+def _rewind_workers(state: CoordinatorState) -> None:
+    for member in state.members.all.values():
+        if member.stream is None or not member.here:
+            continue
+        if member.welcomed:
+            state.rewind(member.stream.id)
+            member.welcomed = False
+        else:
+            state.waiting[member.rank] = member.stream
+
+
+def shard_restored(state: CoordinatorState, event: events.ShardRestored) -> None:
+    """A shard has read what it was ordered to."""
+    if state.restoring and not state.search.looking and event.recovery == state.restore_id:
+        state.done.add(event.shard)
+        state.restored[event.shard] = event
+        if state.done >= state.only:
+            _open_all(state)
+
+
+def shard_unrestored(state: CoordinatorState, event: events.Unrestored) -> None:
+    """A shard could not read the checkpoint: where a file is damaged the one before counts, else it is tried again."""
+    source, search, progress = state.source, state.search, state.progress
+    if not state.restoring or search.looking or event.recovery != state.restore_id or source is None:
+        return
+    state.enter("electing")
+    if event.damaged:
+        search.damaged[source.name] = f"checkpoint {source.name} is passed over: {event.why}"
+        progress.checkpoint_problem = search.damaged[source.name]
+    else:
+        search.failed[source.name] = search.failed.get(source.name, 0) + 1
+        progress.checkpoint_problem = event.why
+    state.log("warning", f"restore failed: {event.why}")
+    search.gather_at = state.now + AGAIN_SECONDS
+
+
+def _serve_all(state: CoordinatorState, taken: events.TookUp, found: CheckpointFacts) -> bool:
+    """Does every shard serve what shard 0 had served, and does a checkpoint hold the end of each worker that has left?
+
+    The last record of a worker that has left since may be lost with the process.
+    """
+    ended = all(worker.left is None or found.workers[rank].left is not None for rank, worker in enumerate(taken.workers))
+    same = taken.recovery == state.restore_id and taken.mode == written(state.mode) and taken.layout == found.layout
+    peers = state.peers.values()
+    return ended and same and not state.blank and all(p.serving and (p.recovery, p.mode) == (taken.recovery, taken.mode) for p in peers)
+
+
+def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFacts, initial: bytes) -> None:
+    """Nobody goes back: workers say hello again, and are let in where they stand."""
+    _take_model(state, found, initial)
+    state.members.took_up(taken.workers)
+    state.restored, state.done, state.only = {}, set(), set()
+    state.log("info", f"all shards serve on at view {state.view}; no worker begins again")
+    state.order_all(Adopt(state.view))
+    _let_in(state)
+    updates.count_early_norms(state)
+
+
+# -- open: training, and workers that come -------------------------------------------------------------
+
+
+def _open_all(state: CoordinatorState) -> None:
+    """Every shard has what it serves: training goes on."""
+    if state.updates is not None and state.source is not None:
+        updates.begin(state, state.updates, state.source.step, state.source.workers)
+    for index, peer in state.peers.items():
+        peer.serving, peer.recovery, peer.mode = True, state.restore_id, written(state.mode)
+        state.order(index, Open(state.view, state.restore_id))
+    _let_in(state)
+
+
+def _let_in(state: CoordinatorState) -> None:
+    """Training is on: who waits joins."""
+    state.enter("open")
+    state.cuts.restart(state.progress.step, state.now)
+    waiting = {**membership.opened(state), **state.waiting}
+    state.waiting = {}
+    for stream in waiting.values():
+        if state.members[stream.rank].stream is not stream or not state.open:
+            continue
+        if membership.is_behind(state, stream):  # it was told so before, and may not be gone yet
+            state.rewind(stream.id)
+        elif not membership.refuse(state, stream):  # it may have come before there was a model
+            _join(state, stream)
+    membership.ask(state)
+
+
+def worker_came(state: CoordinatorState, stream: Stream) -> None:
+    """A worker said hello: welcome it, make it rewind, or let it wait."""
+    if state.phase == "finished":
+        state.emit(actions.Tell(stream.id, Kind.FINISHED))
+        ending.came_back(state, stream)
+        return
+    if state.phase == "reading":
+        state.waiting[stream.rank] = stream  # it is looked at when it is known what the job is
+        return
+    if membership.refuse(state, stream):
+        return
+    if membership.is_behind(state, stream):
+        state.rewind(stream.id)
+        return
+    if state.open:
+        _join(state, stream)
+        membership.ask(state)
+        return
+    state.waiting[stream.rank] = stream
+    if state.phase in ("fresh", "initialising") and stream.rank == 0:
+        ask_first_values(state)
+
+
+def _join(state: CoordinatorState, stream: Stream) -> None:
+    why = membership.join(state, stream)
+    if why is not None:
+        rewind_all(state, why)
+
+
+def workers_stand(state: CoordinatorState, event: events.StandsAt) -> None:
+    """A shard says how far the workers are that wait to be placed."""
+    why = membership.answered(state, event)
+    if why is not None:
+        rewind_all(state, why)
+        membership.ask(state)
+
+
+# -- while anybody waits -------------------------------------------------------------------------------
+
+
+def tick(state: CoordinatorState) -> None:
+    """Try again what failed; tell those who wait what for."""
+    search, now = state.search, state.now
+    if search.claim_at is not None and now >= search.claim_at:
+        claim(state)
+    if search.gather_at is not None and now >= search.gather_at:
+        gather(state)
+    if search.look_at is not None and now >= search.look_at:
+        look(state)
+    membership.ask(state)
+    if now - state.said_why >= WAITING_SECONDS:
+        state.said_why = now
+        why = reason(state, now)
+        for stream in state.waiting.values():
+            state.emit(actions.Tell(stream.id, Kind.WAITING, {"reason": why}))
+    check_initialised(state)
+
+
+def reason(state: CoordinatorState, now: float) -> str | None:
+    """Why nothing goes on, or None while training."""
+    seconds, search = round(now - state.since), state.search
+    if search.waits_for is not None:
+        return search.waits_for
+    if state.phase == "electing":
+        missing = [i for i in range(state.job.shards) if i not in state.peers]
+        return f"shards {missing} have not come, for {seconds} s" if missing else None
+    if state.phase == "fresh":
+        return f"worker 0 has not attached its model, for {seconds} s"
+    if search.looking:
+        return f"the newest checkpoint is looked for, for {seconds} s"
+    if state.initialising or state.restoring:
+        waiting = sorted(state.only - state.done)
+        if state.initialising and not waiting:
+            return f"the checkpoint of step 0 is not written yet, for {seconds} s"
+        return f"shards {waiting} are {state.phase}, for {seconds} s"
+    return None

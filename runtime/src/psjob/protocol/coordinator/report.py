@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from psjob.protocol.coordinator.consistency import Alike, Drift
-from psjob.protocol.coordinator.events import JobFacts, Measured
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Measured
 from psjob.protocol.coordinator.members import Member, Members, State
 
 MAX_METRICS = 256
@@ -68,6 +68,15 @@ class JobProgress:
         self.comeback.undone(self.step, step)
         self.drift.rewound()
         self.step = step
+
+    def adopt(self, made: CheckpointFacts) -> None:
+        """This manifest is the newest: show it."""
+        self.checkpoint = {
+            "step": made.step, "view": made.view, "time": made.created, "bytes": made.bytes,
+            "path": made.name, "final": made.final, "observedRequest": made.request,
+        }  # fmt: skip
+        if made.final:
+            self.weights_sha256 = made.weights_sha256
 
     def report(self, rank: int, body: Mapping[str, float]) -> None:
         """Numbers of `report()`: rank 0's hold; another rank's fill what rank 0 does not name. The MAX_METRICS named last are kept."""

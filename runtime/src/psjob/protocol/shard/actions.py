@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from psjob.layout.blocks import TensorSpec
-from psjob.protocol.shard.orders import Clocks, Incarnation
-from psjob.protocol.shard.phase import Phase
+from psjob.protocol.messages import Clocks, Incarnation
+
+
+class Phase(Enum):
+    """How far this shard is from serving."""
+
+    BLANK = "blank"
+    """No layout yet: a new run, or a shard that waits to be told what to restore."""
+    INIT = "initialising"
+    HELD = "restored"
+    SERVING = "serving"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a shard's machine is told."""
+"""What a shard's machine hears: orders of the coordinator, and what becomes of its own actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psjob.protocol.shard.orders import Order
+from psjob.protocol.messages import Order
 
 
 @dataclass(frozen=True)

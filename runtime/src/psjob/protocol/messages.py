@@ -1,9 +1,13 @@
-"""What the coordinator orders a shard to do, and the reader that makes typed orders of JSON bodies."""
+"""What the coordinator orders a shard to do, as values, and the codec between them and JSON bodies.
+
+The coordinator makes orders, and `encode_order` gives the body that goes to the shard. There `decode_order` makes the same value of it, or
+refuses what is not in shape. Fields are written in their order and under their names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
@@ -27,10 +31,10 @@ class SetUp:
     """Lay out empty blocks for a new run. `tables` are specs as JSON objects."""
 
     setup: int
+    table: tuple[TensorSpec, ...]
+    rule: str
     view: int
     mode: str
-    rule: str
-    table: tuple[TensorSpec, ...]
     tables: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -40,9 +44,9 @@ class Restore:
 
     view: int
     recovery: int
-    mode: str
     folder: str
     manifest: str
+    mode: str
     fences: Mapping[int, Incarnation] = field(default_factory=dict)
     """By rank, the lowest process that may speak from now on."""
     most: Clocks = field(default_factory=dict)
@@ -87,10 +91,10 @@ class TakeCut:
     step: int
     marks: bool
     base: int | None
-    left: Clocks = field(default_factory=dict)
-    """Workers that have left, whose own word may still be on its way."""
     clocks: Clocks | None = None
     """In a decided mode: how many pushes of each worker the blocks hold."""
+    left: Clocks = field(default_factory=dict)
+    """Workers that have left, whose own word may still be on its way."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,31 @@ Order = (
 )  # fmt: skip
 
 
-def read(body: Mapping[str, Any]) -> Order:
+def encode_order(order: Order) -> Mapping[str, Any]:
+    """The body of an order, in JSON's types."""
+    if isinstance(order, Decide | Clip):
+        return order.body
+    body: dict[str, Any] = {"do": _WORDS[type(order)]}
+    for each in fields(order):
+        value = getattr(order, each.name)
+        if each.name != "clocks":
+            body[each.name] = _plain(value)
+        elif value is not None:
+            body["clocks"] = sorted(value.items())
+    return body
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
+    return value
+
+
+def decode_order(body: Mapping[str, Any]) -> Order:
     """The order that a body holds. Raises WireError, naming the order, where it is not in shape."""
     word = str(body.get("do"))[:40]
     reader = _READERS.get(word)
@@ -174,7 +202,7 @@ def read(body: Mapping[str, Any]) -> Order:
 def _setup(body: Mapping[str, Any]) -> Order:
     table = tuple(_row(row) for row in body["table"])
     tables = tuple(dict(spec) for spec in body.get("tables", ()))
-    return SetUp(_count(body["setup"]), _view(body), _mode(body["mode"]), str(body["rule"]), table, tables)
+    return SetUp(_count(body["setup"]), table, str(body["rule"]), _view(body), _mode(body["mode"]), tables)
 
 
 def _row(row: Mapping[str, Any]) -> TensorSpec:
@@ -185,7 +213,7 @@ def _row(row: Mapping[str, Any]) -> TensorSpec:
 def _restore(body: Mapping[str, Any]) -> Order:
     fences = {int(rank): (_count(pair[0]), _count(pair[1])) for rank, pair in dict(body.get("fences") or {}).items()}
     return Restore(
-        _view(body), _count(body["recovery"]), _mode(body["mode"]), str(body["folder"]), str(body["manifest"]),
+        _view(body), _count(body["recovery"]), str(body["folder"]), str(body["manifest"]), _mode(body["mode"]),
         fences, _clocks(body.get("most") or {}),
     )  # fmt: skip
 
@@ -194,7 +222,7 @@ def _cut(body: Mapping[str, Any]) -> Order:
     pairs = body.get("clocks")
     clocks = None if pairs is None else {_count(rank): _count(clock) for rank, clock in pairs}
     step = int(body["step"])
-    return TakeCut(_count(body["cut"]), step, bool(body["marks"]), _base(body), _clocks(body.get("left") or {}), clocks)
+    return TakeCut(_count(body["cut"]), step, bool(body["marks"]), _base(body), clocks, _clocks(body.get("left") or {}))
 
 
 def _decide(body: Mapping[str, Any]) -> Order:
@@ -225,6 +253,10 @@ def _where(body: Mapping[str, Any]) -> Order:
     return Where(_count(body["ask"]), tuple(_count(rank) for rank in _list(body["ranks"])))
 
 
+_WORDS: Final[dict[type, str]] = {
+    Nothing: "nothing", SetUp: "setup", Restore: "restore", Bound: "bound", Open: "open", Adopt: "adopt", Prepare: "prepare",
+    TakeCut: "cut", Void: "void", Where: "where", Finish: "finish", Stop: "stop", Fence: "fenced",
+}  # fmt: skip
 _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "nothing": lambda body: Nothing(),
     "setup": _setup,

@@ -1,1 +1,0 @@
-"""What workers of neighbouring stages of a model give each other."""
