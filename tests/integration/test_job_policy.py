@@ -47,9 +47,9 @@ ENFORCE = "pod-security.kubernetes.io/enforce"
 JOB_RIGHTS = {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["*"]}
 MAKE_PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
 CLUSTER_ADMIN = "cluster-admin"
-OF_THE_TABLE = ("jobs alone", "and create pods", "edit", "admin", CLUSTER_ADMIN)
+OF_THE_TABLE = ("jobs only", "and create pods", "edit", "admin", CLUSTER_ADMIN)
 USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "jobs alone": ("", [JOB_RIGHTS]),
+    "jobs only": ("", [JOB_RIGHTS]),
     "and create pods": ("", [JOB_RIGHTS, MAKE_PODS]),
     "edit": ("edit", [JOB_RIGHTS]),
     "admin": ("admin", [JOB_RIGHTS]),
@@ -116,7 +116,7 @@ def place(control_plane: Cluster, job_api: Api, tmp_path_factory: pytest.TempPat
     users = {who: _user(control_plane, folder, f"{names['baseline']}-{who}".replace(" ", "-"), list(names.values()), who) for who in USERS}
     found = Place(control_plane, names["baseline"], names["restricted"], {**users, CLUSTER_ADMIN: job_api})
     for namespace in names.values():
-        wait_for("the policy to be in force", lambda it=namespace: found.dry("jobs alone", GOOD, it)[0] == 403, 30)
+        wait_for("the policy to be in force", lambda it=namespace: found.dry("jobs only", GOOD, it)[0] == 403, 30)
         wait_for("the roles to be in force", lambda it=namespace: found.dry("edit", safe(), it)[0] == 201, 30)
     yield found
     for path in [*made, *(f"/api/v1/namespaces/{namespace}" for namespace in names.values())]:
@@ -194,7 +194,7 @@ def test_who_may_ask_for_what(place: Place, suspended: dict[str, str], who: str)
         }
         passes = rows[job.row][who]
         for way, (code, message) in answers.items():
-            told = "may not create pods in namespace" in message if who == "jobs alone" else message.count(job.path) >= 1
+            told = "may not create pods in namespace" in message if who == "jobs only" else message.count(job.path) >= 1
             good = code in (200, 201) if passes else code == 403 and told and f"namespace {place.baseline}" in message
             if not good:
                 wrong.append((name, way, code, message))
@@ -343,9 +343,9 @@ def test_what_makes_no_pods_is_not_judged(place: Place) -> None:
         {"metadata": {"finalizers": None}},
         {"spec": {"suspend": True}},
     ):
-        assert place.patch("jobs alone", "theirs", change)[0] == 200, change
+        assert place.patch("jobs only", "theirs", change)[0] == 200, change
     for change in ({"suspend": False}, {"suspend": None}, {"runPolicy": {"backoffLimit": 9}}, {"checkpoint": {"request": 5}}):
-        code, message = place.patch("jobs alone", "theirs", {"spec": change})
+        code, message = place.patch("jobs only", "theirs", {"spec": change})
         assert code == 403 and "may not create pods" in message, change
     # The template is another's and was judged in his name; what is changed beside it does not bring it back.
     assert place.patch("edit", "theirs", {"spec": {"runPolicy": {"backoffLimit": 9}, "checkpoint": {"request": 5}}})[0] == 200
@@ -444,7 +444,7 @@ def test_the_largest_manifest_is_within_the_cost(place: Place, asks: bool) -> No
     assert code == 403 and "cost" not in message and "resulted in error" not in message, message
     if asks:
         assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
-        assert place.patch("jobs alone", "large", {"spec": {"suspend": True}})[0] == 200
+        assert place.patch("jobs only", "large", {"spec": {"suspend": True}})[0] == 200
 
 
 # ---- namespaces without jobs -------------------------------------------------------------------------------------------------------

@@ -38,4 +38,4 @@ def test_a_manifest_goes_through_the_files_of_the_walk(place: World, tmp_path: P
         windows.append((began, time.monotonic_ns()))
         time.sleep(1)
     trace = roads.entries(tmp_path / "trace")
-    roads.compare("manifest", set.intersection(*(roads.files(trace, window) for window in windows)))
+    roads.compare("manifest", set.intersection(*(roads.files(trace, window) for window in windows)), margin=4)

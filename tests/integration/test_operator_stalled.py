@@ -70,7 +70,7 @@ LOG = "Traceback\nLoginError: https://me:hunter2@host says no, token=hunter2"
 
 
 @pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+def own_place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
     with world(control_plane, namespace, tmp_path) as made:
         yield made
 
@@ -79,16 +79,16 @@ def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wo
     ("options", "said"),
     [((), "exit code 3: LoginError: https://[removed]@host says no, token=[removed];"), (("--no-log-tails",), "exit code 3;")],
 )
-def test_status_and_events_tell_no_credential_and_without_tails_no_word(place: World, options: tuple[str, ...], said: str) -> None:
-    place.operator(*options)
-    node = place.node(f"{place.namespace}-n")
-    place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
-    place.until("its pods", lambda: {"job-ps-0-a1", "job-worker-0-r1"} <= set(place.pods()))
-    place.run("job-ps-0-a1", "job-worker-0-r1", node=node)
-    place.until_phase("Running", "job")
-    place.end("job-worker-0-r1", 3, message=LOG)
-    place.until_phase("Failed", "job")
-    told = str(place.status("job")) + str(place.items("events"))
+def test_status_and_events_tell_no_credential_and_without_tails_no_word(own_place: World, options: tuple[str, ...], said: str) -> None:
+    own_place.operator(*options)
+    node = own_place.node(f"{own_place.namespace}-n")
+    own_place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
+    own_place.until("its pods", lambda: {"job-ps-0-a1", "job-worker-0-r1"} <= set(own_place.pods()))
+    own_place.run("job-ps-0-a1", "job-worker-0-r1", node=node)
+    own_place.until_phase("Running", "job")
+    own_place.end("job-worker-0-r1", 3, message=LOG)
+    own_place.until_phase("Failed", "job")
+    told = str(own_place.status("job")) + str(own_place.items("events"))
     assert said in told and "hunter2" not in told and (not options or "LoginError" not in told)
 
 

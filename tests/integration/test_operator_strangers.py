@@ -218,7 +218,7 @@ LIMIT = 256 << 20
 
 
 @pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+def own_place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
     with world(control_plane, namespace, tmp_path) as made:
         yield made
 
@@ -231,42 +231,42 @@ def post(place: World, text: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(place: World) -> None:
-    operator = place.operator()
+def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(own_place: World) -> None:
+    operator = own_place.operator()
     command = '"command": ["python", "train.py"]'
     text = json.dumps(manifest("deep"))
     assert command in text
-    post(place, text.replace(command, f'{command}, "x": {"[" * LEVELS}{"]" * LEVELS}'))
-    place.until("its problem", lambda: "nested deeper" in str(place.cluster.run_kubectl(
-        "get", "psj", "deep", "-n", place.namespace, "-o", "jsonpath={.status.conditions}").stdout))  # fmt: skip
-    place.create(manifest("after"))
-    place.until("the pods of another job", lambda: len(place.pods("after")) == 3)
+    post(own_place, text.replace(command, f'{command}, "x": {"[" * LEVELS}{"]" * LEVELS}'))
+    own_place.until("its problem", lambda: "nested deeper" in str(own_place.cluster.run_kubectl(
+        "get", "psj", "deep", "-n", own_place.namespace, "-o", "jsonpath={.status.conditions}").stdout))  # fmt: skip
+    own_place.create(manifest("after"))
+    own_place.until("the pods of another job", lambda: len(own_place.pods("after")) == 3)
     operator.kill()
     operator.start()
-    place.remove("after-worker-0-r1")
-    place.until("the next operator to act", lambda: "after-worker-0-r2" in place.pods("after"))
-    assert operator.alive() and not place.pods("deep")
+    own_place.remove("after-worker-0-r1")
+    own_place.until("the next operator to act", lambda: "after-worker-0-r2" in own_place.pods("after"))
+    assert operator.alive() and not own_place.pods("deep")
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.rotating
-def test_large_manifests_take_no_more_memory_than_they_have_bytes(place: World) -> None:
+def test_large_manifests_take_no_more_memory_than_they_have_bytes(own_place: World) -> None:
     """Six of nearly a mebibyte, each fifty times as much as objects of Python."""
-    operator = place.operator()
-    place.create(manifest("first"))
-    place.until("the pods", lambda: len(place.pods("first")) == 3)
+    operator = own_place.operator()
+    own_place.create(manifest("first"))
+    own_place.until("the pods", lambda: len(own_place.pods("first")) == 3)
     body = manifest("large")
     body["spec"]["workers"]["template"]["spec"]["x"] = [{}] * 330_000
     for number in range(6):
         body["metadata"]["name"] = f"large-{number}"
-        post(place, json.dumps(body, separators=(",", ":")))
+        post(own_place, json.dumps(body, separators=(",", ":")))
         # Its Event: to read the job itself again and again would cost more than all else here.
-        place.until("it to be seen", lambda number=number: place.events("SpecInvalid", f"large-{number}"), 60)  # type: ignore[misc]
-        assert place.status(f"large-{number}")["phase"] == "Failed"
+        own_place.until("it to be seen", lambda number=number: own_place.events("SpecInvalid", f"large-{number}"), 60)  # type: ignore[misc]
+        assert own_place.status(f"large-{number}")["phase"] == "Failed"
     assert resident(operator.pid) < LIMIT
-    place.remove("first-worker-0-r1")
-    place.until("another job's pod again", lambda: "first-worker-0-r2" in place.pods("first"))
+    own_place.remove("first-worker-0-r1")
+    own_place.until("another job's pod again", lambda: "first-worker-0-r2" in own_place.pods("first"))
 
 
 def resident(pid: int) -> int:

@@ -34,8 +34,8 @@ from psjob.shard import control
 
 made = control.Control.__init__
 
-def init(self, server):
-    made(self, server)
+def init(self, *given):
+    made(self, *given)
     threading.Thread(target=hang, args=(self,), daemon=True).start()
 
 def hang(self):

@@ -133,6 +133,7 @@ def paths(worker: Worker, way: str, device: str) -> None:
     elif way == "overlap":
         job.overlap = Overlap(session, job.parameters, tree_of(job.model, job.parameters), staging)
         session.exchange = job.overlap
+        job.by_hand._lands_later = True  # as in a job that was made with overlap
 
 
 def run(folder: Path, name: str, way: str, device: str, scaled: bool) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import roads
 
-pytestmark = [pytest.mark.rotating, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 SCRIPT = """
 import time
 import torch
@@ -62,15 +62,19 @@ def shard(index: int, folder: Path) -> int:
     return max(found)
 
 
+@pytest.mark.rotating
 def test_a_gradient_goes_through_the_files_of_the_walk(tmp_path: Path) -> None:
     job = started(tmp_path)
     assert job.wait(120) == 0
     trace = roads.entries(tmp_path / "trace")
     windows = steps(tmp_path)[5:]
     assert len(windows) == 35
-    roads.compare("gradient", set.intersection(*(roads.files(trace, window) for window in windows)))
+    # Shard 0 tells its coordinator of steps in a thread of its own, at times of its own.
+    found = {file for file in set.intersection(*(roads.files(trace, window) for window in windows)) if "/coordinator" not in file}
+    roads.compare("gradient", found, margin=4)
 
 
+@pytest.mark.soak
 def test_a_lost_shard_comes_back_through_the_files_of_the_walk(tmp_path: Path) -> None:
     job = started(tmp_path, "--shards", "2", "--checkpoint-every", "5")
     deadline = time.monotonic() + 120

@@ -132,7 +132,7 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
             mock.patch.object(attaching, "_pending", []),
             mock.patch.object(attaching, "_wanted", {}),
             mock.patch.object(exits, "watch", nothing),
-            mock.patch.object(clipping, "install", nothing),
+            mock.patch.object(clipping.Clipping, "install", nothing),
             mock.patch.object(attached, "session_at", session_at),
             mock.patch.object(attached, "exit_refused", refuse),
             mock.patch.object(ownfiles, "exit_refused", refuse),

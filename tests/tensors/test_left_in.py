@@ -91,7 +91,7 @@ def test_the_scripts_line_is_named(monkeypatch: pytest.MonkeyPatch, script: Call
     trace = caught.value.__traceback__
     assert trace is not None
     found = tracebacks.hint(caught.value, trace.tb_next)
-    assert (f"test_exits.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
+    assert (f"test_left_in.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
     assert bool(found) == bool(what) and ("psjob convert" in found) == bool(what)
 
 
@@ -109,7 +109,7 @@ def test_what_ddp_has_made_of_a_model_is_named(script: Callable[[], None], remed
     trace = caught.value.__traceback__
     assert trace is not None
     found = tracebacks.hint(caught.value, trace.tb_next)
-    assert f"test_exits.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
+    assert f"test_left_in.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
 
 
 def test_the_hook_is_set_once_and_tells_after_the_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers
     ("environ", "says"),
     [
         ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7"}, None),
-        ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes a worker"),
+        ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes per worker"),
         ({contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is '', expected a whole number"),
         (
             {contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7", contract.ENV_ENCRYPTION: "tls"},

@@ -108,7 +108,7 @@ class ParameterBlock(ServedState):
             if limit is not None and self.on_measured is not None:
                 self._clips = batch, self._clamped(batch, self._reduced(batch, None, apart=True))
                 free(batch)  # other blocks' pushes need the room, before this one is answered
-                self.on_measured(self, 0.0 if self._clips[1] is None else squares_of(self._clips[1]), limit)
+                self.on_measured(self, 0.0 if self._clips[1] is None else self._squares(self._clips[1]), limit)
                 break
             base = batch[0].push.base
             self._apply(batch, None if base is None else self.n - base)
@@ -191,6 +191,9 @@ class ParameterBlock(ServedState):
     def _clamped(self, batch: Sequence[PendingPush], reduced: torch.Tensor | None) -> torch.Tensor | None:
         value = _clamp(batch)
         return reduced if reduced is None or value is None else reduced.clamp_(-value, value)
+
+    def _squares(self, reduced: torch.Tensor) -> float:
+        return squares_of(reduced)
 
     def _reduced(
         self, batch: list[PendingPush], weights: Sequence[float] | None, writable: bool = False, apart: bool = False

@@ -106,6 +106,8 @@ class Rendezvous:
                 and not stream.closed
             ):
                 self._there.wait(left)
+            if stream not in self._asking[rank]:
+                return  # newer questions took its place; its stream is being closed
             heard = [there[each] for each in range(needs)] if self._complete(there, needs) else None
             missing = [each for each in range(needs) if each not in there]
             self._forget()
