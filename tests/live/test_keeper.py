@@ -15,6 +15,7 @@ SERVER = """
 import os, signal, sys, time
 from psjob.shard import keeper
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Keeper
+from psjob.shard.__main__ import load_server
 
 LIVES = 15
 
@@ -43,7 +44,7 @@ def killed(words, number=signal.SIGKILL):
 def started(folder: Path, case: str, after: str = "0", first: str = "") -> warm.Started:
     """A keeper whose servers do `case`, of `keeping`, `words` and `weights`. `first` is run in the keeper."""
     body = "\n".join(f"    {line}" for line in case.strip().splitlines())
-    code = f"{SERVER}\n{first}\ndef CASE(keeping, words, weights):\n{body}\n\nsys.exit(Keeper().run(serve))"
+    code = f"{SERVER}\n{first}\ndef CASE(keeping, words, weights):\n{body}\n\nsys.exit(Keeper(load_server).run(serve))"
     return warm.start_python(folder, ("-c", code), {"PS_FORK_SERVER": after}, folder / "out", folder / "err")
 
 
@@ -135,18 +136,14 @@ return 3
 )
 def test_a_server_that_ends_is_not_held_up_by_an_import(tmp_path: Path, end: str, code: int) -> None:
     first = """
-class Slow:
-    @staticmethod
-    def import_module(name):
-        say("imports")
-        for _ in range(600):
-            try:
-                time.sleep(0.1)
-            except Exception:
-                say("a library hides what ends an import")
-        say("imported")
-
-keeper.importlib = Slow
+def load_server():
+    say("imports")
+    for _ in range(600):
+        try:
+            time.sleep(0.1)
+        except Exception:
+            say("a library hides what ends an import")
+    say("imported")
 """
     process = started(tmp_path, f"time.sleep(1)\n{end}", after="0.1", first=first)
     assert process.wait(30) == code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -35,8 +36,13 @@ COLLECT_EVERY = 20_000
 def main() -> int:
     """Serve, in a process that a keeper replaces if it is killed, where one can. Returns the exit status."""
     if keeper.possible_here():
-        return keeper.Keeper().run(serve)
+        return keeper.Keeper(load_server).run(serve)
     return serve(None, None)
+
+
+def load_server() -> None:
+    """Import what `serve` imports late, torch with it."""
+    importlib.import_module("psjob.shard.server")
 
 
 def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:

@@ -8,7 +8,6 @@ one thread and no socket of the job. It passes SIGTERM on, and ends as the serve
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -122,8 +121,9 @@ class Watch:
 
 @dataclass
 class Keeper:
-    """Until the server has ended for good."""
+    """Until the server has ended for good. `load` imports what a server needs."""
 
+    load: Callable[[], None]
     _held: dict[str, Region] = field(default_factory=dict)
     _server: int = 0
     _stopped: bool = False
@@ -266,7 +266,7 @@ class Keeper:
         try:
             if "torch" not in sys.modules and (room := limits.free(*filter(None, [self._server]))) is not None and room < ROOM:
                 return  # looked at again when it is needed
-            importlib.import_module("psjob.shard.server")
+            self.load()
             self._can_fork = forkserver.can_fork()
         except Exception as error:  # no process, no memory, a library that cannot be read
             print(f"psjob: no process can continue in place of this shard's: {error!r}", file=sys.stderr, flush=True)
