@@ -129,7 +129,6 @@ def test_outside_a_job_it_refuses_the_same(words: str, job: Callable[..., str]) 
 
 
 def test_outside_a_job_a_second_attach_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys, "ps1", raising=False)  # an IPython of another test leaves it behind
     mine, other, third = model(), model(), model()
     ps.attach(mine, sgd(mine))
     assert "attach was called twice; give each model a name" in refused_alone(other, sgd(other))

@@ -130,6 +130,7 @@ def test_a_mistake_is_an_exception_whose_traceback_is_short(mistake: str) -> Non
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """IPython's own shell, which is told that it has a kernel."""
+    monkeypatch.setattr(sys, "ps1", "", raising=False)  # IPython sets it: the next test is no interactive session
     shell = InteractiveShell.instance()
     shell.kernel = object()
     shell.colors = "nocolor"
@@ -184,16 +185,6 @@ job.wait(timeout=60)
 """
 
 
-@pytest.fixture
-def notebook_weights() -> Iterator[InteractiveShell]:
-    """IPython's own shell, which is told that it has a kernel."""
-    shell, hook = InteractiveShell.instance(), sys.excepthook
-    shell.kernel = object()
-    yield shell
-    sys.excepthook = hook
-    InteractiveShell.clear_instance()
-
-
 def pictures(io: CapturedIO) -> list[str]:
     """What a cell has displayed as HTML and not replaced."""
     found: dict[str, str] = {}
@@ -206,7 +197,7 @@ def pictures(io: CapturedIO) -> list[str]:
 
 @pytest.mark.rotating
 @pytest.mark.timeout(300)
-def test_what_a_notebook_gets_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook_weights: InteractiveShell) -> None:
+def test_what_a_notebook_gets_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: InteractiveShell) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
     client = psjob.Client.local()
@@ -236,11 +227,11 @@ def test_what_a_notebook_gets_of_a_job(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"time", "loss", "rate"} <= set(table.columns) and table["loss"].iloc[-1] == job.metrics()["loss"].last
 
     shown: list[dict[str, str]] = []
-    monkeypatch.setattr(notebook_weights.displayhook, "write_format_data", lambda data, _metadata=None: shown.append(data))
+    monkeypatch.setattr(notebook.displayhook, "write_format_data", lambda data, _metadata=None: shown.append(data))
     assert "import" not in repr(client.list()) and len(repr(client.list())) < 120
     with capture_output() as io:
-        done = notebook_weights.run_cell(CELL.format(job.id), store_history=True)
+        done = notebook.run_cell(CELL.format(job.id), store_history=True)
     assert done.result.phase == "Complete"
     assert len(pictures(io)) == 1 and shown == [{"text/plain": repr(done.result)}], "the board, and a line as the cell's value"
-    notebook_weights.run_cell("job.get()", store_history=True)
+    notebook.run_cell("job.get()", store_history=True)
     assert "text/html" in shown[-1], "a cell of its own shows it"
