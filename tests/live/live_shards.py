@@ -17,9 +17,9 @@ from unittest import mock
 import torch
 
 from psjob.api import attach as attaching
+from psjob.api.attach import take_over
+from psjob.api.attachable import Later, Pair, later_groups
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Later, Pair, later_groups
-from psjob.api.takeover import take_over
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
 from psjob.protocol.coordinator.actions import Action

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from psjob.api import autocuts
+from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair
 from psjob.api.staged import StagedPipeline
 from psjob.protocol.pipeline import Key
 from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker

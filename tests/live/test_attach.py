@@ -21,8 +21,8 @@ import psjob as ps
 from psjob import contract, rules
 from psjob.api import attach as attaching
 from psjob.api import data
+from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair
 from psjob.api.rulechoice import as_it_runs, chosen
 from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from psjob import contract
+from psjob.api.attach import take_over
+from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
 from psjob.api.clipping import joint
-from psjob.api.pairs import Pair
-from psjob.api.takeover import take_over
 from psjob.worker import exchange
 from psjob.worker.exchange import Clip
 from tests.live.live_shards import Shards, Worker, all_well, serving

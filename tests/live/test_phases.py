@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psjob import contract
-from psjob.api import advice, takeover
+from psjob.api import advice, attach
 from psjob.api.recording import PlainState
 from psjob.process.errors import Refused
 from tests.live.live_shards import Worker, serving
@@ -43,8 +43,8 @@ def test_the_second_optimizer_takes_the_place_of_the_first(tmp_path: Path, capfd
         worker.attach()
         for optimizer, alone in ((worker.optimizer, first_of(plain)), (second_of(model), second_of(plain))):
             if optimizer is not worker.optimizer:
-                takeover.check_phase(worker.job, optimizer, False, ())
-                takeover.begin_phase(worker.job, optimizer, {})
+                attach.check_phase(worker.job, optimizer, False, ())
+                attach.begin_phase(worker.job, optimizer, {})
             for number in range(3):
                 worker.edge(number)
                 step(model, optimizer)
@@ -69,12 +69,12 @@ def test_what_no_phase_can_be_is_refused(tmp_path: Path) -> None:
         model = build()
         worker = Worker(shards, 0, model, torch.optim.SGD(model[1].parameters(), lr=0.1), overlap=False)  # type: ignore[index]
         with pytest.raises(Refused, match=r"a parameter that the first optimizer does not have: 0\.weight\. Make both optimizers first"):
-            takeover.check_phase(worker.job, first_of(model), False, ())
+            attach.check_phase(worker.job, first_of(model), False, ())
         worker.die()
     with serving(tmp_path / "async", workers=1, mode="async") as shards:
         worker = Worker(shards, 0, model, first_of(model), overlap=False)
         with pytest.raises(Refused, match=r"continues with SGD\. Change the numbers of its param_groups"):
-            takeover.check_phase(worker.job, second_of(model), False, ())
+            attach.check_phase(worker.job, second_of(model), False, ())
         worker.die()
 
 

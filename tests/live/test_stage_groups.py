@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair
 from psjob.api.stagecuts import StageCuts
 from psjob.contract import EXIT_REFUSED
 from psjob.layout.blocks import Layout, TensorSpec

@@ -15,7 +15,7 @@ from torch import nn
 
 import psjob as ps
 from psjob import contract
-from psjob.api.pairs import Pair, joined
+from psjob.api.attachable import Pair, joined
 from psjob.layout import members
 from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Worker, all_well, serving

@@ -17,11 +17,12 @@ from unittest import mock
 
 import torch
 
-from psjob.api import advice, data, epochs, scriptcode, state
+from psjob.api import advice, data, scriptcode, state
 from psjob.api import attach as attaching
+from psjob.api import data as epochs
+from psjob.api.attach import take_over
+from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair
-from psjob.api.takeover import take_over
 from psjob.process import tracebacks
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
 from psjob.worker.exits import SessionEnd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psjob.api import weightdigests as digests
+from psjob.api import consistency as digests
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 

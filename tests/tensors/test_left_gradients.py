@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from psjob.api import advice
+from psjob.api.attachable import AddedGroups, Pair, joined, later_groups, next_added
 from psjob.api.attached import AttachedJob
-from psjob.api.pairs import AddedGroups, Pair, joined, later_groups, next_added
+from psjob.api.consistency import Stepping, Unattached
 from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
 from psjob.api.state import renewed
-from psjob.api.weightdigests import Stepping, Unattached
 from psjob.process.errors import Refused
 from psjob.resume import record
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import psjob as ps
-from psjob.api.alike import STEPS, FirstInputs
+from psjob.api.consistency import STEPS, FirstInputs
 from psjob.protocol.coordinator.report import JobProgress
 
 torch.set_num_threads(1)

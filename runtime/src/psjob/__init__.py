@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from psjob import integrations as integrations
     from psjob.api.attach import attach
     from psjob.api.clipping import clip_grad_norm_
-    from psjob.api.data import epoch, shard
-    from psjob.api.epochs import epochs, state
+    from psjob.api.data import epoch, epochs, shard, state
     from psjob.api.pipelining import lazy, pipeline
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.all_reduce import all_reduce, mirror
@@ -87,7 +86,7 @@ if TYPE_CHECKING or find_spec("psjob_client"):
 
 _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
-    "epochs": "api.epochs", "state": "api.epochs", "Refused": "process.errors",
+    "epochs": "api.data", "state": "api.data", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
     "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.runner",
     "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",

@@ -16,15 +16,25 @@ import torch
 
 from psjob import contract
 from psjob.api import advice, clipping, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.alike import FirstInputs
-from psjob.api.attachable import aliases, check_processes, table_of, tell_frozen
+from psjob.api.attachable import (
+    AddedGroups,
+    Models,
+    Pair,
+    PhaseState,
+    Trained,
+    aliases,
+    check_overlap,
+    check_processes,
+    joined,
+    table_of,
+    tell_frozen,
+)
+from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.datacursor import DataCursor, Loops, Totals
-from psjob.api.pairs import AddedGroups, Models, Pair, PhaseState, Trained, check_overlap, joined
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
 from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
 from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
-from psjob.api.weightdigests import Stepping, Unattached, WeightDigests
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message

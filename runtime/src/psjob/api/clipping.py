@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn import utils
 
-from psjob.api.pairs import Pair
+from psjob.api.attachable import Pair
 from psjob.api.scriptchanges import LeftGradients
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip

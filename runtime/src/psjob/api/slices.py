@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, alike, orders, values
+from psjob.api import advice, consistency, orders, values
 from psjob.api.orders import Indices, Shuffled, seed_all, seeded
 from psjob.process.errors import Refused
 
@@ -132,7 +132,7 @@ class Slices:
 
     def facts(self) -> dict[str, Any]:
         """What tells this data from others'."""
-        return alike.facts(self._loader, self._seed, self.first, ordered=self._order.known or _has_each_once(self._drawn))
+        return consistency.facts(self._loader, self._seed, self.first, ordered=self._order.known or _has_each_once(self._drawn))
 
     def _like(self, chosen: Any, apart: bool) -> Any:
         """A DataLoader of these batches, otherwise like the user's."""
@@ -348,7 +348,7 @@ class Stream:
 
     def facts(self) -> dict[str, Any]:
         """What tells this stream from others', once a batch was given."""
-        return alike.facts(self._loader, self._seed, self.first)
+        return consistency.facts(self._loader, self._seed, self.first)
 
     def feed(self, epoch: int, place: Mapping[str, Any]) -> Iterator[tuple[Any, bool, Mapping[str, Any]]]:
         """This rank's batches from `place` on; of each whether it was given before, for want of another, and the place after it.
@@ -467,7 +467,7 @@ class _Own(torch_data.IterableDataset[_Item]):
                 found, over = self._batching.read(samples)
                 batch = self._batching.collate(found) if own and found is not None else None
             if found is not None and not number and not process:
-                first = alike.digest(found)
+                first = consistency.digest(found)
             number += found is not None
             if own and found is not None:
                 save = getattr(self.theirs, "state_dict", None)
@@ -539,12 +539,12 @@ class Yielded:
 
     def facts(self) -> dict[str, Any]:
         """What tells this data from others', once a batch was given."""
-        return alike.facts(self._loader, self._seed, self.first)
+        return consistency.facts(self._loader, self._seed, self.first)
 
     def _feed(self, batches: Iterator[Any], begin: int, read: int | None) -> Iterator[tuple[Any, bool, Mapping[str, Any]]]:
         self.first, number, told, last = None, 0, 0, None
         for number, batch in enumerate(batches, 1):
-            told = alike.digest(batch, told)
+            told = consistency.digest(batch, told)
             if number == 1:
                 self.first = told
             turn, rank = divmod(number - 1, self._world)

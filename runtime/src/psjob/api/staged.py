@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 from psjob.api import attach as attaching
 from psjob.api import autocuts, stagecuts
-from psjob.api.alike import sum_of
 from psjob.api.attached import AttachedJob
+from psjob.api.consistency import sum_of
 from psjob.api.stagecuts import StageMemory
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split

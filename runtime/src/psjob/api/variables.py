@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, objects, scriptcode, unlike, values
+from psjob.api import advice, objects, scriptcode, values
 from psjob.api.scriptcode import Found, PassEnds
 from psjob.api.state import renewed, the_state
 from psjob.layout import members
@@ -294,9 +294,9 @@ class Variables:
                 if at is not None:
                     mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
                     lost += [f"{path} ({kind})"] if mark != checksum else []
-        unlike.refuse(lost)
-        unlike.check_loops(state.get("loops", {}), self._loops)
-        unlike.check_made(
+        objects.refuse(lost)
+        objects.check_loops(state.get("loops", {}), self._loops)
+        objects.check_made(
             state.get("made", {}), {(function, path): each for (function, path, few), each in self._samples.items() if not few}
         )
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
@@ -311,7 +311,7 @@ class Variables:
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
-        unlike.refuse(lost)
+        objects.refuse(lost)
         self._load(state.get("objects", {}), plain, state)
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
@@ -363,7 +363,7 @@ class Variables:
 
     def _lose(self, function: str, path: str, thing: Any, when: str) -> None:
         self._lost.setdefault(function, {})[path] = type(thing).__name__
-        unlike.tell_lost(path, thing, when)
+        objects.tell_lost(path, thing, when)
 
     def _is_read(self, function: str, path: str, further: bool = False) -> bool:
         """Does the function read it again before it assigns it anew? `further`: in a further iteration of its loop."""
@@ -442,7 +442,7 @@ class Variables:
         changes = 0 if before is None or before.checksum == checksum else before.changes + 1
         self._sums[function, path] = _Summed(values.Versions(tensors), checksum, changes)
         if changes > OFTEN:
-            unlike.tell_lost(path, thing, "a restart that does not make it again is")
+            objects.tell_lost(path, thing, "a restart that does not make it again is")
         return checksum
 
     def _no_longer_plain(self, now: Found) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, str]]]:
@@ -461,7 +461,7 @@ class Variables:
                     long.setdefault(function, {})[path] = len(value)
                 elif values.count(value) > values.MOST and (function, path) not in self._of_library:
                     lost.setdefault(function, {})[path] = type(value).__name__
-                    unlike.tell_lost(path, value, "after a restart the job would be")
+                    objects.tell_lost(path, value, "after a restart the job would be")
         return long, {function: names for function, names in lost.items() if names}
 
     # -- putting back ----------------------------------------------------------------------------
@@ -541,7 +541,7 @@ class Variables:
             ways = tuple(f"{path}." for at, path, *_ in loaded if at == function)
             self._put({function: {path: value for path, value in those.items() if path.startswith(ways)}}, record)
         for _, path, thing, whole in loaded:
-            unlike.check_state(path, thing, whole)
+            objects.check_state(path, thing, whole)
 
     # -- what there is ---------------------------------------------------------------------------
 
