@@ -26,7 +26,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import psjob as ps
 from psjob.api.pipelining import Pipeline
-from psjob.worker.idle import share
+from psjob.worker.state import share
 
 SAMPLES = 4
 """Of a micro-batch."""

@@ -25,8 +25,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
-from psjob.worker import link as worker_link
-from psjob.worker.link import _hello
+from psjob.worker.link import ShardLink
 from tests.fuzzing import EDGES, changed_json, json_changes
 from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, stacks
 
@@ -81,20 +80,21 @@ class World:
         self.restarted += 1
         self.start = 1
         made: list[dict[str, Any]] = []
-        hello = _hello
-
-        def noted(link: Any, host: str) -> dict[str, Any]:
-            body = hello(link, host)
-            if link.session.place.index == 1 and link.index == 0:
-                made.append(body)
-            return body
-
         workers = []
         for rank in range(2):
             net = model()
             groups = [{"params": [p]} for p in net.parameters()]  # a block each
             workers.append(Worker(self.shards, rank, net, torch.optim.SGD(groups, lr=LR)))
-        with mock.patch.object(worker_link, "_hello", noted):
+        ends = workers[1].session.ends
+        hello = ends.hello
+
+        def noted(link: ShardLink, host: str) -> dict[str, Any]:
+            body = hello(link, host)
+            if link.index == 0:
+                made.append(body)
+            return body
+
+        with mock.patch.object(ends, "hello", noted):
             at_once(*(worker.attach for worker in workers))
         self.honest, self.hello = workers[0], made[-1]
         self.health = serve_status(self.shards.servers[0], "127.0.0.1", 0)

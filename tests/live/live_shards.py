@@ -308,8 +308,8 @@ class Worker:
 
     def die(self) -> None:
         """Be gone without a word, as a process that is killed. A thread that waits in its session raises Died."""
-        self.session.ended = True
-        self.session.check = _died  # type: ignore[method-assign]
+        self.session.state.ended = True
+        self.session.check = self.session.state.check = _died  # type: ignore[method-assign]
         for link in self.session.links:
             link.close()
         if self.session.stage_links is not None:

@@ -45,7 +45,7 @@ def arm() -> None:
             Path(name).unlink()
 
     def counted(exchange: Any, *given: Any, **named: Any) -> Any:
-        struck = exchange.session.clock == step
+        struck = exchange.state.clock == step
         if struck and when == "before":
             strike()
         push(exchange, *given, **named)

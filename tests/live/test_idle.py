@@ -10,7 +10,7 @@ import torch
 
 from psjob.shard.status_server import status
 from psjob.wire.frame import Header, Kind
-from psjob.worker.idle import RECENT, Idle, share
+from psjob.worker.state import RECENT, Idle, share
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.training import batch, build, loss_of
 from tests.tensors.desk import Desk

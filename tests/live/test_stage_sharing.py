@@ -148,13 +148,13 @@ BAD: dict[str, Callable[[StageLinks], Header]] = {
     "more than there is": lambda links: lent(links).lent(0, 1 << 40),
     "a head longer than the frame": lambda links: lent(links)._replace(request=1 << 19).lent(0, 128),
     "no structure": lambda links: lent(links).lent(stagelinks.BYTES - 4096, 4096),
-    "copied what was not there": lambda links: links.session.header(Kind.COPIED, part=4096 * 7 + 1),
-    "an offer from the one that dialled": lambda links: links.session.header(Kind.LENDS),
+    "copied what was not there": lambda links: links.state.header(Kind.COPIED, part=4096 * 7 + 1),
+    "an offer from the one that dialled": lambda links: links.state.header(Kind.LENDS),
 }
 
 
 def lent(links: StageLinks) -> Header:
-    return links.session.header(Kind.ACTIVATION, clock=2, block=1, request=64, flags=Flag.LENT)
+    return links.state.header(Kind.ACTIVATION, clock=2, block=1, request=64, flags=Flag.LENT)
 
 
 @pytest.mark.parametrize("name", list(BAD))

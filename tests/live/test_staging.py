@@ -11,8 +11,8 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout.blocks import Layout, TensorSpec
+from psjob.worker.exchange import Staged, Staging
 from psjob.worker.overlap import Overlap, tree_of
-from psjob.worker.staging import Staged, Staging
 from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
@@ -129,9 +129,9 @@ def paths(worker: Worker, way: str, device: str) -> None:
     session, job = worker.session, worker.job
     staging = Staging(session.layout, torch.device(device), lands=True)
     if way == "staged":
-        session.exchange = Staged(session, staging)
+        session.exchange = Staged(session.rows, staging)
     elif way == "overlap":
-        job.overlap = Overlap(session, job.parameters, tree_of(job.model, job.parameters), staging)
+        job.overlap = Overlap(session.rows, job.parameters, tree_of(job.model, job.parameters), staging)
         session.exchange = job.overlap
         job.by_hand._lands_later = True  # as in a job that was made with overlap
 

@@ -38,8 +38,7 @@ from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, parse, run_digest
 from psjob.wire.stream_pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
-from psjob.worker import link as worker_link
-from psjob.worker.link import ShardLink, _hello
+from psjob.worker.link import ShardLink
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
 from psjob_operator.cluster import progress
@@ -377,13 +376,14 @@ def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(
     """A shard that believed it would take the pushes to come for old ones, and the job would wait for ever."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = workers_of(shards)
-        say, lies = _hello, [10**9, 1 << 62, 1]
+        ends, lies = workers[1].session.ends, [10**9, 1 << 62, 1]
+        say = ends.hello
 
         def lie(link: ShardLink, host: str) -> dict[str, Any]:
             lying = lies and link is workers[1].session.links[1]
             return say(link, host) | ({"acked": lies.pop()} if lying else {})
 
-        monkeypatch.setattr(worker_link, "_hello", lie)
+        monkeypatch.setattr(ends, "hello", lie)
 
         def act(worker: Worker) -> None:
             for step in range(STEPS):

@@ -140,6 +140,7 @@ def test_one_version_everywhere() -> None:
     import psjob_operator
 
     version = psjob_operator.__version__
+    assert f'\n__version__ = "{version}"\n' in (ROOT / "runtime" / "src" / "psjob" / "__init__.py").read_text()
     for name in ("operator", "runtime", "client"):
         assert f'\nversion = "{version}"\n' in (ROOT / name / "pyproject.toml").read_text()
     chart = (ROOT / "charts" / "psjob" / "Chart.yaml").read_text()

@@ -41,7 +41,8 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from psjob.contract import ENV_ROLE
-from psjob.process.version import __version__
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from psjob import integrations as integrations
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from psjob.collectives.all_reduce import all_reduce, mirror
     from psjob.collectives.runner import PeerLost
     from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
-    from psjob.embeddings.statetable import Table
+    from psjob.embeddings.rowtables import Table
     from psjob.process.errors import Refused
     from psjob_client.problems import (
         BadManifest,
@@ -89,7 +90,7 @@ _HOME = {
     "epochs": "api.data", "state": "api.data", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
     "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.runner",
-    "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",
+    "Table": "embeddings.rowtables", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 
 _CLIENT = {

@@ -252,7 +252,7 @@ def _watch_exit(job: AttachedJob) -> None:
                 exits.finish(int(str(end.code)))
 
     sys.excepthook = on_error
-    exits.watch(lambda: job.session.joined and not job.session.ended, leave)
+    exits.watch(lambda: job.session.joined and not job.session.state.ended, leave)
 
 
 Reconstruction = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

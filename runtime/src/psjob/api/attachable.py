@@ -33,7 +33,7 @@ from psjob.api.recording import PlainState
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.checkpoint import files
-from psjob.embeddings.statetable import Table
+from psjob.embeddings.rowtables import Table
 from psjob.layout import members
 from psjob.layout.blocks import TensorSpec
 from psjob.process.config import Config

@@ -41,13 +41,12 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Clip, Deferred
+from psjob.worker.exchange import Clip, Deferred, Staged, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
 from psjob.worker.localupdates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
-from psjob.worker.staging import Staged, Staging
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
@@ -196,11 +195,11 @@ class AttachedJob:
         if overlap:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
             tree = tree_of(self.model, self.parameters)
-            session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
+            session.exchange = self.overlap = Overlap(session.rows, self.parameters, tree, Staging(session.layout, device), apart)
         elif self.pairs[0].cuts.late is not None and device.type == "cpu":
-            session.exchange = Deferred(session)
+            session.exchange = Deferred(session.rows)
         elif device.type == "cuda" and self.place.config.processes == 1:
-            session.exchange = Staged(session, Staging(session.layout, device, stage=session.stage))
+            session.exchange = Staged(session.rows, Staging(session.layout, device, stage=session.stage))
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -676,7 +675,7 @@ class AttachedJob:
         if message:
             print(f"psjob: {message}", file=sys.stderr, flush=True)
         if how in ("stopped", "lost", "fenced"):
-            met = self.session.fenced_by
+            met = self.session.state.fenced_by
             leave_message({"ending": message, "fenced": {"start": met}} if how == "fenced" and met else {"ending": message})
         if self.place.config_path and threading.current_thread() is not threading.main_thread():  # the script would go on behind the thread
             exits.finish(EXIT_OF[how])
@@ -685,7 +684,7 @@ class AttachedJob:
     def refuse(self, message: str) -> NoReturn:
         """End this process with that sentence; or begin again, if files of its own have led a started one past its place."""
         __tracebackhide__ = True
-        if not self.session.ended:
+        if not self.session.state.ended:
             self.session.close(JOIN_SECONDS)
         files = [] if self._files is None else ownfiles.other(self._files)
         if files:

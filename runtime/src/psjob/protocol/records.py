@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     offset: int
     data: memoryview
     idle: tuple[int, int]
-    """How long the worker's script has waited, as `worker.idle` tells it."""
+    """How long the worker's script has waited, as `worker.state.Idle` tells it."""
 
 
 class _Outgoing:

@@ -303,7 +303,7 @@ class _Worker:
 
     def close(self) -> None:
         """End its threads, whatever they wait for."""
-        self.session.ended = True
+        self.session.state.ended = True
         self.session._end(SessionEnd("refused", "the replay is over"))
         for link in self.session.links:
             link.close()

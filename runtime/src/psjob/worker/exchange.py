@@ -1,22 +1,27 @@
 """The data path of a worker: one clock's gradients out as blocks, and what answers them back into the model.
 
 The script's thread pushes and pulls; a link's thread calls `payload` when it sends a request again and `land` when an answer
-comes. What both sides use is guarded by the session's condition. A worker has a share of the gradients that a shard may hold: all
+comes. What both sides use is guarded by the worker's condition. A worker has a share of the gradients that a shard may hold: all
 shares together are the shard's budget.
+
+`Staging` has blocks of a model in this host's memory: gradients copied out of where they were computed, weights copied in. If the model
+lies on a GPU the memory is pinned and each direction copies on a stream of its own, beside what computes. Events say when a block is
+copied. Gradients leave all together, and answers come back as they land. On the CPU the same calls copy at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 
 from psjob.layout import memory
-from psjob.layout.blocks import Block
+from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack, Packs
 from psjob.process.config import Config
 from psjob.protocol.worker import events as e
@@ -24,15 +29,14 @@ from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import listen
+from psjob.worker.link import ShardLink, WorkerLane, listen
+from psjob.worker.rows import RowGrads, Rows
 from psjob.worker.sharing import SLOTS, Sharing
 
-if TYPE_CHECKING:
-    from psjob.worker.link import ShardLink, WorkerLane
-    from psjob.worker.rows import RowGrads
-    from psjob.worker.session import WorkerSession
-
-
+Gradients: TypeAlias = Sequence[torch.Tensor | None] | None
+"""By row of the table; None: the rank is absent, or the parameter has no gradient."""
+Groups: TypeAlias = list[dict[str, Any]]
+"""The rule's hyperparameters, by parameter group."""
 WAITS_FOR = "the shards' answer"
 
 
@@ -43,19 +47,18 @@ class Exchange:
     """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
     beside = False
     """Blocks are sent by threads of the lanes even where there is one lane."""
-
     overlaps = False
     """Gradients are sent before their step too."""
-
     lends = True
     """Blocks may lie in memory that this worker and a shard of its host lend each other."""
 
-    def __init__(self, session: WorkerSession) -> None:
-        self.session = session
-        self.credit, self.early_credit = credits(session.place.config, self.overlaps)
+    def __init__(self, rows: Rows) -> None:
+        state = self.state = rows.state
+        self.links, self.rows = rows.links, rows
+        self.credit, self.early_credit = credits(state.place.config, self.overlaps)
         """Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
         self.packs = self.make_packs()
-        self.nbytes = session.layout.nbytes
+        self.nbytes = state.layout.nbytes
         self.versions: dict[int, tuple[int, int]] = {}
         self.skipped = False
         """The shards made no update of the last clock, so a worker that steps by itself makes none either."""
@@ -68,9 +71,9 @@ class Exchange:
         """What the shards are to do with the mean gradient of this step."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
-        self.finite = FiniteCheck(session)
-        self.compression = WorkerCompression(session.place, session.layout)
-        self.sharing = Sharing(session.layout, session.mode.steady)
+        self.finite = FiniteCheck(rows)
+        self.compression = WorkerCompression(state.place, state.layout)
+        self.sharing = Sharing(state.layout, state.mode.steady)
         self.present = 1
         """Processes of this worker whose gradients are in a push."""
         self._scale = 1.0
@@ -78,14 +81,7 @@ class Exchange:
 
     # -- the script's thread -------------------------------------------------------------------
 
-    def push(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        hyperparameters: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         """Push one clock and wait for what the mode promises: fresh weights, or the reduced gradient, put into `targets`.
 
         `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
@@ -95,43 +91,41 @@ class Exchange:
         self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
         if self.skipped:
             self.compression.undo()
-        self.session.stepped()
+        self.state.stepped()
 
-    def pushes(
-        self, grads: Sequence[torch.Tensor | None] | None, hyperparameters: list[dict[str, Any]], skip: bool, scale: float
-    ) -> Callable[[Block], Header]:
+    def pushes(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
         """Begin a clock: the shards are told its hyperparameters, and what comes back makes the push of a block."""
-        session = self.session
-        session.check()
+        state = self.state
+        state.check()
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
         info = self.tell_hyperparameters(hyperparameters, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sources, self._scale = grads or (), scale
-        self.compression.begin(session.clock, frozenset(none), self.may_skip or self.finite.may_skip)
+        self.compression.begin(state.clock, frozenset(none), self.may_skip or self.finite.may_skip)
         self.skipped = False
         self.sharing.begin(grads, scale != 1.0)
-        session.rows.push(flags, info)
-        return lambda block: session.header(
-            Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
+        self.rows.push(flags, info, self.newest_version)
+        return lambda block: state.header(
+            Kind.PUSH, block=block.index, clock=state.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
         )
 
-    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
         """Take the weights as the shards reply to a worker with these hyperparameters. Raises SessionEnd."""
-        session = self.session
-        if not (session.reduces or session.mode.inner_steps):  # who steps by itself would copy every page anew
+        state = self.state
+        if not (state.reduces or state.mode.inner_steps):  # who steps by itself would copy every page anew
             self.sharing.adopt(parameters)
-        info, version = self.tell_hyperparameters(hyperparameters, []), (0, session.mode.version_for(session.clock - 1))
-        self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, info=info, version=version), parameters)
+        info, version = self.tell_hyperparameters(hyperparameters, []), (0, state.mode.version_for(state.clock - 1))
+        self._ask(lambda block: state.header(Kind.PULL, block=block.index, clock=state.clock, info=info, version=version), parameters)
         versions = [n for _, n in self.versions.values()]
-        session.handle(e.Pulled(min(versions, default=session.clock), max(versions, default=session.clock)))
-        session.check()
+        state.handle(e.Pulled(min(versions, default=state.clock), max(versions, default=state.clock)))
+        state.check()
 
     def finish(self) -> None:
         """Wait until all that was asked has landed. Raises SessionEnd."""
         self.watched = False
         try:
-            listen(self.session)
-            self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
+            listen(self.state, self.links)
+            self.state.wait(lambda: not any(link.outstanding for link in self.links), WAITS_FOR)
         finally:
             self.watched = True
 
@@ -139,7 +133,7 @@ class Exchange:
         """Tell a shard the hyperparameters that pushes name."""
         number, body = self._info
         if number:
-            link.send_json(self.session.header(Kind.INFO, info=number), body, everywhere=True)
+            link.send_json(self.state.header(Kind.INFO, info=number), body, everywhere=True)
 
     # -- both sides ----------------------------------------------------------------------------
 
@@ -206,7 +200,7 @@ class Exchange:
             return
         asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
         if asked is not None:
-            link.send_json(self.session.header(Kind.CODEC), {"pull": asked})
+            link.send_json(self.state.header(Kind.CODEC), {"pull": asked})
 
     def pieces(self, pack: Pack) -> Sequence[memoryview] | None:
         """The targets themselves, where an answer can be received straight into them; None: it goes by `landing`."""
@@ -222,9 +216,13 @@ class Exchange:
         self.versions[header.block] = header.version
         self.skipped |= bool(header.flags & Flag.SKIP)
 
+    def newest_version(self) -> int:
+        """The newest version of any block that has landed."""
+        return max((n for _, n in self.versions.values()), default=0)
+
     def make_packs(self) -> Packs:
         """A pack for each block, all in one buffer: for one thread at a time."""
-        return Packs(self.session.layout)
+        return Packs(self.state.layout)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -243,21 +241,21 @@ class Exchange:
 
     def _send(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for."""
-        session = self.session
-        session.check()
+        state = self.state
+        state.check()
         self.targets = targets
         self.sharing.aim(targets)
-        blocks = session.blocks
-        of_link = Counter(session.owner[block.index] for block in blocks)
-        with session.cond:
-            for link in session.links:
+        blocks = state.blocks
+        of_link = Counter(state.owner[block.index] for block in blocks)
+        with state.cond:
+            for link in self.links:
                 link.requests.unsent = of_link[link.index]
         for block in blocks:
-            link = session.links[session.owner[block.index]]
+            link = self.links[state.owner[block.index]]
             self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
-            if not (link.shared and session.mode.steady):  # what is lent fills no queue
+            if not (link.shared and state.mode.steady):  # what is lent fills no queue
                 self._await_credit(link, block.nbytes)
-            with session.cond:
+            with state.cond:
                 header = link.ask(make(block))
             link.send_block(header)
 
@@ -267,22 +265,22 @@ class Exchange:
         In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there: the shards have refused what
         they have no room for.
         """
-        if self.session.mode.decided or self.clip.norm is not None:
+        if self.state.mode.decided or self.clip.norm is not None:
             return
-        blocks = self.session.layout.blocks
+        blocks = self.state.layout.blocks
 
         def room() -> bool:
             used = sum(blocks[h.block].nbytes for h in link.outstanding.values() if h.block < len(blocks) and h.block not in apart)
             return used == 0 or used + nbytes <= self.credit
 
-        with self.session.cond:
+        with self.state.cond:
             now = room()
         if not now:
-            self.session.wait(room, WAITS_FOR)
+            self.state.wait(room, WAITS_FOR)
 
-    def tell_hyperparameters(self, hyperparameters: list[dict[str, Any]], none: list[int]) -> int:
+    def tell_hyperparameters(self, hyperparameters: Groups, none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
-        body: dict[str, Any] = {"hyperparameters": hyperparameters, "none": none, "rows": list(self.session.rows.hyperparameters)}
+        body: dict[str, Any] = {"hyperparameters": hyperparameters, "none": none, "rows": list(self.rows.hyperparameters)}
         if self.clip.norm is not None:
             body["clip"] = self.clip.norm
         if self.clip.value is not None:
@@ -293,7 +291,7 @@ class Exchange:
             body["processes"] = self.present
         if body != self._info[1]:
             self._info = (self._info[0] + 1, body)
-            for link in self.session.links:
+            for link in self.links:
                 self.send_info(link)
         return self._info[0]
 
@@ -339,13 +337,13 @@ def credits(config: Config, overlap: bool) -> tuple[int, int]:
 class FiniteCheck:
     """Of one worker: all blocks of all shards then skip the same step, as they do for a GradScaler."""
 
-    def __init__(self, session: WorkerSession) -> None:
-        self._session, self._what = session, session.place.config.non_finite
+    def __init__(self, rows: Rows) -> None:
+        self._state, self._rows, self._what = rows.state, rows, rows.state.place.config.non_finite
         self.may_skip = self._what == "skip"
         self.found: int | None = None
         """In the step in hand: the place of the first tensor with such a number in the model, or after its tensors that of the table."""
 
-    def skips(self, grads: Sequence[torch.Tensor | None] | None, rows: Sequence[RowGrads | None], skip: bool) -> bool:
+    def skips(self, grads: Gradients, rows: Sequence[RowGrads | None], skip: bool) -> bool:
         """Is this step to be skipped? `skip`: it is, whatever is found. Raises SessionEnd (refused) with the step and the tensor."""
         self.found = None
         if self._what == "pass" or grads is None or skip:
@@ -354,11 +352,11 @@ class FiniteCheck:
         if self.found is None:
             return False
         if self._what == "refuse":
-            session, rank = self._session, self._session.place.index
-            names = [*(spec.name for spec in session.layout.table), *(f"table {spec.name}" for spec in session.rows.specs)]
+            rank = self._state.place.index
+            names = [*(spec.name for spec in self._state.layout.table), *(f"table {spec.name}" for spec in self._rows.specs)]
             raise SessionEnd(
                 "refused",
-                f"worker {rank}, step {session.clock}: the gradient of {names[self.found]} holds NaN or inf, and training.nonFinite "
+                f"worker {rank}, step {self._state.clock}: the gradient of {names[self.found]} holds NaN or inf, and training.nonFinite "
                 "is refuse (skip leaves such a step out, pass applies it)",
             )
         return True
@@ -386,20 +384,189 @@ class Deferred(Exchange):
     beside = True
     lends = False  # bytes are sent while others are made
 
-    def push(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        hyperparameters: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         """As `Exchange.push`, without waiting. Raises SessionEnd."""
         self.finish()
         self._send(self.pushes(grads, hyperparameters, skip, scale), targets)
-        self.session.stepped()
+        self.state.stepped()
 
     def finish(self) -> None:
         super().finish()
         self.sources = ()  # all is answered: nothing is sent again
         count_change(self.targets)
+
+
+class Staging:
+    """`device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself).
+
+    `stage`: there is memory for the blocks of this stage alone; None: for all.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None, stage: int | None = None) -> None:
+        self.layout = layout
+        self._apart = device.type == "cuda"
+        """Copies are only begun by the call that asks for them."""
+        self.lands = device.type == "cuda" if lands is None else lands
+        self._out, self._into = StagingSide(device), StagingSide(device)
+        self._gradients = _arena(layout, device, stage)
+        self._weights = _arena(layout, device, stage) if self.lands else {}
+        self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
+            [
+                (b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
+                for b, p in layout.pieces_of(row)
+                if b.index in self._gradients
+            ]
+            for row in range(len(layout.table))
+        ]
+        """By row: block, place in its memory, offset in the tensor."""
+        self._copied: dict[int, torch.cuda.Event | None] = {}
+        self._landed: dict[int, torch.cuda.Event | None] = {}
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
+        """Begin to copy a gradient (None: zeros) to its places in all blocks, or in block `only`."""
+        source = None if gradient is None else gradient.detach().reshape(-1)
+        with self._out.beside(source):
+            for block, view, start in self._pieces[row]:
+                if only is not None and block != only:
+                    continue
+                if source is None:
+                    view.zero_()
+                else:
+                    view.copy_(source[start : start + view.numel()], non_blocking=self._apart)
+
+    def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Begin to copy all of a block; gradients by table row, None: zeros."""
+        for row in dict.fromkeys(piece.tensor for piece in self.layout.blocks[block].pieces):
+            self.put(row, gradients[row], only=block)
+        self.copied(block)
+
+    def copied(self, block: int) -> None:
+        """All of the block has been put; what comes after is not waited for."""
+        self._copied[block] = self._out.event()
+
+    def gradient(self, block: int) -> torch.Tensor:
+        """The block's gradient, 1-D; waits until it is copied."""
+        _through(self._copied.get(block))
+        return self._gradients[block].flat
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def weights(self, block: int) -> torch.Tensor:
+        """Where an answer is received; waits until the one before has been copied on."""
+        _through(self._landed.pop(block, None))
+        return self._weights[block].flat
+
+    def fence(self) -> None:
+        """Weights that land from now on overwrite the model's only after what the calling thread has begun."""
+        self._into.fence()
+
+    def take(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
+        """Begin to copy a received block into the model."""
+        with self._into.behind_fence():
+            self._weights[block].scatter(targets, non_blocking=self._apart)
+        self._landed[block] = self._into.event()
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """What the calling thread begins from now on sees these blocks."""
+        for block in blocks:
+            event = self._landed.get(block)
+            if event is not None:
+                event.wait(torch.cuda.current_stream(self._into.device))
+
+
+class StagingSide:
+    """A stream beside the one that computes; on a device without streams everything is done in its turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._fence: torch.cuda.Event | None = None
+
+    @contextmanager
+    def beside(self, source: torch.Tensor | None) -> Iterator[None]:
+        """Copies from `source` come after what the current stream has begun, and keep its memory until they are through."""
+        with torch.no_grad():
+            if self._stream is None:
+                yield
+                return
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                yield
+            if source is not None and source.is_cuda:
+                source.record_stream(self._stream)
+
+    def fence(self) -> None:
+        if self._stream is not None:
+            self._fence = torch.cuda.current_stream(self.device).record_event()
+
+    @contextmanager
+    def behind_fence(self) -> Iterator[None]:
+        with torch.no_grad():
+            if self._stream is None:
+                yield
+                return
+            if self._fence is not None:
+                self._stream.wait_event(self._fence)
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def event(self) -> torch.cuda.Event | None:
+        """Comes to pass when what was begun here is through; None where that is now."""
+        return None if self._stream is None else self._stream.record_event()
+
+
+def _arena(layout: Layout, device: torch.device, stage: int | None) -> dict[int, Pack]:
+    """A pack a block, by index, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
+    edge, blocks = 64, layout.of_stage(stage)
+    sizes = [-(-block.nbytes // edge) * edge for block in blocks]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
+    packs: dict[int, Pack] = {}
+    at = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        packs[block.index] = Pack(block, flat[at : at + block.nbytes].view(getattr(torch, block.dtype)), layout.table)
+        at += size
+    return packs
+
+
+def _through(event: torch.cuda.Event | None) -> None:
+    if event is not None:
+        event.synchronize()
+
+
+class Staged(Exchange):
+    """`staging` is between the model and the wire; the copies of a block go on while others are sent or received."""
+
+    lends = False  # they leave from pinned memory
+
+    def __init__(self, rows: Rows, staging: Staging) -> None:
+        super().__init__(rows)
+        self.staging = staging
+
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        for block in self.state.blocks if grads is not None and not skip else ():
+            self.staging.gather(block.index, grads or ())
+        super().push(grads, hyperparameters, skip, scale, targets)
+
+    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
+        return self.staging.gradient(block)
+
+    def pieces(self, pack: Pack) -> None:
+        """None: what lands is copied and told on, block by block."""
+        return
+
+    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
+        if not self.staging.lands:
+            return super().landing(block, pack)
+        targets = self.targets
+        return self.staging.weights(block), lambda: self.staging.take(block, targets)
+
+    def finish(self) -> None:
+        super().finish()
+        self.staging.settle(block.index for block in self.state.blocks)
+
+    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
+        self.staging.fence()
+        super()._ask(make, targets)
+        self.staging.settle(block.index for block in self.state.blocks)

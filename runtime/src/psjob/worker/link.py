@@ -17,29 +17,84 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from psjob.layout import memory
-from psjob.modes import written
+from psjob.layout.packing import Pack, Packs
 from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.machine import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
 from psjob.worker import exits
-from psjob.worker.sharing import SLOTS
+from psjob.worker.compression import WorkerCompression
+from psjob.worker.rendezvous import DIAL_SECONDS, newest_process
+from psjob.worker.sharing import Sharing
+from psjob.worker.state import SessionState
 
-if TYPE_CHECKING:
-    from psjob.layout.packing import Packs
-    from psjob.worker.session import WorkerSession
+
+class BlockSource(Protocol):
+    """What links send of blocks: the frame that a request becomes as its lane sends it. `Exchange` says what each method does."""
+
+    sharing: Sharing
+    beside: bool
+    """Blocks are sent by threads of the lanes even where there is one lane."""
+
+    def make_packs(self) -> Packs: ...
+    def order(self, block: int) -> int: ...
+    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None: ...
+    def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None: ...
+    def sent(self, header: Header) -> None: ...
+
+
+class BlockSink(Protocol):
+    """Where the shards' answers land: as `BlockSource`."""
+
+    compression: WorkerCompression
+    nbytes: int
+    """Of all blocks."""
+    watched: bool
+    """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
+
+    def make_packs(self) -> Packs: ...
+    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None: ...
+    def note(self, header: Header) -> None: ...
+
+
+class RowEnd(Protocol):
+    """What links send and receive of rows of tables. `Rows` says what each method does."""
+
+    def send(self, link: ShardLink, header: Header) -> None: ...
+    def waits(self, link: ShardLink) -> bool: ...
+    def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None: ...
+    def land_ids(self, link: ShardLink, stream: Stream, header: Header) -> None: ...
+    def share(self, link: ShardLink, offer: Mapping[str, Any] | None) -> None: ...
+    def lose(self, link: ShardLink) -> None: ...
+
+
+@dataclass
+class LinkEnds:
+    """What all links of a worker send, and to whom they give what comes. `source` and `sink` change with the worker's data path."""
+
+    source: BlockSource
+    sink: BlockSink
+    rows: RowEnd
+    hello: Callable[[ShardLink, str], dict[str, Any]]
+    """The body of a hello, from the address by which this process reaches the shard; called with the condition held."""
+    adopt: Callable[[object], None]
+    """The job's parameters lie in these blocks. Raises WireError for blocks that are no layout of them."""
+    on_state: Callable[[int, bytes], None]
+    """The shards' optimizer state of a block has come, by the request's number."""
+    neighbour: Callable[[Mapping[str, Any]], None] | None
+    """The coordinator tells of a neighbouring stage's worker; None: this worker has no stage."""
 
 
 REST_SECONDS = 0.01
@@ -98,12 +153,12 @@ class Turn:
             self._calls.put(None)
 
 
-def listen(session: WorkerSession) -> None:
+def listen(state: SessionState, links: Sequence[ShardLink]) -> None:
     """Read the answers that are owed, in the script's thread, where every link that owes some leaves its stream to it.
 
     Returns once they are here, or after LISTEN_SECONDS, or where a stream ends: the caller waits for what is missing then.
     """
-    owing = [link for link in session.links if link.outstanding]
+    owing = [link for link in links if link.outstanding]
     lanes: list[tuple[ShardLink, WorkerLane]] = []
     began = time.monotonic()
     try:
@@ -112,14 +167,14 @@ def listen(session: WorkerSession) -> None:
             if lane is None or not lane.turn.borrow():
                 return
             lanes.append((link, lane))
-        _read(session, lanes)
+        _read(state, lanes)
     finally:
         for _, lane in lanes:
             lane.turn.give()
-        session.idle.waited += time.monotonic() - began
+        state.idle.waited += time.monotonic() - began
 
 
-def _read(session: WorkerSession, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
+def _read(state: SessionState, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
     deadline = time.monotonic() + LISTEN_SECONDS
     poll = select.poll()
     found = {}
@@ -129,7 +184,7 @@ def _read(session: WorkerSession, lanes: list[tuple[ShardLink, WorkerLane]]) -> 
             return
         poll.register(fd, select.POLLIN)
         found[fd] = link, lane
-    while any(link.outstanding for link, _ in lanes) and session.machine.ending is None and time.monotonic() < deadline:
+    while any(link.outstanding for link, _ in lanes) and state.machine.ending is None and time.monotonic() < deadline:
         ready = [pair for pair in lanes if pair[1].stream.ahead()] or [found[fd] for fd, _ in poll.poll(1000 * SLICE_SECONDS)]
         for link, lane in ready:
             try:
@@ -142,59 +197,16 @@ def _read(session: WorkerSession, lanes: list[tuple[ShardLink, WorkerLane]]) -> 
                 raise
 
 
-DIAL_SECONDS = 3.0
-
-
 def dial(link: ShardLink) -> Stream | None:
-    """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest.
-
-    Raises WireError where only such answer as cannot prove to be that shard.
-    """
-    place = link.session.place
-    found: list[tuple[tuple[int, int], Stream]] = []
-    problem: WireError | None = None
-    for stream in tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS):
-        try:
-            standing = greet(stream, place, link.index)
-        except (StreamClosed, TimeoutError):
-            stream.close()
-        except WireError as error:
-            problem = error
-            stream.close()
-        else:
-            found.append(((standing.view, standing.attempt), stream))
-    if not found:
-        if problem is not None:
-            raise problem
+    """A stream on which hello was said; None: no shard answers. Raises WireError as `newest_process`."""
+    try:
+        chosen = newest_process(link.state.place, link.index)
+    except StreamClosed:
         return None
-    chosen = found[newest([told for told, _ in found])][1]
-    for _, stream in found:
-        if stream is not chosen:
-            stream.close()
-    with link.session.cond:
-        hello = _hello(link, str(chosen.sock.getsockname()[0]))
-    chosen.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
+    with link.state.cond:
+        hello = link.ends.hello(link, str(chosen.sock.getsockname()[0]))
+    chosen.send_json(link.state.header(Kind.HELLO, attempt=link.attempt), hello)
     return chosen
-
-
-def _hello(link: ShardLink, host: str) -> dict[str, Any]:
-    """`host`: the address by which this process reaches the shard."""
-    session, codecs = link.session, link.session.exchange.compression
-    body: dict[str, Any] = {
-        "role": "worker", "codecs": codecs.offered(),
-        "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
-        "layout": session.layout.digest(), "mode": written(session.mode),
-        "push": codecs.push[link.index], "pull": codecs.pull[link.index],
-    } | session.machine.hello(link.index)  # fmt: skip
-    if link.index == 0:
-        if session.stage_links is not None:
-            body["port"] = session.stage_links.listen(host)
-        body["has"] = None if link.record.id is None else [*link.record.id, link.record.count]
-        body["rule"] = session.rule
-        body["aliases"] = session.aliases
-        body["tables"] = [spec.to_json() for spec in session.rows.specs]
-        body["table"] = [spec.to_json() for spec in session.layout.table]
-    return body
 
 
 CLOSE_SECONDS = 5.0
@@ -216,12 +228,12 @@ class WorkerLane:
     @cached_property
     def landing(self) -> Packs:
         """For the thread that reads."""
-        return self.link.session.exchange.make_packs()
+        return self.link.ends.sink.make_packs()
 
     @cached_property
     def _leaving(self) -> Packs:
         """For the thread that sends blocks."""
-        return self.link.session.exchange.make_packs()
+        return self.link.ends.source.make_packs()
 
     def start(self, reads: bool) -> None:
         """Send blocks in a thread of the lane's own, and read in another if `reads`."""
@@ -231,10 +243,10 @@ class WorkerLane:
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
-        exchange = self.link.session.exchange
-        lent = self.link.shared and exchange.sharing.steady and not exchange.beside  # a header alone: not worth waking a thread for
+        source = self.link.ends.source
+        lent = self.link.shared and source.sharing.steady and not source.beside  # a header alone: not worth waking a thread for
         if self._threads and not lent:
-            self._out.put((exchange.order(header.block), next(self._count), header))
+            self._out.put((source.order(header.block), next(self._count), header))
         else:
             self._send_now(header)
 
@@ -260,17 +272,13 @@ class WorkerLane:
 
     def send_control(self, header: Header, raw: bytes) -> None:
         """As `send`, of a control body."""
-        try:
+        with contextlib.suppress(StreamClosed):
             self.stream.send_control(self.link.dated(header), raw)
-        except StreamClosed:
-            pass
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
-        try:
+        with contextlib.suppress(StreamClosed):
             self.stream.send_parts(self.link.dated(header), parts)
-        except StreamClosed:
-            pass
 
     def send_lent(self, header: Header, offset: int, length: int) -> None:
         """As `send`, of a payload that lies in memory which this worker lends."""
@@ -288,17 +296,17 @@ class WorkerLane:
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        exchange = self.link.session.exchange
+        source = self.link.ends.source
         try:
-            place = exchange.stage(self.link, header)
+            place = source.stage(self.link, header)
             if place is not None:
                 self.send_lent(header, *place)
                 return
-            frame = exchange.outgoing(self, header, self._leaving[header.block])
+            frame = source.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
                 self.send(*frame)
         finally:
-            exchange.sent(header)
+            source.sent(header)
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:
@@ -323,21 +331,22 @@ TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
 
 
 class ShardLink:
-    """All fields are guarded by the session's condition, but for the stream's reading side."""
+    """All fields are guarded by the worker's condition, but for the stream's reading side."""
 
-    def __init__(self, session: WorkerSession, index: int) -> None:
-        self.session, self.index = session, index
-        self.peer = session.place.config.shards[index]
-        self.state = session.machine.links[index]
-        self.requests = self.state.requests
+    def __init__(self, state: SessionState, index: int, ends: LinkEnds) -> None:
+        self.state, self.index, self.ends = state, index, ends
+        self.peer = state.place.config.shards[index]
+        self.told = state.machine.links[index]
+        """What the machine knows of the shard."""
+        self.requests = self.told.requests
         self.outstanding = self.requests.outstanding
         self.ask, self.number = self.requests.ask, self.requests.number
-        """Call with the session's condition held; send after releasing it."""
+        """Call with the worker's condition held; send after releasing it."""
         self.lanes: list[WorkerLane] = []
         """Open streams to the shard; the first carries everything, blocks are spread over all."""
         self.shared = False
         """Blocks to and from this shard lie in lent memory; only their headers are sent."""
-        self._told: bool | None = None
+        self._said_shared: bool | None = None
         self.none: dict[int, frozenset[int]] = {}
         """By block: tensors for which no worker had a gradient, told before the block's reply where the workers step."""
         self.record = RecordIn()
@@ -350,7 +359,7 @@ class ShardLink:
     @property
     def welcomed(self) -> bool:
         """Has the shard let this worker in, on the streams of now?"""
-        return self.state.welcomed
+        return self.told.welcomed
 
     @property
     def main(self) -> WorkerLane | None:
@@ -361,7 +370,7 @@ class ShardLink:
     @property
     def attempt(self) -> int:
         """The shard's, as it said last."""
-        return self.state.attempt
+        return self.told.attempt
 
     @property
     def carried(self) -> tuple[int, int]:
@@ -406,7 +415,7 @@ class ShardLink:
     def resend(self, header: Header) -> None:
         """Send a request again that was not answered."""
         if header.kind is Kind.ROW_PUSH:
-            self.session.rows.send(self, header)
+            self.ends.rows.send(self, header)
         elif header.kind is Kind.LOOKUP:
             self.send(header)
         else:
@@ -432,15 +441,15 @@ class ShardLink:
 
     def dated(self, header: Header) -> Header:
         """The header with the view and attempt of now."""
-        return header._replace(view=self.session.machine.view, attempt=self.state.attempt)
+        return header._replace(view=self.state.machine.view, attempt=self.told.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._next is not None and not self.session.ended:
+        while self._next is not None and not self.state.ended:
             time.sleep(self._next)
             self._next = None
-            self.session.handle(self._stream())
+            self.state.handle(self._stream())
 
     def _stream(self) -> e.Event:
         """Dial once, and serve the stream until it ends."""
@@ -461,7 +470,7 @@ class ShardLink:
 
     def _serve(self, stream: Stream) -> None:
         lane = WorkerLane(self, stream)
-        with self.session.cond:
+        with self.state.cond:
             self.lanes = [lane]
         self._moved, self._last = -1, time.monotonic()
         self.read(lane)
@@ -470,7 +479,7 @@ class ShardLink:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
         lane.turn.take()
         try:
-            while not self.session.ended:
+            while not self.state.ended:
                 if not lane.stream.readable(LOOK_SECONDS):
                     self._look(lane)
                 elif self.take(lane) is Kind.PARAM and self._leaves(lane):
@@ -486,9 +495,8 @@ class ShardLink:
 
     def _leaves(self, lane: WorkerLane) -> bool:
         """May the script read by itself from here on? It waits for all that it asks for next, which is little, and one stream brings it."""
-        exchange = self.session.exchange
-        alone = len(self.lanes) == 1 and not exchange.beside and exchange.nbytes <= MOST_BYTES
-        return alone and not (self.outstanding or lane.stream.ahead() or self.session.rows.waits(self))
+        alone = len(self.lanes) == 1 and not self.ends.source.beside and self.ends.sink.nbytes <= MOST_BYTES
+        return alone and not (self.outstanding or lane.stream.ahead() or self.ends.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:
         """Nothing came for LOOK_SECONDS.
@@ -497,7 +505,7 @@ class ShardLink:
         """
         if lane.stream.unheard() > SILENCE_SECONDS:
             raise StreamClosed(f"{lane.stream.peer}: its host has confirmed nothing for {SILENCE_SECONDS:.0f} s")
-        owed = self.outstanding or self.session.rows.waits(self) or not self.welcomed
+        owed = self.outstanding or self.ends.rows.waits(self) or not self.welcomed
         moved, now = sum(one.stream.moved() for one in list(self.lanes)), time.monotonic()
         if not owed or moved != self._moved:
             self._moved, self._last = moved, now
@@ -506,11 +514,11 @@ class ShardLink:
 
     def _drop_lanes(self) -> None:
         """Close every stream, and wait until no thread lands a block any more."""
-        with self.session.cond:
-            self.state.welcomed = self.shared = False
-            self.session.rows.sharing.lose(self.index)
+        with self.state.cond:
+            self.told.welcomed = self.shared = False
+            self.ends.rows.lose(self)
             lanes, self.lanes = self.lanes, []
-            self.session.cond.notify_all()
+            self.state.cond.notify_all()
         for lane in lanes:
             lane.close()
             lane.stream.borrowed = None  # a shard that was lost lent as much as it had
@@ -519,47 +527,47 @@ class ShardLink:
         """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
-            greet(stream, self.session.place, self.index)
+            greet(stream, self.state.place, self.index)
             hello = {"role": "worker", "lane": number, "token": str(body["token"])}
-            stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
-            with self.session.cond:
+            stream.send_json(self.state.header(Kind.HELLO, attempt=self.attempt), hello)
+            with self.state.cond:
                 self.lanes.append(WorkerLane(self, stream))
-        if len(self.lanes) > 1 or self.session.exchange.beside:
+        if len(self.lanes) > 1 or self.ends.source.beside:
             for lane in self.lanes:
-                if self.session.exchange.beside:
+                if self.ends.source.beside:
                     lane.stream.hold_little()
                 lane.start(reads=lane is not main)
 
     def _handle(self, lane: WorkerLane, header: Header) -> None:
-        session, kind, stream = self.session, header.kind, lane.stream
+        state, kind, stream = self.state, header.kind, lane.stream
         if kind is Kind.PARAM:
             self._param(lane, header)
         elif kind is Kind.ROWS:
-            session.rows.land(self, stream, header, self._applied)
+            self.ends.rows.land(self, stream, header, self._applied)
         elif kind is Kind.ROW_IDS:
-            session.rows.listing.land(self, stream, header)
+            self.ends.rows.land_ids(self, stream, header)
         elif kind is Kind.WELCOME:
             self._welcome(lane, stream.recv_json(header))
         elif kind is Kind.WAITING:
-            session.handle(e.ShardWaits.of(self.index, stream.recv_json(header)))
+            state.handle(e.ShardWaits.of(self.index, stream.recv_json(header)))
         elif kind is Kind.RECORD:
-            session.handle(e.RecordCame(header.clock, bytes(stream.recv_body(header, MAX_RECORD))))
+            state.handle(e.RecordCame(header.clock, bytes(stream.recv_body(header, MAX_RECORD))))
         elif kind is Kind.RECORD_PIECE:
             self._record_piece(header, stream.recv_body(header, PIECE))
         elif kind is Kind.RECORD_HAS:
-            session.handle(e.RecordHas(RecordId(header.clock, *header.version), header.part))
+            state.handle(e.RecordHas(RecordId(header.clock, *header.version), header.part))
         elif kind is Kind.ERROR:
             self._error(stream.recv_json(header))
         elif kind is Kind.INFO:
             self._none(header, stream.recv_json(header))
         elif kind is Kind.CODEC:
-            session.exchange.compression.told(self.index, stream.recv_json(header))
-        elif kind is Kind.NEIGHBOUR and session.stage_links is not None and self.index == 0:
-            session.stage_links.told(stream.recv_json(header))
+            self.ends.sink.compression.told(self.index, stream.recv_json(header))
+        elif kind is Kind.NEIGHBOUR and self.ends.neighbour is not None and self.index == 0:
+            self.ends.neighbour(stream.recv_json(header))
         elif kind is Kind.REWIND:
-            session.handle(e.Rewound(str((stream.recv_json(header) if header.length else {}).get("mode", ""))))
+            state.handle(e.Rewound(str((stream.recv_json(header) if header.length else {}).get("mode", ""))))
         elif kind is Kind.STATE:
-            session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
+            self.ends.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
         else:
             stream.drain(header)
             self._signal(header)
@@ -567,23 +575,23 @@ class ShardLink:
     def _signal(self, header: Header) -> None:
         """A frame without a body."""
         if header.kind in TURNS:
-            self.session.handle(e.TurnOver(TURNS[header.kind]))
+            self.state.handle(e.TurnOver(TURNS[header.kind]))
         elif header.kind is Kind.STOP:
-            self.session.handle(e.StopSet(header.clock))
+            self.state.handle(e.StopSet(header.clock))
         elif header.kind is Kind.MARK:
-            self.session.handle(e.MarkWanted(header.request))
+            self.state.handle(e.MarkWanted(header.request))
         elif header.kind is Kind.RELEASE:
-            self.session.handle(e.Released(self.index, header.request))
+            self.state.handle(e.Released(self.index, header.request))
         elif header.kind is Kind.HUNG and self.index == 0:
-            exits.hung(self.session.place.config.step_timeout)
+            exits.hung(self.state.place.config.step_timeout)
 
     def _error(self, body: Mapping[str, Any]) -> None:
         message = one_line(body.get("error", "the shard refused this worker"), 1000)
         code, start = str(body.get("code")), body.get("start")
         if code == "fenced" and type(start) is int:
-            self.session.fenced_by = start
+            self.state.fenced_by = start
         if code in ("refused", "fenced"):
-            self.session.handle(e.Refused(code, message))
+            self.state.handle(e.Refused(code, message))
         else:
             log.warning("shard %d: %s", self.index, message)
 
@@ -592,81 +600,81 @@ class ShardLink:
             none = frozenset(int(row) for row in body["none"])
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of shard {self.index} is not in shape: {error!r}") from None
-        with self.session.cond:
+        with self.state.cond:
             self.none[header.block] = none
 
     def _welcome(self, lane: WorkerLane, body: dict[str, Any]) -> None:
-        session, welcomed = self.session, e.Welcomed.of(self.index, body)
+        state, welcomed = self.state, e.Welcomed.of(self.index, body)
         try:
             codecs = [str(name) for name in body["codecs"]]
-            owner = [int(shard) for shard in body.get("assignment", session.owner)]
+            owner = [int(shard) for shard in body.get("assignment", state.owner)]
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"WELCOME of shard {self.index} is not in shape: {error!r}") from None
         if "blocks" in body and self.index == 0:
-            session.adopt(body["blocks"])
+            self.ends.adopt(body["blocks"])
         if len(self.lanes) == 1 and not welcomed.init:
             self._open_lanes(lane, body)
         if self.index == 0:
-            with session.cond:
-                session.owner = owner
+            with state.cond:
+                state.owner = owner
         self._share(body)
-        session.rows.share(self, body.get("sharedRows"))
-        with session.cond:
-            session.exchange.compression.agreed(self.index, codecs, not lane.stream.is_remote)
-        session.handle(welcomed)
+        self.ends.rows.share(self, body.get("sharedRows"))
+        with state.cond:
+            self.ends.sink.compression.agreed(self.index, codecs, not lane.stream.is_remote)
+        state.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:
         record = RecordId(header.clock, *header.version)
         if record.size > MAX_RECORD:
             raise WireError(f"a record of {record.size} bytes is above the limit of {MAX_RECORD}")
-        with self.session.cond:
+        with self.state.cond:
             whole = self.record.take(record, header.part, data)
         if whole is not None:
-            self.session.handle(e.RecordCame(record.clock, whole))
+            self.state.handle(e.RecordCame(record.clock, whole))
 
     def _applied(self, header: Header) -> None:
         """A shard has applied the rows of a push."""
-        with self.session.cond:
+        with self.state.cond:
             request = self.outstanding.get(header.request)
             if request is not None and request.kind is Kind.ROW_PUSH:
                 self._settle(request)
 
     def _settle(self, request: Header) -> None:
-        """A request is answered; call with the session's condition held."""
-        if self.requests.settle(request.request) or self.session.exchange.watched:
-            self.session.cond.notify_all()
+        """A request is answered; call with the worker's condition held."""
+        if self.requests.settle(request.request) or self.ends.sink.watched:
+            self.state.cond.notify_all()
 
     def _share(self, body: dict[str, Any]) -> None:
         """Exchange memory with a shard that offers it; where that cannot be done, blocks go over the streams."""
-        session, offer = self.session, body.get("shared")
+        state, offer = self.state, body.get("shared")
         if offer is not None:
-            blocks = [block.index for block in session.blocks if session.owner[block.index] == self.index]
+            blocks = [block.index for block in state.blocks if state.owner[block.index] == self.index]
             try:
-                region = session.exchange.sharing.take(self.index, blocks, offer)
+                region = self.ends.source.sharing.take(self.index, blocks, offer)
                 for lane in self.lanes:
                     lane.stream.borrowed = region
                 self.shared = True
             except (OSError, WireError) as error:
                 self.shared = False  # what was lent before is not where the shard puts answers, once it has been asked again
                 log.warning("shard %d: its memory is out of reach: %s", self.index, error)
-        if self._told != self.shared:
-            self._told = self.shared
+        if self._said_shared != self.shared:
+            self._said_shared = self.shared
             log.info("blocks to and from shard %d go over %s", self.index, "shared memory" if self.shared else "TCP")
 
     def _param(self, lane: WorkerLane, header: Header) -> None:
-        session, stream = self.session, lane.stream
-        with session.cond:
+        state, stream = self.state, lane.stream
+        with state.cond:
             request = self.outstanding.get(header.request)
         if request is None or request.block != header.block:
-            session.exchange.compression.codec_of(header)
+            self.ends.sink.compression.codec_of(header)
             stream.drain(header)
             return
-        session.exchange.land(self, stream, header, lane.landing[header.block])
-        with session.cond:
-            session.exchange.note(header)
+        self.ends.sink.land(self, stream, header, lane.landing[header.block])
+        with state.cond:
+            self.ends.sink.note(header)
             if not header.info:
                 self.none.pop(header.block, None)
             if header.flags & Flag.CUT and self.index == 0:
                 told = e.CutTold(request.clock + (request.kind is Kind.PUSH), bool(header.flags & Flag.STORE))
-                session.machine.handle(told, 0.0)
+                state.machine.handle(told, 0.0)
             self._settle(request)

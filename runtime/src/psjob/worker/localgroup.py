@@ -33,7 +33,7 @@ from psjob.resume import composite
 from psjob.resume.composite import Edges, Records
 from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
-from psjob.worker.exchange import Exchange
+from psjob.worker.exchange import Exchange, Gradients, Groups
 from psjob.worker.exits import SessionEnd
 from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
 from psjob.worker.session import WorkerSession
@@ -302,7 +302,7 @@ class LeaderSession(WorkerSession):
 
     def _left_alone(self, number: int) -> None:
         """A process has ended and had no step left to say so. Where it died the agent has ended this one by now."""
-        if not self.over:
+        if not self.state.over:
             sentence = (
                 f"process {number} of worker {self.place.index} has ended before the others; all processes of a worker stay until their "
                 "scripts are through. Let none of them end early, as by sys.exit where LOCAL_RANK is not 0"
@@ -371,7 +371,8 @@ class FollowerSession(WorkerSession):
 
     def __init__(self, place: Place, table: Sequence[TensorSpec], *given: Any) -> None:
         super().__init__(place, table, *given)
-        self.links, self.machine.links = [], []
+        self.links.clear()
+        self.machine.links = []
         self.edges = Edges()
         self.memory: PodMemory | None = None
         self._sums: PodSum | None = None
@@ -490,7 +491,7 @@ class FollowerSession(WorkerSession):
 
     def _hears(self, said: Said | None) -> None:
         if said is None:
-            if not self.ended:
+            if not self.state.ended:
                 self._end(SessionEnd("rewind"))  # process 0 has died, and the agent starts all again
             return
         if "end" in said.body:
@@ -522,20 +523,13 @@ class LeaderExchange(Exchange):
     lends = False  # blocks leave from memory that the processes share
 
     def __init__(self, session: LeaderSession) -> None:
-        super().__init__(session)
+        super().__init__(session.rows)
         self._leader = session
 
-    def push(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        hyperparameters: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         session = self._leader
         session.last_hyperparameters = hyperparameters
-        whole = session.meet(_part(self, grads, skip, scale))
+        whole = session.meet(_part(session, grads, skip, scale))
         self.finite.found, self.present = whole.bad, len(whole.present)
         merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
         super().push(merged, hyperparameters, whole.skip, 1.0, targets)
@@ -564,20 +558,13 @@ class FollowerExchange(Exchange):
     lends = False
 
     def __init__(self, session: FollowerSession) -> None:
-        super().__init__(session)
+        super().__init__(session.rows)
         self._follower = session
 
-    def push(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        hyperparameters: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         session = self._follower
         session.check()
-        session.meet(_part(self, grads, skip, scale))
+        session.meet(_part(session, grads, skip, scale))
         if (act := self.meanwhile) is not None:
             self.meanwhile = None
             act()
@@ -586,18 +573,17 @@ class FollowerExchange(Exchange):
 
     def finish(self) -> None:
         """Each step is answered before it returns. Raises SessionEnd."""
-        self.session.check()
+        self.state.check()
 
 
-def _part(exchange: LeaderExchange | FollowerExchange, grads: Sequence[torch.Tensor | None] | None, skip: bool, scale: float) -> Part:
+def _part(session: LeaderSession | FollowerSession, grads: Gradients, skip: bool, scale: float) -> Part:
     """What this process brings; its gradients are where they are summed from then."""
-    session: Any = exchange.session
     if grads is None:
         return Part(session.clock, absent=True)
     if not skip:
         session.sums.gather(grads, scale)
     none = frozenset(row for row, grad in enumerate(grads) if grad is None)
-    return Part(session.clock, skip=skip, none=none, bad=exchange.finite.found)
+    return Part(session.clock, skip=skip, none=none, bad=session.exchange.finite.found)
 
 
 _HEAD: Final = struct.Struct("<IQ")

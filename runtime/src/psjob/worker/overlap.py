@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -26,13 +26,10 @@ from torch.utils.hooks import RemovableHandle
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
-from psjob.worker.exchange import WAITS_FOR
+from psjob.worker.exchange import WAITS_FOR, Gradients, Groups, Staged, Staging
 from psjob.worker.exits import SessionEnd
-from psjob.worker.staging import Staged, Staging
-
-if TYPE_CHECKING:
-    from psjob.worker.link import WorkerLane
-    from psjob.worker.session import WorkerSession
+from psjob.worker.link import WorkerLane
+from psjob.worker.rows import Rows
 
 
 class Readiness:
@@ -232,18 +229,13 @@ class Overlap(Staged):
     lends = False  # bytes are sent while others are made
 
     def __init__(
-        self,
-        session: WorkerSession,
-        parameters: Sequence[torch.Tensor],
-        tree: Tree,
-        staging: Staging,
-        apart: frozenset[int] = frozenset(),
+        self, rows: Rows, parameters: Sequence[torch.Tensor], tree: Tree, staging: Staging, apart: frozenset[int] = frozenset()
     ) -> None:
-        super().__init__(session, staging)
-        layout = session.layout
+        super().__init__(rows, staging)
+        layout = rows.state.layout
         self.parameters, self.apart = parameters, apart
         self.awaited: set[int] = set()
-        """Blocks whose answer has not landed; changed with the session's condition held."""
+        """Blocks whose answer has not landed; changed with the worker's condition held."""
         self.ran: list[str] = []
         """Modules of the first forward pass, in the order in which they began; afterwards not looked at."""
         self.use = nothing_learned(layout)
@@ -278,15 +270,15 @@ class Overlap(Staged):
 
     def _free(self, row: int) -> bool:
         """Wait until the push before has no need of the row's staging memory; False where this process's turn is over."""
-        session = self.session
-        links = {session.links[session.owner[index]] for index in self._places[row]}
+        state = self.state
+        links = {self.links[state.owner[index]] for index in self._places[row]}
         if not any(link.outstanding for link in links):
-            return not session.over
+            return not state.over
         try:
-            session.wait(lambda: not any(link.outstanding for link in links), WAITS_FOR)
+            state.wait(lambda: not any(link.outstanding for link in links), WAITS_FOR)
         except SessionEnd:
             return False  # it is carried out at step(), not inside a backward pass
-        return not session.over
+        return not state.over
 
     def _stage(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
         self.staging.put(row, gradient, only)
@@ -298,18 +290,18 @@ class Overlap(Staged):
                 self._stage(row, None if row in self.apart else self.parameters[row].grad, only=index)
         self.staging.copied(index)
         self._renew(index)
-        session = self.session
+        state = self.state
         if index not in self._issued and not self._may_hold(index):
             return
         self._issued.add(index)
-        header = session.header(Kind.EARLY, block=index, clock=session.clock, request=self._contents[index])
-        session.links[session.owner[index]].send_block(header)
+        header = state.header(Kind.EARLY, block=index, clock=state.clock, request=self._contents[index])
+        self.links[state.owner[index]].send_block(header)
 
     def _may_hold(self, index: int) -> bool:
         """Does the early credit of the block's shard reach for it? Where it does not, the block is pushed whole at the step."""
-        session = self.session
-        held = [session.layout.blocks[i].nbytes for i in self._issued if session.owner[i] == session.owner[index]]
-        return sum(held) + session.layout.blocks[index].nbytes <= self.early_credit
+        state = self.state
+        held = [state.layout.blocks[i].nbytes for i in self._issued if state.owner[i] == state.owner[index]]
+        return sum(held) + state.layout.blocks[index].nbytes <= self.early_credit
 
     def _renew(self, index: int) -> None:
         """The block's staging memory gets other contents: wait until it is not being sent."""
@@ -320,38 +312,31 @@ class Overlap(Staged):
 
     # -- at step() -----------------------------------------------------------------------------
 
-    def push(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        hyperparameters: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         """As `Exchange.push`, but comes back while answers are under way for which a module waits."""
-        session = self.session
-        session.check()
+        state = self.state
+        state.check()
         self.finish()
         self._learn()
         early = [] if grads is None or skip else self._unchanged(grads)
         make = self.pushes(grads, hyperparameters, skip, scale)
         self._begin(targets)
         for index in sorted(early, key=self.order):
-            self._request(make(session.layout.blocks[index]))
+            self._request(make(state.layout.blocks[index]))
         self._push_rest(make, set(early), grads)
-        session.stepped()
+        state.stepped()
         self._readiness.step_made()
         self._staged.clear()
         self._issued.clear()
         torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
-        if session.reduces:
+        if state.reduces:
             self.finish()
         else:
             self.need(self.use.at_once)
 
     def _learn(self) -> None:
         if self.learning and self.ran:
-            self.use = learned(self.session.layout, self._tree, self.ran)
+            self.use = learned(self.state.layout, self._tree, self.ran)
             self.learning = False
 
     def _unchanged(self, grads: Sequence[torch.Tensor | None]) -> list[int]:
@@ -371,39 +356,39 @@ class Overlap(Staged):
         return early
 
     def _changed(self, row: int) -> str:
-        name = self.session.layout.table[row].name
+        name = self.state.layout.table[row].name
         return (
             f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand). "
             "Call attach without overlap=True, or leave gradients as backward makes them"
         )
 
     def _begin(self, targets: Sequence[torch.Tensor]) -> None:
-        session = self.session
+        state = self.state
         self.targets = targets
         self.staging.fence()
-        with session.cond:
-            for link in session.links:
-                link.requests.unsent = session.owner.count(link.index)
+        with state.cond:
+            for link in self.links:
+                link.requests.unsent = state.owner.count(link.index)
             self.awaited |= self.all_blocks
 
     def _request(self, header: Header) -> None:
-        session = self.session
-        link = session.links[session.owner[header.block]]
-        with session.cond:
+        state = self.state
+        link = self.links[state.owner[header.block]]
+        with state.cond:
             header = link.ask(header)
         link.send_block(header)
 
-    def _push_rest(self, make: Callable[[Block], Header], early: set[int], grads: Sequence[torch.Tensor | None] | None) -> None:
+    def _push_rest(self, make: Callable[[Block], Header], early: set[int], grads: Gradients) -> None:
         """Push what no early data stands for, in the layout's order on every worker, within the credit.
 
         Early data has a credit of its own: with one for both, two workers whose blocks are ready in different orders could wait for
         each other.
         """
-        session = self.session
-        for block in session.layout.blocks:
+        state = self.state
+        for block in state.layout.blocks:
             if block.index in early:
                 continue
-            link = session.links[session.owner[block.index]]
+            link = self.links[state.owner[block.index]]
             self._await_credit(link, block.nbytes, early)
             header = make(block)
             self._renew(block.index)
@@ -419,7 +404,7 @@ class Overlap(Staged):
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         with self._sending:
             if header.kind is Kind.EARLY:
-                if header.request != self._contents[header.block] or header.clock != self.session.clock:
+                if header.request != self._contents[header.block] or header.clock != self.state.clock:
                     return None
                 if self.compression.feeds_back(lane.link.index, header.block, header.clock):
                     return None  # its residual would count before the step does
@@ -445,13 +430,13 @@ class Overlap(Staged):
 
     @property
     def all_blocks(self) -> frozenset[int]:
-        return frozenset(range(len(self.session.layout.blocks)))
+        return frozenset(range(len(self.state.layout.blocks)))
 
     def need(self, blocks: Iterable[int]) -> None:
         """Wait until these blocks have landed. Raises SessionEnd."""
         wanted = frozenset(blocks)
         if not self.awaited.isdisjoint(wanted):
-            self.session.wait(lambda: self.awaited.isdisjoint(wanted), WAITS_FOR)
+            self.state.wait(lambda: self.awaited.isdisjoint(wanted), WAITS_FOR)
         self.staging.settle(wanted)
 
     def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -473,6 +458,6 @@ class Overlap(Staged):
             self.awaited.discard(header.block)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
-        with self.session.cond:
+        with self.state.cond:
             self.awaited |= self.all_blocks
         super()._ask(make, targets)

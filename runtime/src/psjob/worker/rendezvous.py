@@ -1,4 +1,4 @@
-"""Workers meet by way of shard 0, outside a session.
+"""How a worker reaches the newest process of a shard, and how workers meet by way of shard 0, outside a session.
 
 - `meet`: at a point of the script each worker hears what the others have said there (see `psjob.shard.rendezvous`).
 - `agreed`: before it joins a job of stages whose cuts psjob chooses, a worker asks for them; worker 0 chooses, and tells them.
@@ -21,7 +21,6 @@ from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
-from psjob.worker.link import DIAL_SECONDS
 
 ANSWER_SECONDS = 15.0
 PAUSE = 0.2
@@ -66,7 +65,7 @@ def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: 
 
 def _asked(place: Place, question: dict[str, object], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The answer of shard 0 to one question. Raises StreamClosed, TimeoutError and WireError where no shard 0 of this run answers."""
-    stream = dialled(place)
+    stream = newest_process(place, 0)
     try:
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=place.index, start=place.number, rewinds=place.rewinds)
         stream.send_json(head, {"role": "worker", "fresh": True, **question})
@@ -130,20 +129,29 @@ def _asked_cuts(place: Place, offer: ChosenCuts | None) -> ChosenCuts | None:
         raise WireError(f"shard 0: {error}") from None
 
 
-def dialled(place: Place) -> Stream:
-    """To the newest process that proves to be shard 0."""
-    peer, found = place.config.shards[0], []
-    problem: Exception = StreamClosed(f"{peer.host}:{peer.port} does not answer")
+DIAL_SECONDS = 3.0
+
+
+def newest_process(place: Place, index: int) -> Stream:
+    """A stream to the newest process that proves to be shard `index`, of all addresses of its name.
+
+    Raises StreamClosed where no shard answers, WireError where only such answer as cannot prove to be that shard.
+    """
+    peer = place.config.shards[index]
+    found: list[tuple[tuple[int, int], Stream]] = []
+    problem: WireError | None = None
     for stream in tcp.connect(peer.host, peer.port, DIAL_SECONDS):
         try:
-            standing = greet(stream, place, 0)
-        except (StreamClosed, TimeoutError, WireError) as error:
+            standing = greet(stream, place, index)
+        except (StreamClosed, TimeoutError):
+            stream.close()
+        except WireError as error:
             problem = error
             stream.close()
         else:
             found.append(((standing.view, standing.attempt), stream))
     if not found:
-        raise problem
+        raise problem or StreamClosed(f"{peer.host}:{peer.port} does not answer")
     chosen = found[newest([told for told, _ in found])][1]
     for _, stream in found:
         if stream is not chosen:

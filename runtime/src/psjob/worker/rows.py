@@ -1,7 +1,7 @@
 """The sparse road of a worker: ids out and rows in, gradients of rows out; the rows themselves live on the shards.
 
 The script's thread calls `ask`, `collect`, `push` and `all`; a link's thread calls `land` when an answer comes and `again` when a shard
-has welcomed this worker anew. What both use is guarded by the session's condition. `all` asks each shard for its ids, page by page, and
+has welcomed this worker anew. What both use is guarded by the worker's condition. `all` asks each shard for its ids, page by page, and
 checks what comes. A worker and the shards of its host lend each other memory for what it pushes, and for what it has asked for.
 """
 
@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -37,11 +37,8 @@ from psjob.wire.frame import (
 from psjob.wire.shared_memory import Region, copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.exits import SessionEnd
-
-if TYPE_CHECKING:
-    from psjob.worker.link import ShardLink, WorkerLane
-    from psjob.worker.session import WorkerSession
-
+from psjob.worker.link import ShardLink, WorkerLane
+from psjob.worker.state import SessionState
 
 SECONDS: Final = 120.0
 """For one page of every shard. The first page of a table of 10^8 rows takes a shard some ten seconds."""
@@ -57,25 +54,28 @@ class _Page:
 
 
 class RowIds:
-    """Of one worker's tables. One table is read at a time."""
+    """Of one worker's tables. One table is read at a time. `finish` waits until all that the worker has pushed is answered."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(
+        self, state: SessionState, links: Sequence[ShardLink], specs: Sequence[TableSpec], partition: Partition, finish: Callable[[], None]
+    ) -> None:
+        self._state, self._links, self._finish = state, links, finish
+        self._specs, self._partition = specs, partition
         self._asked: dict[int, _Page] = {}
         """By shard."""
 
     def all(self, table: int) -> torch.Tensor:
         """The ids of every row of a table, ascending. Raises SessionEnd, also where a page does not come in SECONDS."""
-        session = self._rows.session
-        session.exchange.finish()
+        state = self._state
+        self._finish()
         found: list[torch.Tensor] = []
-        due: dict[int, torch.Tensor | None] = {link.index: None for link in session.links}
+        due: dict[int, torch.Tensor | None] = {link.index: None for link in self._links}
         while due:
             for shard, above in due.items():
-                self._ask(session.links[shard], table, above)
-            name = self._rows.specs[table].name
-            session.wait(self._complete, f"the ids of table {name}", SECONDS)
-            with session.cond:
+                self._ask(self._links[shard], table, above)
+            name = self._specs[table].name
+            state.wait(self._complete, f"the ids of table {name}", SECONDS)
+            with state.cond:
                 pages = {shard: page.ids for shard, page in self._asked.items() if page.ids is not None}
                 self._asked = {}
             found += pages.values()
@@ -84,15 +84,15 @@ class RowIds:
 
     def again(self, link: ShardLink) -> None:
         """A shard has welcomed this worker: ask again for the page that it owes."""
-        with self._rows.session.cond:
+        with self._state.cond:
             page = self._asked.get(link.index)
         if page is not None and page.ids is None:
             link.send(page.header, page.above)
 
     def land(self, link: ShardLink, stream: Stream, header: Header) -> None:
         """Read a page. Raises WireError for one that cannot be, and then it is asked for again on another stream."""
-        session = self._rows.session
-        with session.cond:
+        state = self._state
+        with state.cond:
             page = self._asked.get(link.index)
         if header.length % ID_BYTES or header.length > ID_PAGE * ID_BYTES or header.flags:
             most = ID_PAGE * ID_BYTES
@@ -104,18 +104,18 @@ class RowIds:
             return
         ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64, device="cpu")
         stream.recv_into(header, memory.view(ids))
-        check_page(self._rows.specs[page.header.table], self._rows.partition, link.index, page.above, ids)
-        with session.cond:
+        check_page(self._specs[page.header.table], self._partition, link.index, page.above, ids)
+        with state.cond:
             page.ids = ids
-            session.cond.notify_all()
+            state.cond.notify_all()
 
     def _complete(self) -> bool:
         return all(page.ids is not None for page in self._asked.values())
 
     def _ask(self, link: ShardLink, table: int, above: torch.Tensor | None) -> None:
-        session = self._rows.session
-        with session.cond:
-            page = _Page(session.header(Kind.ROW_IDS, table=table, clock=session.clock, request=link.number()), above)
+        state = self._state
+        with state.cond:
+            page = _Page(state.header(Kind.ROW_IDS, table=table, clock=state.clock, request=link.number()), above)
             self._asked[link.index] = page
         link.send(page.header, above)
 
@@ -237,12 +237,19 @@ class RowGrads:
 class Rows:
     """All tables of the job. `first` gives, by table, the values with which rows 0, 1, … begin (rank 0's are the job's)."""
 
-    def __init__(self, session: WorkerSession, specs: Sequence[TableSpec], first: Mapping[int, torch.Tensor]) -> None:
-        self.session, self.specs, self.first = session, tuple(specs), first
-        self._shards = len(session.place.config.shards)
+    def __init__(
+        self,
+        state: SessionState,
+        links: Sequence[ShardLink],
+        specs: Sequence[TableSpec],
+        first: Mapping[int, torch.Tensor],
+        finish: Callable[[], None],
+    ) -> None:
+        self.state, self.links, self.specs, self.first = state, links, tuple(specs), first
+        self._shards = len(state.place.config.shards)
         self.partition = Partition.even(self._shards)
         self.sharing = RowSharing(self._shards)
-        self.listing = RowIds(self)
+        self.listing = RowIds(state, links, self.specs, self.partition, finish)
         self._told: list[bool | None] = [None] * self._shards
         self._free = [list(range(LOOKUPS)) for _ in range(self._shards)]
         """Slots of no lookup."""
@@ -263,36 +270,36 @@ class Rows:
 
         `out` takes the rows ([n, dim] of the table's dtype) in place of memory of its own. Returns at once.
         """
-        session, spec = self.session, self.specs[table]
-        version = session.clock + ahead
+        state, spec = self.state, self.specs[table]
+        version = state.clock + ahead
         mine, order, counts = self.split(ids)
         rows = torch.empty(len(ids), spec.dim, dtype=spec.torch_dtype, device="cpu") if out is None else out
         asked = RowRequest(table, mine, order, counts, rows, version)
-        needed = (0, session.mode.version_for(version - 1))
+        needed = (0, state.mode.version_for(version - 1))
         limit, begin = lookup_limit(spec.dim), 0
         touched = []
-        with session.cond:
+        with state.cond:
             for shard, count in enumerate(counts):
                 for start in range(begin, begin + count, limit):
-                    header = session.header(Kind.LOOKUP, table=table, clock=session.clock, version=needed)
+                    header = state.header(Kind.LOOKUP, table=table, clock=state.clock, version=needed)
                     self._queued[shard].append(_Lookup(header, asked, start, min(start + limit, begin + count)))
                     asked.left += 1
                 touched += [shard] if count else []
                 begin += count
         for shard in touched:
-            self._pump(session.links[shard])
+            self._pump(self.links[shard])
         return asked
 
     def fits(self, asked: RowRequest) -> bool:
         """Are these the rows of the clock in hand? In async any rows are."""
-        return self.session.mode.ahead is None or asked.version == self.session.clock
+        return self.state.mode.ahead is None or asked.version == self.state.clock
 
     def collect(self, asked: RowRequest) -> torch.Tensor:
         """Wait until all rows of `asked` are there. Raises SessionEnd."""
         if asked.left:
-            for link in self.session.links:
+            for link in self.links:
                 self._pump(link)  # what was of a later step when it was asked for may be of this one
-            self.session.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
+            self.state.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
         if asked.moved:
             raise SessionEnd("rewind")
         return asked.rows
@@ -306,47 +313,46 @@ class Rows:
                 )
         self._offered, self.hyperparameters = tuple(grads), hyperparameters
 
-    def push(self, flags: int, info: int) -> None:
-        """Send what was offered to every shard; the caller waits until links owe no answer."""
-        session = self.session
+    def push(self, flags: int, info: int, newest: Callable[[], int]) -> None:
+        """Send what was offered to every shard; the caller waits until links owe no answer. `newest`: the newest version of any block."""
+        state = self.state
         self._pushed, self._offered = self._offered, ()
         self.sharing.begin()
-        with session.cond:
-            self._bases = {key: base for key, base in self._bases.items() if key[0] >= session.clock}
-            for link in session.links:
-                link.requests.unsent = session.owner.count(link.index) + len(self.specs)
+        with state.cond:
+            self._bases = {key: base for key, base in self._bases.items() if key[0] >= state.clock}
+            for link in self.links:
+                link.requests.unsent = state.owner.count(link.index) + len(self.specs)
         for table in range(len(self.specs)):
-            for link in session.links:
-                header = session.header(
-                    Kind.ROW_PUSH, table=table, block=len(session.layout.blocks) + table, clock=session.clock, flags=flags, info=info,
-                    version=self._base(link),
+            for link in self.links:
+                header = state.header(
+                    Kind.ROW_PUSH, table=table, block=len(state.layout.blocks) + table, clock=state.clock, flags=flags, info=info,
+                    version=self._base(link, newest),
                 )  # fmt: skip
-                with session.cond:
+                with state.cond:
                     header = link.ask(header)
                 self.send(link, header)
 
-    def _base(self, link: ShardLink) -> tuple[int, int]:
+    def _base(self, link: ShardLink, newest: Callable[[], int]) -> tuple[int, int]:
         """What a push was computed on, as far as this shard's rows go; where it had none of them, they are as new as any block."""
-        newest = max((n for _, n in self.session.exchange.versions.values()), default=0)
-        with self.session.cond:
-            return link.attempt, self._bases.get((self.session.clock, link.index), newest)
+        version = newest()
+        with self.state.cond:
+            return link.attempt, self._bases.get((self.state.clock, link.index), version)
 
-    def initialise(self) -> None:
-        """Rank 0 of a new run gives every shard the first values of its rows."""
-        session = self.session
-        info = session.exchange.tell_hyperparameters([], [])
+    def initialise(self, info: int) -> None:
+        """Rank 0 of a new run gives every shard the first values of its rows, made with the hyperparameters of number `info`."""
+        state = self.state
         for table, spec in enumerate(self.specs):
             values = self.first.get(table)
-            header = session.header(Kind.ROW_INIT, table=table, info=info)
+            header = state.header(Kind.ROW_INIT, table=table, info=info)
             limit = lookup_limit(spec.dim)
             for start in range(0, 0 if values is None else len(values), limit):
                 assert values is not None
                 ids, _, counts = self.split(torch.arange(start, min(start + limit, len(values)), device="cpu"))
-                for link, part in zip(session.links, torch.split(ids, counts), strict=True):
+                for link, part in zip(self.links, torch.split(ids, counts), strict=True):
                     if len(part) and (lane := link.main) is not None:
                         lane.send_parts(header, [memory.view(part), memory.view(values[part])])
-            for link in session.links:
-                link.send(session.header(Kind.ROW_INIT, table=table, flags=Flag.STORE))
+            for link in self.links:
+                link.send(state.header(Kind.ROW_INIT, table=table, flags=Flag.STORE))
 
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
         """(ids by shard, where each one stood in `ids`, ids a shard)."""
@@ -391,13 +397,21 @@ class Rows:
             self._told[link.index] = shared
             log.info("rows to and from shard %d go over %s", link.index, "shared memory" if shared else "TCP")
 
+    def lose(self, link: ShardLink) -> None:
+        """The stream over which this shard told of its memory has ended."""
+        self.sharing.lose(link.index)
+
+    def land_ids(self, link: ShardLink, stream: Stream, header: Header) -> None:
+        """Read a page of ids. Raises as RowIds.land."""
+        self.listing.land(link, stream, header)
+
     def waits(self, link: ShardLink) -> bool:
         """Does this shard owe rows?"""
         return bool(self._asked[link.index])
 
     def again(self, link: ShardLink) -> None:
         """A shard has welcomed this worker: ask again for the rows that it owes."""
-        with self.session.cond:
+        with self.state.cond:
             owed = list(self._asked[link.index].values())
         for lookup in owed:
             self._send(link, lookup)
@@ -406,8 +420,8 @@ class Rows:
 
     def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
         """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
-        session = self.session
-        with session.cond:
+        state = self.state
+        with state.cond:
             lookup = self._asked[link.index].get(header.request)
         if lookup is None:
             if header.length > max(LOOKUP_BYTES, 4 * max((spec.dim for spec in self.specs), default=0)):
@@ -420,15 +434,15 @@ class Rows:
             self._copy(link, lookup, header, rows)
         else:
             stream.recv_into(header, rows)
-        with session.cond:
+        with state.cond:
             if self._asked[link.index].pop(header.request, None) is not None:
                 self._free[link.index].append(lookup.slot)
                 lookup.asked.left -= 1
-                lookup.asked.moved |= session.mode.steady and header.version[1] != lookup.asked.version
+                lookup.asked.moved |= state.mode.steady and header.version[1] != lookup.asked.version
                 key = lookup.asked.version, link.index
                 self._bases[key] = min(header.version[1], self._bases.get(key, header.version[1]))
                 if not lookup.asked.left:
-                    session.cond.notify_all()
+                    state.cond.notify_all()
         self._pump(link)
 
     # -- inside --------------------------------------------------------------------------------
@@ -440,7 +454,7 @@ class Rows:
 
     def _take(self, link: ShardLink) -> Iterator[_Lookup]:
         while True:
-            with self.session.cond:
+            with self.state.cond:
                 lookup = self._next(link.index)
                 if lookup is None:
                     return
@@ -453,13 +467,13 @@ class Rows:
         """The first that may go. What a shard may hold until this step is made leaves places to what this step needs."""
         queued, free = self._queued[shard], len(self._free[shard])
         for at, lookup in enumerate(queued if free else ()):
-            if free > LEFT_TO_NOW or lookup.asked.version <= self.session.clock or self.session.mode.ahead is None:
+            if free > LEFT_TO_NOW or lookup.asked.version <= self.state.clock or self.state.mode.ahead is None:
                 del queued[at]
                 return lookup
         return None
 
     def _send(self, link: ShardLink, lookup: _Lookup) -> None:
-        with self.session.cond:
+        with self.state.cond:
             lane = link.lanes[0] if link.welcomed and link.lanes else None
             if lane is None or lookup.sent is lane:
                 return

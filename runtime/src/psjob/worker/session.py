@@ -1,8 +1,10 @@
 """An attached worker: joined to its job, at one clock, exchanging blocks with every shard.
 
 The script's thread calls `join`, `edge`, `leave` and what `exchange` has; the links' threads bring what shards say. What follows is
-decided by `WorkerMachine`, one condition guards it, and `handle` carries its actions out. Whatever ends the script's turn is noted
-there, and raised by the script's next call.
+decided by `WorkerMachine`, and `handle` carries its actions out.
+
+The parts know the `SessionState` that the session makes, and what is below them: links, then rows, then the exchange. What a link has for
+a layer above goes by its `LinkEnds`.
 """
 
 from __future__ import annotations
@@ -19,28 +21,27 @@ import torch
 
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.layout.packing import Pack, Packs
-from psjob.modes import of as mode_of
+from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.machine import Ending, WorkerMachine
+from psjob.protocol.worker.machine import Ending
 from psjob.tables import TableSpec
 from psjob.wire import shared_memory
-from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
+from psjob.wire.frame import Flag, Kind, WireError
 from psjob.worker import exits, rewind
 from psjob.worker.exchange import Exchange
 from psjob.worker.exits import SessionEnd
-from psjob.worker.idle import Idle
-from psjob.worker.link import ShardLink
+from psjob.worker.link import LinkEnds, ShardLink
 from psjob.worker.rows import Rows
+from psjob.worker.sharing import SLOTS
 from psjob.worker.stagelinks import StageLinks
+from psjob.worker.state import TICK_SECONDS, SessionState
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
-TICK_SECONDS = 0.5
 STATE_SECONDS = 60.0
-SAID_SECONDS = 30.0
 log = logging.getLogger("psjob.worker")
 
 
@@ -57,39 +58,43 @@ class WorkerSession:
         first_rows: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
-        self.run = run_digest(place.run)
-        self.mode = mode_of(place.config)
-        self.reduces = rule == "reduce"
-        self.stage = place.config.stages.of(place.index)
-        """Which stage of the model this worker has; None: all of the model."""
-        self.layout = Layout.of(tuple(table))
-        self.cond = threading.Condition()
-        shards = place.config.shards
-        addresses = [f"{shard.host}:{shard.port}" for shard in shards]
-        self.machine = WorkerMachine(place.index, self.mode, self.reduces, addresses, place.config.connect_seconds)
-        self.links = [ShardLink(self, index) for index in range(len(shards))]
-        self.owner: list[int] = []
-        self.ended = False
-        self.fenced_by = 0
-        """The start of the newer process of this rank, as the shard says that will not have this one; 0: none."""
+        state = self.state = SessionState(place, table, rule, self.handle, self._call_readers, self._tell_wait)
+        self.mode, self.reduces, self.stage = state.mode, state.reduces, state.stage
+        self.cond, self.machine, self.idle = state.cond, state.machine, state.idle
+        self.header, self.check, self.wait, self.stepped = state.header, state.check, state.wait, state.stepped
         self.states: dict[int, bytes] = {}
-        self.idle = Idle()
-        self.records = RecordUploader(self)
         self._parameters: Sequence[torch.Tensor] = ()
         self._stirred = 0.0
         self._joined = math.inf
         self._over = threading.Event()
-        os.register_at_fork(after_in_child=self._forget_streams)
-        self.rows = Rows(self, tables, first_rows or {})
-        self.exchange = self.make_exchange()
-        self.stage_links = StageLinks(self) if self.stage is not None else None
+        self.links: list[ShardLink] = []
+        self.rows = Rows(state, self.links, tables, first_rows or {}, lambda: self.exchange.finish())
+        self.stage_links: StageLinks | None = None
         """Streams to workers of neighbouring stages."""
+        if self.stage is not None:
+            lends = place.config.sharing == "host" and "shared" in self.row_transports
+            self.stage_links = StageLinks(state, lends, self._tell_gauge)
+        self._exchange = exchange = self.make_exchange()
+        neighbour = None if self.stage_links is None else self.stage_links.told
+        self.ends = LinkEnds(exchange, exchange, self.rows, self._hello, self.adopt, self.on_state, neighbour)
+        self.links += [ShardLink(state, index, self.ends) for index in range(len(place.config.shards))]
+        self.records = RecordUploader(state, self.links)
+        os.register_at_fork(after_in_child=self._forget_streams)
         self.first: Callable[[Block, Pack], torch.Tensor] = lambda _block, pack: pack.gather(self._parameters)
         """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
         self.at_edge: Callable[[bool], None] = lambda _cut: None
         """Told that the script stands between two steps, and whether a checkpoint is made of this one."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The data path: what goes out as blocks, and where their answers land."""
+        return self._exchange
+
+    @exchange.setter
+    def exchange(self, exchange: Exchange) -> None:
+        self._exchange = self.ends.source = self.ends.sink = exchange
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -115,7 +120,7 @@ class WorkerSession:
         for block in self.layout.blocks:
             values = self.first(block, packs[block.index])
             self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), values)
-        self.rows.initialise()
+        self.rows.initialise(self.exchange.tell_hyperparameters([], []))
         self.handle(e.FirstValues(initial()))
         return asked
 
@@ -199,43 +204,17 @@ class WorkerSession:
     def checkpoint(self) -> None:
         self.handle(e.Said(Kind.CHECKPOINT, {}))
 
-    def check(self) -> None:
-        """Raise the ending that was noted, if any."""
-        ending = self.machine.ending
-        if ending is not None:
-            raise SessionEnd(ending.how, ending.message)
-
-    def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
-        """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""
-        machine, began = self.machine, time.monotonic()
-        with self.cond:
-            self.check()
-            if done():
-                return
-            machine.begin_wait(what, seconds, began)
+    def _call_readers(self) -> None:
         for link in self.links:
             link.call()
-        ticked = said = began
-        try:
-            while True:
-                with self.cond:
-                    if machine.ending is None and not done():
-                        self.cond.wait(TICK_SECONDS)
-                    self.check()
-                    if done():
-                        return
-                now = time.monotonic()
-                if now - ticked >= TICK_SECONDS:
-                    ticked = now
-                    self.handle(e.Tick())
-                    if self.stage_links is not None:
-                        self.stage_links.gauge.waits(what, began, now)
-                if now - said > SAID_SECONDS:
-                    said = now
-                    log.warning("waiting for %s, %d s: %s", what, now - began, machine.waiting_for())
-        finally:
-            machine.end_wait()
-            self.idle.waited += time.monotonic() - began
+
+    def _tell_wait(self, what: str, began: float, now: float) -> None:
+        if self.stage_links is not None:
+            self.stage_links.gauge.waits(what, began, now)
+
+    def _tell_gauge(self, body: dict[str, Any]) -> None:
+        if self.joined:
+            self.links[0].send_json(self.header(Kind.MEASURED, clock=self.clock), body)
 
     def stop(self) -> None:
         """This process is asked to go. Only a flag is set: a signal handler may call it."""
@@ -243,7 +222,7 @@ class WorkerSession:
 
     def close(self, seconds: float) -> None:
         """The script's turn is over: no stream is left, and after `seconds` no thread that could meet the interpreter's end."""
-        self.ended = True
+        self.state.ended = True
         self._over.set()
         self.withdraw()
         for link in self.links:
@@ -268,7 +247,7 @@ class WorkerSession:
 
     def make_exchange(self) -> Exchange:
         """The data path for the layout of now."""
-        return Exchange(self)
+        return Exchange(self.rows)
 
     # -- both sides ----------------------------------------------------------------------------
 
@@ -313,23 +292,43 @@ class WorkerSession:
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
                 link.send(header, packs[block.index].gather(self._parameters))
 
-    def header(self, kind: Kind, **fields: Any) -> Header:
-        place = self.place
-        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, view=self.machine.view, **fields)
+    def _hello(self, link: ShardLink, host: str) -> dict[str, Any]:
+        codecs = self.exchange.compression
+        body: dict[str, Any] = {
+            "role": "worker", "codecs": codecs.offered(),
+            "transports": self.transports, "rowTransports": self.row_transports, "slots": SLOTS,
+            "layout": self.layout.digest(), "mode": written(self.mode),
+            "push": codecs.push[link.index], "pull": codecs.pull[link.index],
+        } | self.machine.hello(link.index)  # fmt: skip
+        if link.index == 0:
+            if self.stage_links is not None:
+                body["port"] = self.stage_links.listen(host)
+            body["has"] = None if link.record.id is None else [*link.record.id, link.record.count]
+            body["rule"] = self.rule
+            body["aliases"] = self.aliases
+            body["tables"] = [spec.to_json() for spec in self.rows.specs]
+            body["table"] = [spec.to_json() for spec in self.layout.table]
+        return body
+
+    @property
+    def layout(self) -> Layout:
+        """The parameters' blocks."""
+        return self.state.layout
+
+    @property
+    def owner(self) -> Sequence[int]:
+        """By block: the shard that has it."""
+        return self.state.owner
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """What this worker pushes and pulls: the blocks of its stage, or all."""
-        return self.layout.of_stage(self.stage)
+        return self.state.blocks
 
     @property
     def clock(self) -> int:
         """Steps (in mode local: rounds) that this worker has made since the job began."""
         return self.machine.clock
-
-    def stepped(self) -> None:
-        """A step is made: its pushes are all under way, and answered as far as the mode wants."""
-        self.machine.clock += 1
 
     @property
     def nowhere(self) -> frozenset[int]:
@@ -351,11 +350,6 @@ class WorkerSession:
     def initial(self) -> bytes | None:
         """What rank 0 gave when the run began, where there is no record."""
         return self.machine.initial
-
-    @property
-    def over(self) -> bool:
-        """This process's turn has ended, or is about to."""
-        return self.ended or self.machine.ending is not None
 
     @property
     def transports(self) -> list[str]:
@@ -385,7 +379,7 @@ class WorkerSession:
         except ValueError as error:
             raise WireError(f"WELCOME of shard 0: {error}") from None
         with self.cond:
-            self.layout = made
+            self.state.layout = made
             self.exchange = self.make_exchange()
         self.on_layout()
 
@@ -433,15 +427,15 @@ WAIT_SECONDS = 0.5
 
 
 class RecordUploader:
-    """Sends the pieces that the session's machine names."""
+    """Sends the pieces that the machine names."""
 
-    def __init__(self, session: WorkerSession) -> None:
-        self._session = session
+    def __init__(self, state: SessionState, links: Sequence[ShardLink]) -> None:
+        self._state, self._links = state, links
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """There is something to send."""
-        with self._session.cond:
+        with self._state.cond:
             if self._thread is None:
                 self._thread = supervise.start(self._run, "records")
 
@@ -452,16 +446,16 @@ class RecordUploader:
             thread.join(seconds)
 
     def _run(self) -> None:
-        session, machine, link = self._session, self._session.machine, self._session.links[0]
+        state, machine, link = self._state, self._state.machine, self._links[0]
         while True:
-            with session.cond:
-                if machine.records.through or session.ended:
+            with state.cond:
+                if machine.records.through or state.ended:
                     self._thread = None
                     return
                 piece = machine.next_piece(time.monotonic())
                 if piece is None:
-                    session.cond.wait(WAIT_SECONDS)
+                    state.cond.wait(WAIT_SECONDS)
                     continue
             clock, crc, size = piece.record
-            header = session.header(Kind.RECORD_PIECE, clock=clock, part=piece.offset, version=(crc, size))
+            header = state.header(Kind.RECORD_PIECE, clock=clock, part=piece.offset, version=(crc, size))
             link.send(header._replace(generation=piece.idle[0], request=piece.idle[1]), bytes(piece.data))

@@ -1,7 +1,7 @@
 """The streams between a worker of a stage and its neighbours: who listens, who dials, what comes and what is sent.
 
 A worker listens at a port that it tells the coordinator, which tells its neighbours, with a key for each link. Of two neighbours the one
-of the earlier stage dials. `StageExchange` decides what is sent; the session's condition guards it.
+of the earlier stage dials. `StageExchange` decides what is sent; the worker's condition guards it.
 
 On one host payloads lie in memory that the two lend each other, and the stream carries where. Each side writes into a region of its own
 and reads the other's. The reader copies a payload at once and says so; only then are its bytes written again. A payload that is given
@@ -15,9 +15,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -37,12 +37,8 @@ from psjob.wire.shared_memory import Region, Ring, SharedMemoryBroker, copy_in
 from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
-from psjob.worker.idle import StageGauge
-from psjob.worker.link import DIAL_SECONDS
-
-if TYPE_CHECKING:
-    from psjob.worker.session import WorkerSession
-
+from psjob.worker.rendezvous import DIAL_SECONDS
+from psjob.worker.state import SessionState, StageGauge
 
 BYTES: Final = 64 << 20
 """That each side lends. Only pages that hold a payload at some time take memory. What finds no room goes over the stream."""
@@ -219,10 +215,10 @@ class Neighbour:
 
 
 class StageLinks:
-    """Of one session, which has a stage."""
+    """Of a worker that has a stage. `lends`: may it lend memory to neighbours of its host? `tell` sends numbers to the coordinator."""
 
-    def __init__(self, session: WorkerSession) -> None:
-        self.session, self.gauge = session, StageGauge(session.idle, self._tell_gauge)
+    def __init__(self, state: SessionState, lends: bool, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.state, self.gauge = state, StageGauge(state.idle, tell)
         self.exchange: StageExchange[Any] | None = None
         """From when it is known at which step this worker joins."""
         self.ahead = 0
@@ -231,12 +227,11 @@ class StageLinks:
         self._links: dict[int, tuple[tuple[int, int], Stream]] = {}
         """By rank: the stream there, and the incarnation at its end."""
         self._diallers: dict[int, threading.Thread] = {}
-        config = session.place.config
-        self.sharing = StageSharing(session.place.index, config.sharing == "host" and "shared" in session.row_transports)
+        self.sharing = StageSharing(state.place.index, lends)
         self._listener: socket.socket | None = None
         self._pool: StreamPool | None = None
 
-    # -- the session's side ------------------------------------------------------------------------
+    # -- the worker's side ------------------------------------------------------------------------
 
     def listen(self, host: str) -> int:
         """The port at which neighbours are waited for, on the address by which this process reaches shard 0. Raises StreamClosed."""
@@ -248,13 +243,13 @@ class StageLinks:
             self.sharing.open()
             self._pool = StreamPool("stage", 1)
             self._pool.accept(
-                self._listener, self._serve, 4 * len(self.session.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES
+                self._listener, self._serve, 4 * len(self.state.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES
             )
         return int(self._listener.getsockname()[1])
 
     def told(self, body: Mapping[str, Any]) -> None:
         """The coordinator tells of a neighbour. Raises WireError."""
-        place, stages = self.session.place, self.session.place.config.stages
+        place, stages = self.state.place, self.state.place.config.stages
         try:
             rank, start, port = int(body["rank"]), int(body["start"]), int(body["port"])
             ends = {self._rank: place.number, rank: start}
@@ -264,7 +259,7 @@ class StageLinks:
             told = Neighbour(start, str(body["host"]), port, key)
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"NEIGHBOUR of shard 0 is not in shape: {error!r}") from None
-        with self.session.cond:
+        with self.state.cond:
             self._exchange()
             before = self._known.get(rank)
             if before is not None and before.start > start:
@@ -279,20 +274,20 @@ class StageLinks:
 
     def begin(self, step: int, microbatches: int) -> None:
         """The script begins a step."""
-        with self.session.cond:
+        with self.state.cond:
             actions = self._exchange().begin(step, microbatches)
         self._carry_out(actions)
 
     def stand(self, step: int) -> None:
         """This worker stands at a step: all before are over."""
-        with self.session.cond:
+        with self.state.cond:
             actions = self._exchange().stand(step)
         self._carry_out(actions)
 
     def give(self, key: Key, value: Any) -> None:
         """Give a neighbour what was made of a micro-batch. Raises ValueError for what cannot be sent."""
         payload = Payload(*structures.write(value))
-        with self.session.cond:
+        with self.state.cond:
             actions = self._exchange().give(key, payload)
         self._carry_out(actions)
 
@@ -301,11 +296,11 @@ class StageLinks:
         exchange = self._exchange()
         other = exchange.partner(key.micro, key.kind, gives=False)
         what = "activations" if key.kind is Kind.ACTIVATION else "gradients"
-        stage = self.session.place.config.stages.of(other)
+        stage = self.state.place.config.stages.of(other)
         named = f"{what} of micro-batch {key.micro} of step {key.step} from worker {other} (stage {stage})"
         with self.gauge.waits_for(other):
-            self.session.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
-        with self.session.cond:
+            self.state.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
+        with self.state.cond:
             if not exchange.has(key):
                 raise Refused(
                     f"{named} will not come: its script has ended after {exchange.ended[other]} steps. All workers of a job of stages make "
@@ -315,18 +310,18 @@ class StageLinks:
 
     def has(self, key: Key) -> bool:
         """Has it come?"""
-        with self.session.cond:
+        with self.state.cond:
             return self._exchange().has(key)
 
     def leave(self) -> None:
         """The script has ended."""
-        with self.session.cond:
-            actions = self._exchange().leave(self.session.clock)
+        with self.state.cond:
+            actions = self._exchange().leave(self.state.clock)
         self._carry_out(actions)
 
     def close(self) -> None:
         """No neighbour is spoken to any more."""
-        with self.session.cond:
+        with self.state.cond:
             streams = [stream for _, stream in self._links.values()]
         for stream in streams:
             stream.close()
@@ -351,32 +346,27 @@ class StageLinks:
             self._listener.close()
         self.sharing.forget()
 
-    def _tell_gauge(self, body: dict[str, Any]) -> None:
-        session = self.session
-        if session.joined:
-            session.links[0].send_json(session.header(Kind.MEASURED, clock=session.clock), body)
-
     # -- streams -----------------------------------------------------------------------------------
 
     @property
     def _rank(self) -> int:
-        return self.session.place.index
+        return self.state.place.index
 
     def _exchange(self) -> StageExchange[Any]:
         if self.exchange is None:
-            stages = self.session.place.config.stages
-            self.exchange = StageExchange(stages, self._rank, self.session.machine.clock, self.ahead)
+            stages = self.state.place.config.stages
+            self.exchange = StageExchange(stages, self._rank, self.state.machine.clock, self.ahead)
         return self.exchange
 
     def _dial(self, rank: int) -> None:
         """Be linked to a neighbour of the stage behind, whatever process it is."""
-        while not self.session.ended:
-            with self.session.cond:
+        while not self.state.ended:
+            with self.state.cond:
                 told = self._known[rank]
             try:
                 for stream in tcp.connect(told.host, told.port, DIAL_SECONDS):
                     try:
-                        standing = greet(stream, self.session.place, rank, link=told.key)
+                        standing = greet(stream, self.state.place, rank, link=told.key)
                         if standing.attempt == told.start:
                             stream.run(self._speak(stream, rank, told.start))
                     finally:
@@ -389,9 +379,9 @@ class StageLinks:
 
     def _serve(self, stream: NonBlockingStream) -> Wants[None]:
         """Somebody has dialled."""
-        place = self.session.place
+        place = self.state.place
         try:
-            peer = yield from admit(stream, self._key, ShardIdentity(self._rank, place.number, self.session.machine.view), place.encryption)
+            peer = yield from admit(stream, self._key, ShardIdentity(self._rank, place.number, self.state.machine.view), place.encryption)
             stream.known()
             yield from self._speak(stream, peer.index, peer.number)
         except (StreamClosed, TimeoutError, Unproven) as error:  # a neighbour may dial before this worker has heard of it
@@ -403,43 +393,43 @@ class StageLinks:
 
     def _key(self, peer: Peer, run: bytes) -> bytes:
         """The key of who dials. Raises Unproven for who is no neighbour of the stage before."""
-        with self.session.cond:
+        with self.state.cond:
             told = self._known.get(peer.index)
-        if run != self.session.run or peer.role != "worker" or told is None or told.start != peer.number or peer.index > self._rank:
+        if run != self.state.run or peer.role != "worker" or told is None or told.start != peer.number or peer.index > self._rank:
             raise Unproven("no such process dials this worker")
         return told.key
 
     def _speak(self, stream: Stream, rank: int, start: int) -> Wants[None]:
         """Say where this worker stands, hear where the neighbour does, and take what it gives until the stream ends."""
-        session, exchange = self.session, self._exchange()
-        with session.cond:
+        state, exchange = self.state, self._exchange()
+        with state.cond:
             self._send(stream, self._stands(exchange.linked_to(rank)))
         header = yield from stream.next_header(HELLO_SECONDS)
         self._check(header, rank, start)
         if header.kind is not Kind.STANDS:
             raise WireError(f"the first frame of worker {rank} is {header.kind.name}, expected STANDS")
-        if header.view != session.machine.view:
-            raise StreamClosed(f"worker {rank} is in view {header.view}, this one in {session.machine.view}; one of them goes back soon")
+        if header.view != state.machine.view:
+            raise StreamClosed(f"worker {rank} is in view {header.view}, this one in {state.machine.view}; one of them goes back soon")
         incarnation = (header.start, header.rewinds)
-        with session.cond:
+        with state.cond:
             older = self._links.get(rank)
             if older is not None and older[0] > incarnation:
                 raise StreamClosed(f"worker {rank}: a newer process of it is here")
             self._links[rank] = incarnation, stream
             actions = exchange.met(rank, header.clock, header.part, bool(header.flags & Flag.ABSENT))
-            session.cond.notify_all()
+            state.cond.notify_all()
         if older is not None:
             older[1].close()
         try:
-            self.sharing.offer(stream, session.header(Kind.LENDS), rank)
+            self.sharing.offer(stream, state.header(Kind.LENDS), rank)
             self._carry_out(actions)
-            while not session.ended:
+            while not state.ended:
                 header = yield from stream.next_header(None)
                 self._check(header, rank, start)
                 if header.kind is Kind.STANDS:
-                    with session.cond:
+                    with state.cond:
                         exchange.stands(rank, header.clock, bool(header.flags & Flag.ABSENT))
-                        session.cond.notify_all()
+                        state.cond.notify_all()
                 elif header.kind in EXCHANGED:
                     yield from self._came(stream, rank, header)
                 elif header.kind is Kind.LENDS:
@@ -449,19 +439,19 @@ class StageLinks:
                 else:
                     raise WireError(f"{header.kind.name} is not what workers say to each other")
         finally:
-            with session.cond:
+            with state.cond:
                 if self._links.get(rank) == (incarnation, stream):
                     del self._links[rank]
                     exchange.lost(rank)
             self.sharing.drop(stream)
 
     def _check(self, header: Header, rank: int, start: int) -> None:
-        if header.run != self.session.run or header.worker != rank or header.start != start:
+        if header.run != self.state.run or header.worker != rank or header.start != start:
             raise WireError(f"{header.kind.name} does not carry the run, rank and start of worker {rank}")
 
     def _came(self, stream: Stream, rank: int, header: Header) -> Wants[None]:
-        session, exchange, key = self.session, self._exchange(), Key(header.clock, header.block, header.kind)
-        with session.cond:
+        state, exchange, key = self.state, self._exchange(), Key(header.clock, header.block, header.kind)
+        with state.cond:
             exchange.check(rank, key)
             wanted = exchange.wants(key)
         if not wanted:
@@ -483,14 +473,14 @@ class StageLinks:
         yield from stream.payload(header, [head, place])
         self._copied(stream, header)
         value = structures.read(head, place)
-        with session.cond:
+        with state.cond:
             exchange.came(rank, key, value)
-            session.cond.notify_all()
+            state.cond.notify_all()
 
     def _copied(self, stream: Stream, header: Header) -> None:
         """A payload is not read any more where it lay."""
         if header.flags & Flag.LENT:
-            self._send(stream, self.session.header(Kind.COPIED, part=header.part))
+            self._send(stream, self.state.header(Kind.COPIED, part=header.part))
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -498,20 +488,20 @@ class StageLinks:
         for action in actions:
             match action:
                 case AllBack():
-                    self.session.handle(e.Said(Kind.STEP_LOST, {"rank": action.rank, "step": action.step}))
+                    self.state.handle(e.Said(Kind.STEP_LOST, {"rank": action.rank, "step": action.step}))
                 case SayStands():
                     self._send_to(action.rank, self._stands(action), [])
                 case Give():
                     key, payload = action.key, action.payload
-                    header = self.session.header(key.kind, clock=key.step, block=key.micro, part=len(payload.head))
+                    header = self.state.header(key.kind, clock=key.step, block=key.micro, part=len(payload.head))
                     self._send_to(action.rank, header, [memoryview(payload.head), *payload.parts])
 
     def _stands(self, action: SayStands) -> Header:
         flags = Flag.ABSENT if action.left else Flag.NONE
-        return self.session.header(Kind.STANDS, clock=action.step, part=action.since, flags=flags)
+        return self.state.header(Kind.STANDS, clock=action.step, part=action.since, flags=flags)
 
     def _send_to(self, rank: int, header: Header, parts: list[memoryview]) -> None:
-        with self.session.cond:
+        with self.state.cond:
             found = self._links.get(rank)
         if found is not None:
             self._send(found[1], header, parts)
