@@ -83,8 +83,8 @@ BY_HAND = (
     ByHand(
         "an order is lost after a break",
         f"{PSJOB}/protocol/coordinator/decisions.py",
-        '    return [body for body in self._kept if body["number"] > carried]\n',
-        '    return [body for body in self._kept if body["number"] > carried + 1]\n',
+        "    return [order for order in self._kept if order.number > carried]\n",
+        "    return [order for order in self._kept if order.number > carried + 1]\n",
         ("tests/tensors/test_orders.py",),
     ),
     ByHand(

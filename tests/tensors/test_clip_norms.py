@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.modes import Sync
-from psjob.protocol.coordinator import events, updates
+from psjob.protocol import messages
+from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.actions import Order
-from psjob.protocol.coordinator.events import JobFacts, ShardProgress
+from psjob.protocol.coordinator.events import JobFacts
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
 from psjob.protocol.coordinator.updates import clip_factor
+from psjob.protocol.messages import ShardPosition
 from psjob.shard.coordinated_updates import ClipNorms
 from psjob.shard.push_metrics import PART, squares_of
 from psjob.shard.store import Store as RealStore
@@ -68,7 +70,7 @@ class World(CoordinatorState):
 
     def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, Mapping[str, Any]]]:
         self.out = []
-        updates.norm_measured(self, events.NormMeasured(shard, recovery, version, squares, 1.0))
+        updates.norm_measured(self, messages.NormMeasured(shard, recovery, version, squares, 1.0))
         return self.orders
 
     def tick(self, now: float) -> None:
@@ -111,11 +113,11 @@ def test_a_shard_that_has_gone_on_without_a_norm_is_asked_and_has_no_part_in_it(
     world.tick(1.5)
     ((shard, body),) = world.orders
     assert (shard, body["do"], body["ranks"]) == (2, "where", [])
-    updates.is_beyond(world, events.StandsAt(2, body["ask"], ShardProgress(7, 8, 2, 7), {}))
+    updates.is_beyond(world, messages.WorkerPositions(2, body["ask"], ShardPosition(7, 8, 2, 7), {}))
     assert len(world.orders) == 1, "a block of it still waits for pushes"
-    updates.is_beyond(world, events.StandsAt(2, body["ask"] - 1, ShardProgress(8, 8, 2, 8), {}))
+    updates.is_beyond(world, messages.WorkerPositions(2, body["ask"] - 1, ShardPosition(8, 8, 2, 8), {}))
     assert len(world.orders) == 1, "the answer to another question"
-    updates.is_beyond(world, events.StandsAt(2, body["ask"], ShardProgress(8, 8, 2, 8), {}))
+    updates.is_beyond(world, messages.WorkerPositions(2, body["ask"], ShardPosition(8, 8, 2, 8), {}))
     assert world.progress.metrics["grad_norm"] == 3.0
     assert [each["factor"] for shard, each in world.orders[1:]] == [pytest.approx(1 / (3 + 1e-6))] * 2
     world.tick(99.0)
@@ -145,7 +147,7 @@ class Store:
     recovery: int = 1
     counters: Counters = field(default_factory=Counters)
     problems: list[str] = field(default_factory=list)
-    norms: ClipNorms = field(default_factory=ClipNorms)
+    norms: ClipNorms = field(default_factory=lambda: ClipNorms(0))
 
     def moved(self, before: int, after: int) -> None: ...
 
@@ -166,14 +168,14 @@ def test_a_shard_tells_once_when_all_blocks_are_measured_and_carries_an_order_ou
     norms.note(store.cells, 1, 1, 5, 2.0, 1.5)
     assert told == []
     norms.note(store.cells, 1, 4, 5, 3.0, 1.5)
-    assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 5.0, "nan": False}]
+    assert told == [messages.NormMeasured(0, 1, 5, 5.0, 1.5)]
     norms.tell_again()
     assert told == [told[0]] * 2
-    RealStore.clip(store, {"recovery": 1, "version": 4, "factor": 0.5})
-    RealStore.clip(store, {"recovery": 0, "version": 5, "factor": 0.5})
+    RealStore.clip(store, messages.Clip(1, 4, 0.5))
+    RealStore.clip(store, messages.Clip(0, 5, 0.5))
     assert store.cells[1].factors == [], "of another update, or of before a restore"
     for _ in range(2):
-        RealStore.clip(store, {"recovery": 1, "version": 5, "factor": 0.5})
+        RealStore.clip(store, messages.Clip(1, 5, 0.5))
     assert store.cells[1].factors == store.cells[4].factors == [(5, 0.5)] and not store.problems
     norms.tell_again()
     assert len(told) == 2
@@ -192,8 +194,8 @@ def test_a_block_that_has_gone_on_without_a_norm_holds_up_no_other(order: tuple[
     assert told == [] and norms.waits == 5
     store.cells[order[1]].n = 6
     norms.passed(store.cells, 1, order[1], 6)
-    assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 2.0, "nan": False}] and norms.waits is None
-    RealStore.clip(store, {"recovery": 1, "version": 5, "factor": 0.5})
+    assert told == [messages.NormMeasured(0, 1, 5, 2.0, 1.5)] and norms.waits is None
+    RealStore.clip(store, messages.Clip(1, 5, 0.5))
     assert store.cells[7].factors == [(5, 0.5)] and store.cells[1].factors == store.cells[4].factors == [] and not store.problems
 
 
@@ -203,4 +205,4 @@ def test_of_several_limits_the_lowest_holds() -> None:
     norms.measured = told.append
     norms.note(store.cells, 1, 4, 0, 3.0, 1.5)
     norms.note(store.cells, 1, 1, 0, 2.0, 9.0)
-    assert told[0]["limit"] == 1.5 and told[0]["squares"] == 5.0
+    assert told[0].limit == 1.5 and told[0].squares == 5.0

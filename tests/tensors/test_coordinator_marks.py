@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from psjob.layout.blocks import TensorSpec
+from psjob.protocol import messages
 from psjob.protocol.coordinator import events as e
 from psjob.shard.admission import Verdict
 from psjob.wire.frame import Header, Kind
@@ -185,9 +186,9 @@ class Asking(World):
 def test_values_for_an_earlier_coordinator_are_no_answer_to_this_one() -> None:
     """Shard 1 has all that rank 0 gave to the coordinator before, and is yet to hear that this one asks for it anew."""
     before, world = Asking(1), Asking(2)
-    world.post(e.RecordCame(world.stream, -1, b"initial"), e.Initialised(0, world.setup), e.Initialised(1, before.setup))
+    world.post(e.RecordCame(world.stream, -1, b"initial"), messages.Initialised(0, world.setup), messages.Initialised(1, before.setup))
     assert world.c.initialising and not world.sent["cut"]
-    world.post(e.Initialised(1, world.setup))
+    world.post(messages.Initialised(1, world.setup))
     assert world.c.open
 
 

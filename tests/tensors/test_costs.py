@@ -31,6 +31,7 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
 from psjob.process import config
+from psjob.protocol import messages
 from psjob.protocol.coordinator import decode
 from psjob.protocol.records import PIECE, RecordDelta, RecordsOnStream
 from psjob.resume import record
@@ -75,7 +76,7 @@ def read_said(kind: Kind, reader: Callable[[dict[str, Any]], object]) -> Callabl
 
 def read_answer(raw: bytes) -> None:
     """As shard 0 reads what another shard answers."""
-    decode.decode_shard_message(1, load(raw), 8, read_part)
+    messages.decode_message(1, load(raw), 8, read_part)
 
 
 def read_delta(raw: bytes) -> None:

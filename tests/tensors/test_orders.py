@@ -17,17 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.process.config import LocalConfig
-from psjob.protocol.coordinator.decisions import Orders
-from psjob.shard.pending import Decision
+from psjob.protocol.coordinator.decisions import DecisionOrder, Orders
+from psjob.protocol.messages import Decision
 from psjob.wire.frame import Kind
 from tests.tensors.desk import Clerk, Desk
+
+NOTHING = DecisionOrder(0, (), {})
 
 
 def given_out(count: int, carried: Mapping[int, int]) -> Orders:
     """So many orders to shards 0 and 1, of which each is known to have carried out some."""
     orders = Orders((0, 1))
     for number in range(1, count + 1):
-        assert orders.add({"do": "decide"})["number"] == number
+        assert orders.add(NOTHING).number == number
     for shard, number in carried.items():
         orders.carried(shard, number)
     return orders
@@ -53,7 +55,7 @@ def given_out(count: int, carried: Mapping[int, int]) -> Orders:
 def test_what_is_said_again_follows_from_what_both_sides_know(known: dict[int, int], carried: int | None, again: list[int] | None) -> None:
     """`known`: what the shards' news has told; None: it cannot go on from there."""
     missed = given_out(5, known).missed(1, carried)
-    assert (None if missed is None else [body["number"] for body in missed]) == again
+    assert (None if missed is None else [order.number for order in missed]) == again
 
 
 def test_a_shard_that_holds_nothing_misses_nothing() -> None:
@@ -66,13 +68,13 @@ def test_only_what_everyone_has_carried_out_is_forgotten(said: list[tuple[Any, i
     orders, done = Orders((0, 1, 2)), {0: 0, 1: 0, 2: 0}
     for what, number in said:
         if what == "add":
-            orders.add({})
+            orders.add(NOTHING)
         else:
             orders.carried(what, number)
             done[what] = max(done[what], number if number <= orders.last else 0)
         for shard, least in done.items():
             missed = orders.missed(shard, least)
-            assert missed is not None and [body["number"] for body in missed] == list(range(least + 1, orders.last + 1))
+            assert missed is not None and [order.number for order in missed] == list(range(least + 1, orders.last + 1))
         assert len(orders._kept) == orders.last - min(done.values())
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode, Sync, written
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
@@ -150,10 +151,12 @@ class World:
             case _:
                 self._queue.extend(self._done(action))
 
-    def answer(self, shard: int, body: Mapping[str, Any]) -> None:
+    def answer(self, shard: int, message: messages.ShardMessage) -> None:
         """A shard answers."""
-        self.sent[str(body["did"])] += 1
-        event = decode.decode_shard_message(shard, body, self.job.workers, lambda written: shard)
+        self.sent[str(messages.encode_message(message)["did"])] += 1
+        event = messages.decode_message(
+            shard, json.loads(json.dumps(messages.encode_message(message))), self.job.workers, lambda content: shard
+        )
         assert event is not None
         self._queue.append(event)
 
@@ -162,38 +165,41 @@ class World:
         word = body["do"]
         if word in self.deaf:
             return
-        stands: dict[str, Any] = {"lo": self.step, "hi": self.step, "owned": 1, "stored": self.step}
-        stands["stages"] = [[self.step, self.step, 1] for _ in self.job.stages.replicas]
         match word:
             case "setup":
-                self.answer(shard, {"did": "initialised", "setup": body["setup"]})
+                self.answer(shard, messages.Initialised(shard, body["setup"]))
             case "restore":
                 self.step = self.manifests[-1].step
-                complete = [self.step] * self.job.workers
-                stands |= {"lo": self.step, "hi": self.step, "stored": self.step}
-                stands["stages"] = [[self.step, self.step, 1] for _ in self.job.stages.replicas]
-                self.answer(shard, {"did": "restored", "recovery": body["recovery"], "complete": complete, **stands})
+                complete = (self.step,) * self.job.workers
+                self.answer(shard, messages.ShardRestored(shard, body["recovery"], self.position(), complete))
             case "where":
-                self.answer(shard, {"did": "where", "ask": body["ask"], "rows": [[rank, self.step, 0] for rank in body["ranks"]], **stands})
+                rows = dict.fromkeys(body["ranks"], (self.step, 0))
+                self.answer(shard, messages.WorkerPositions(shard, body["ask"], self.position(), rows))
             case "prepare":
-                self.answer(shard, {"did": "prepared", "number": body["number"]})
+                self.answer(shard, messages.MemoryReady(shard, body["number"]))
             case "cut":
-                self.answer(shard, {"did": "ready", "cut": body["cut"]})
+                self.answer(shard, messages.CutReady(shard, body["cut"]))
                 if self.writes and (not body["marks"]):
                     self.held(shard, body["cut"])
                     self.wrote(shard, body["cut"], max(body["step"], self.step if body["step"] < 0 else 0))
             case "void":
-                self.answer(shard, {"did": "voided", "cut": body["cut"]})
+                self.answer(shard, messages.CutVoided(shard, body["cut"]))
+
+    def position(self) -> messages.ShardPosition:
+        """All blocks are at the step."""
+        stages = tuple((self.step, self.step, 1) for _ in self.job.stages.replicas)
+        return messages.ShardPosition(self.step, self.step, 1, self.step, stages)
 
     def held(self, shard: int, cut: int) -> None:
         """A shard holds all of a cut."""
-        self.answer(shard, {"did": "held", "cut": cut})
+        self.answer(shard, messages.CutHeld(shard, cut))
 
-    def wrote(self, shard: int, cut: int, step: int, left: Mapping[str, int] | None = None) -> None:
+    def wrote(self, shard: int, cut: int, step: int, left: Mapping[int, int] | None = None) -> None:
         """A shard has written its part of a cut at `step`."""
-        blocks = [{"index": shard, "file": "f", "attempt": 1, "n": step, "counts": {}}]
-        table = {"file": {}, "complete": [step] * self.job.workers, "left": dict(left or {})}
-        self.answer(shard, {"did": "written", "cut": cut, "file": None, "blocks": blocks, "table": table, "rows": None})
+        self.answer(
+            shard,
+            messages.CutWritten(shard, cut, {"blocks": [{"n": step}], "table": {}}, step, (step,) * self.job.workers, dict(left or {})),
+        )
 
     def _done(self, job: Any) -> list[e.Event]:
         match job:

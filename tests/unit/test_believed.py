@@ -25,16 +25,12 @@ NOT_A_WORKERS = {
     "coordinator_disk.py": {"read_part"},
     "push_metrics.py": {"heard", "read"},
     "keeper.py": {"_hear"},
-    "coordinated_updates.py": {"begin_order", "end_order", "ordered_now", "read_order"},
     "state_memory.py": {"found"},
-    "store.py": {"take_up", "carry_out"},
+    "store.py": {"take_up"},
     "status_server.py": {"status", "last_words"},
-    "coordinator_driver.py": {"answer", "carry_out", "_late", "status", "take_up", "__init__", "run"},
-    "decode.py": {
-        "shard_hello", "decode_shard_message", "_restored", "_where", "_written", "_progress", "_arrived", "_measured", "_unrestored",
-        "_unwritten", "_awaited", "_stands", "_late",
-    },
-}  # fmt: skip
+    "coordinator_driver.py": {"answer", "_late", "status", "take_up", "__init__", "run"},
+    "decode.py": {"shard_hello"},
+}
 """Functions that read what another shard, the coordinator or this process itself wrote."""
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from psjob import contract
 from psjob.modes import Async, Sync
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import checkpoints, decode
+from psjob.protocol.coordinator import checkpoints
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import Stream
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
@@ -26,7 +27,7 @@ def current(world: World) -> Cut:
 
 
 def moved(world: World, cut: int, done: int, shard: int = 0) -> None:
-    world.post(e.BytesMoved(shard, True, cut, done, 1000))
+    world.post(messages.BytesMoved(shard, "writing", cut, done, 1000))
 
 
 # -- evidence, not time ----------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def at_a_cut(world: World) -> Cut:
     cut = current(world)
     world.go(cut.step or 0)
     for shard in range(world.job.shards):
-        world.post(e.CutHeld(shard, cut.number))
+        world.post(messages.CutHeld(shard, cut.number))
     return cut
 
 
@@ -98,7 +99,7 @@ def test_workers_hold_for_a_mark_only_so_long_and_later_longer() -> None:
     world.tick(world.c.cuts.MARK_SECONDS + 1)
     assert current(world) is second, "this time it is waited for longer"
     for shard in range(2):
-        world.post(e.CutHeld(shard, second.number))
+        world.post(messages.CutHeld(shard, second.number))
     for _ in range(20):
         world.tick(15.0)
         moved(world, second.number, 1, 0)
@@ -110,7 +111,7 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_cut() -> None:
     world = World(mode=Async()).begun()
     world.cut()
     cut = current(world)
-    world.post(e.CutHeld(0, cut.number))
+    world.post(messages.CutHeld(0, cut.number))
     world.post(e.StreamEnded(world._stream(1)))
     assert world.c.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
     world.tick()
@@ -119,7 +120,7 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_cut() -> None:
     world.tick(1.0)
     after = current(world)
     for shard in range(2):
-        world.post(e.CutHeld(shard, after.number))
+        world.post(messages.CutHeld(shard, after.number))
     world.post(e.StreamEnded(world._stream(1)))
     assert current(world) is after, "held: the copy is there, whoever dies now"
 
@@ -163,9 +164,9 @@ def test_files_of_the_newest_eight_void_cuts_are_swept_when_every_shard_has_let_
         checkpoints.drop(world.c, "a test")
     world.slow = True
     for number in numbers:
-        world.post(e.CutVoided(0, number))
+        world.post(messages.CutVoided(0, number))
         before = len(world.disk)
-        world.post(e.CutVoided(1, number))
+        world.post(messages.CutVoided(1, number))
         assert len(world.disk) - before == (number in numbers[-8:])
     assert [swept.before for swept in world.disk if isinstance(swept, a.SweepOrphans)] == [number + 1 for number in numbers[-8:]]
 
@@ -210,13 +211,13 @@ def test_a_full_volume_pauses_checkpoints_with_a_sentence() -> None:
     cut = at_a_cut(world)
     moved(world, cut.number, 10, 0)
     moved(world, cut.number, 10, 1)
-    world.post(e.CutUnwritten(1, cut.number, "cannot write f in /runs/run-1: ENOSPC", True))
+    world.post(messages.CutUnwritten(1, cut.number, "cannot write f in /runs/run-1: ENOSPC", True))
     said = str(world.c.progress.checkpoint_problem)
     assert "checkpoints pause, the volume of /runs/run-1 is full" in said
     assert "needs about 2000 bytes" in said and "12345 are free" in said and "in 5 s" in said
     world.tick(6.0)
     again = current(world)
-    world.post(e.CutUnwritten(0, again.number, "ENOSPC", True))
+    world.post(messages.CutUnwritten(0, again.number, "ENOSPC", True))
     world.tick(30.0)
     assert world.c.cuts.current is None and "in 60 s" in str(world.c.progress.checkpoint_problem)
     world.writes = True
@@ -255,7 +256,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
     world.shard(1)
     assert world.c.restoring
     recovery = world.c.restore_id
-    world.post(e.Unrestored(1, recovery, "checkpoint file v1 is damaged", True))
+    world.post(messages.Unrestored(1, recovery, "checkpoint file v1 is damaged", True))
     assert "manifest-20 is passed over: checkpoint file v1 is damaged" in str(world.c.progress.checkpoint_problem)
     world.manifests, world.deaf = world.manifests[:1], set()  # what the disk gives where manifest-20 is passed over
     world.tick(1.1)
@@ -300,12 +301,12 @@ def test_a_checkpoint_that_cannot_be_read_now_is_tried_again_and_never_given_up_
     world.post(e.Started())
     world.shard(1)
     for _ in range(20):
-        world.post(e.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
+        world.post(messages.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
         world.tick(6.0)
     assert not world.left
     world.deaf = set()
     for _ in range(3):
-        world.post(e.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
+        world.post(messages.Unrestored(0, world.c.restore_id, "cannot read v1: EIO", False))
         world.tick(6.0)
     assert world.c.open
 
@@ -437,7 +438,7 @@ GOOD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", GOOD, ids=lambda body: str(body["did"]))
 def test_each_field_of_an_answer_is_checked_where_it_comes_in(body: dict[str, Any]) -> None:
-    assert decode.decode_shard_message(1, body, 2, lambda content: content) is not None
+    assert messages.decode_message(1, body, 2, lambda content: content) is not None
     for key in body.keys() - {"did", "full", "file", "complete", "rows"}:
         for wrong in (-1, "x", None, 1.5, [], {}, 1 << 70, True):
             if (
@@ -447,20 +448,20 @@ def test_each_field_of_an_answer_is_checked_where_it_comes_in(body: dict[str, An
                 or (key == "why" and wrong == "x")
             ):
                 continue
-            with pytest.raises(decode.Malformed):
-                decode.decode_shard_message(1, body | {key: wrong}, 2, lambda content: content)
+            with pytest.raises(messages.Malformed):
+                messages.decode_message(1, body | {key: wrong}, 2, lambda content: content)
 
 
 def test_clocks_of_another_number_of_workers_are_refused() -> None:
     for clocks in ([1], [1, 2, 3], [1, -1], "12", {"0": 1}):
-        with pytest.raises(decode.Malformed):
-            decode.decode_shard_message(1, GOOD[0] | {"complete": clocks}, 2, lambda content: content)
-    with pytest.raises(decode.Malformed, match="worker 2 is not one of this job's 2"):
-        decode.decode_shard_message(1, GOOD[1] | {"rows": [[2, 0, 0]]}, 2, lambda content: content)
+        with pytest.raises(messages.Malformed):
+            messages.decode_message(1, GOOD[0] | {"complete": clocks}, 2, lambda content: content)
+    with pytest.raises(messages.Malformed, match="worker 2 is not one of this job's 2"):
+        messages.decode_message(1, GOOD[1] | {"rows": [[2, 0, 0]]}, 2, lambda content: content)
 
 
 def test_what_another_version_says_is_left() -> None:
-    assert decode.decode_shard_message(1, {"did": "something newer"}, 2, lambda content: content) is None
+    assert messages.decode_message(1, {"did": "something newer"}, 2, lambda content: content) is None
 
 
 def test_a_bug_in_the_machine_is_not_swallowed() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from psjob.modes import Async, ServedMode, Sync
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.ending import CONFIG_SECONDS
@@ -88,7 +89,7 @@ def after_a_void_cut(world: World) -> None:
     """A shard could not write the first one."""
     cut = world.c.cuts.current
     assert cut is not None
-    world.post(e.CutUnwritten(1, cut.number, "no permission", False))
+    world.post(messages.CutUnwritten(1, cut.number, "no permission", False))
 
 
 def in_the_commit(world: World) -> None:
@@ -214,9 +215,9 @@ class Strict(World):
 
     def order(self, shard: int, body: Mapping[str, Any]) -> None:
         if body["do"] == "cut" and body["step"] > self.step:
-            self.answer(shard, {"did": "ready", "cut": body["cut"]})
+            self.answer(shard, messages.CutReady(shard, body["cut"]))
         elif body["do"] == "cut" and 0 <= body["step"] < self.step:
-            self.answer(shard, {"did": "late", "cut": body["cut"], "why": "beyond"})
+            self.answer(shard, messages.CutLate(shard, body["cut"], "beyond"))
         else:
             super().order(shard, body)
 

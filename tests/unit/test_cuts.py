@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from psjob.layout.blocks import TensorSpec
-from psjob.protocol.coordinator.events import ShardProgress, WorkerFacts
+from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.members import Members, State
 from psjob.protocol.coordinator.membership import difference, resume_async, resume_sync
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cuts
+from psjob.protocol.messages import ShardPosition
 
 
 def test_a_cut_by_steps_is_named_ahead_on_a_multiple() -> None:
@@ -82,11 +83,11 @@ def test_marked_cuts_name_no_step_and_expire() -> None:
 
 
 def test_a_sync_worker_returns_only_where_the_job_waits() -> None:
-    at = [ShardProgress(7, 7, 2, 7), ShardProgress(7, 7, 1, 7)]
+    at = [ShardPosition(7, 7, 2, 7), ShardPosition(7, 7, 1, 7)]
     assert resume_sync(at, {5, 6, 7}) == 7
     assert resume_sync(at, {5, 6}) is None
-    assert resume_sync([*at, ShardProgress(7, 8, 1, 7)], {7}) is None
-    assert resume_sync([ShardProgress(0, 0, 1, 0)], set()) == 0
+    assert resume_sync([*at, ShardPosition(7, 8, 1, 7)], {7}) is None
+    assert resume_sync([ShardPosition(0, 0, 1, 0)], set()) == 0
 
 
 def test_an_async_worker_goes_on_after_the_highest_clock() -> None:

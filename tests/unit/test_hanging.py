@@ -9,10 +9,11 @@ import pytest
 from psjob.modes import Sync
 from psjob.protocol.coordinator import membership
 from psjob.protocol.coordinator.actions import Tell
-from psjob.protocol.coordinator.events import JobFacts, Stream, WorkersAwaited
+from psjob.protocol.coordinator.events import JobFacts, Stream
 from psjob.protocol.coordinator.membership import HUNG_SECONDS, REPORT_SECONDS
 from psjob.protocol.coordinator.schedule import Cut
 from psjob.protocol.coordinator.state import CoordinatorState
+from psjob.protocol.messages import WorkersAwaited
 from psjob.wire.frame import Kind
 
 LIMIT = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from psjob.wire.frame import WireError
 WORKERS = 3
 CUT = {"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None}
 RESTORE = {"do": "restore", "view": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
-PLACED = e.Standing(4, 4, 2, 4)
+PLACED = o.ShardPosition(4, 4, 2, 4)
+WRITTEN = o.CutWritten(0, 7, {"table": {}}, 4, (4, 4, 3))
 
 
 class Told:
@@ -44,13 +46,13 @@ class Told:
         """After a set-up."""
         mode = "async" if self.machine.mode == Async() else "sync"
         self.order({"do": "setup", "setup": 1, "view": 1, "mode": mode, "rule": "sgd", "table": []})
-        self.do(e.Initialised())
+        self.do(e.AllInitialised())
         self.order({"do": "open", "view": 1, "recovery": 1})
         return self
 
 
 def said(actions: Sequence[a.Action]) -> list[str]:
-    return [action.body["did"] for action in actions if isinstance(action, a.Answer)]
+    return [o.encode_message(action.message)["did"] for action in actions if isinstance(action, a.TellCoordinator)]
 
 
 def kinds(actions: Sequence[a.Action]) -> list[str]:
@@ -62,11 +64,11 @@ def kinds(actions: Sequence[a.Action]) -> list[str]:
 
 def test_a_cut_is_held_then_written_and_both_are_told() -> None:
     told = Told().serving()
-    assert kinds(told.order(CUT)) == ["AskRecords", "Answer", "Hold"]
+    assert kinds(told.order(CUT)) == ["AskRecords", "TellCoordinator", "Hold"]
     assert told.do(e.Armed(7)) == []
     held = told.do(e.Held(7))
-    assert said(held) == ["held"] and kinds(held) == ["Answer", "Release", "Write"]
-    assert said(told.do(e.Wrote(7, {"file": None}))) == ["written"]
+    assert said(held) == ["held"] and kinds(held) == ["TellCoordinator", "Release", "Write"]
+    assert said(told.do(e.Wrote(WRITTEN))) == ["written"]
 
 
 def test_a_cut_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -> None:
@@ -122,16 +124,16 @@ def test_one_writer_at_a_time_even_when_its_cut_is_void() -> None:
 def test_a_void_cut_is_deleted_whatever_came_of_it(written: bool) -> None:
     told = Told().serving()
     told.order(CUT)
-    told.do(e.Held(7), e.Wrote(7, {}) if written else e.Failed(7, "no room", full=True))
+    told.do(e.Held(7), e.Wrote(WRITTEN) if written else e.Failed(7, "no room", full=True))
     assert a.Discard(7) in told.order({"do": "void", "cut": 7})
-    assert told.do(e.Wrote(7, {})) == [], "a writer that was done before it heard"
+    assert told.do(e.Wrote(WRITTEN)) == [], "a writer that was done before it heard"
 
 
 def test_what_was_written_and_never_committed_is_deleted_when_a_later_manifest_is_known() -> None:
     told = Told().serving()
     for cut in (7, 8, 9):
         told.order(CUT | {"cut": cut})
-        told.do(e.Held(cut), e.Wrote(cut, {}))
+        told.do(e.Held(cut), e.Wrote(replace(WRITTEN, cut=cut)))
         if cut == 7:
             told.order({"do": "committed", "step": 1})
         elif cut == 8:
@@ -151,8 +153,8 @@ def test_a_full_disk_is_told() -> None:
     told = Told().serving()
     told.order(CUT)
     told.do(e.Held(7))
-    (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, a.Answer)]
-    assert answer.body == {"did": "unwritten", "cut": 7, "why": "no room", "full": True}
+    (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, a.TellCoordinator)]
+    assert answer == a.TellCoordinator(o.CutUnwritten(0, 7, "no room", True))
 
 
 def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
@@ -163,9 +165,9 @@ def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
     bodies = []
     for tick in range(40):
         told.now = 10 + tick * 0.25
-        bodies += [act.body for act in told.do(e.Tick(100, 300)) if isinstance(act, a.Answer)]
-    assert bodies == [{"did": "progress", "doing": "writing", "cut": 7, "done": 100, "total": 300}] * 10
-    told.do(e.Wrote(7, {}))
+        bodies += [act.message for act in told.do(e.Tick(100, 300)) if isinstance(act, a.TellCoordinator)]
+    assert bodies == [o.BytesMoved(0, "writing", 7, 100, 300)] * 10
+    told.do(e.Wrote(WRITTEN))
     told.now += PROGRESS_SECONDS
     assert told.do(e.Tick()) == []
 
@@ -178,9 +180,9 @@ def test_a_restore_is_read_and_its_standing_told() -> None:
     acts = told.order(RESTORE)
     assert kinds(acts) == ["Reset", "DropSessions", "Read"] and acts[1] == a.DropSessions(True)
     assert said(told.do(e.Tick(5, 9))) == ["progress"]
-    (_, answer) = told.do(e.Placed(1, PLACED, [4, 4, 3], frozenset({2})))
-    assert isinstance(answer, a.Answer)
-    assert answer.body == {"did": "restored", "recovery": 5, "lo": 4, "hi": 4, "owned": 2, "stored": 4, "complete": [4, 4, 3]}
+    (_, answer) = told.do(e.Placed(1, PLACED, (4, 4, 3), frozenset({2})))
+    assert isinstance(answer, a.TellCoordinator)
+    assert answer == a.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
     assert told.machine.cutting.live == {0, 1}
     assert kinds(told.order({"do": "open", "view": 2, "recovery": 5})) == ["Serve"]
 
@@ -190,8 +192,8 @@ def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_re
     told = Told().serving()
     told.order(RESTORE)
     assert "Read" not in kinds(told.order(RESTORE | {"recovery": 6, "fences": {"1": [2, 0]}}))
-    fences, answer = told.do(e.Placed(1, PLACED, [4, 4, 4]))
-    assert fences == a.SetFences({1: (2, 0)}, {}) and isinstance(answer, a.Answer) and answer.body["recovery"] == 6
+    fences, answer = told.do(e.Placed(1, PLACED, (4, 4, 4)))
+    assert fences == a.SetFences({1: (2, 0)}, {}) and answer == a.TellCoordinator(o.ShardRestored(0, 6, PLACED, (4, 4, 4)))
     again = told.order(RESTORE | {"recovery": 7})
     assert "Read" not in kinds(again) and said(again) == ["restored"] and told.machine.phase is Phase.HELD
     told.order({"do": "open", "view": 2, "recovery": 7})
@@ -202,7 +204,7 @@ def test_a_reading_that_was_given_up_counts_for_nothing() -> None:
     told = Told().serving()
     told.order(RESTORE)
     told.order(RESTORE | {"manifest": "m-2", "recovery": 6})
-    assert told.do(e.Placed(1, PLACED, [4, 4, 4])) == [] and told.do(e.Unread(1, "gone")) == []
+    assert told.do(e.Placed(1, PLACED, (4, 4, 4))) == [] and told.do(e.Unread(1, "gone")) == []
     assert said(told.do(e.Unread(2, "gone"))) == ["unrestored"]
 
 
@@ -237,7 +239,7 @@ def test_hello_says_how_the_shard_is_and_a_cut_in_flight_is_given_up() -> None:
     told.order(CUT, 1)
     told.do(e.Held(7), e.Lost(1))
     assert told.machine.cutting.cut is not None, "the coordinator may not know yet"
-    assert said(told.do(e.Wrote(7, {}))) == [], "there is no stream"
+    assert said(told.do(e.Wrote(WRITTEN))) == [], "there is no stream"
     told.order(CUT | {"cut": 8}, 1)
     acts = told.do(e.Connected(2, 0))
     assert kinds(acts)[:2] == ["Hello", "TellArrivals"]
@@ -331,7 +333,8 @@ def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) ->
         o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)),
         o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Prepare(7, None),
         o.Prepare(7, 6), o.TakeCut(7, 12, False, 6, left={1: 9}), o.TakeCut(8, -1, True, None, {0: 3, 1: 4}), o.Void(7), o.Where(1, (0, 2)),
-        o.Finish(), o.Stop(), o.Fence(3), o.Decide(BODIES[-1]), o.Clip({"do": "clip", "recovery": 5, "version": 2, "factor": None}),
+        o.Finish(), o.Stop(), o.Fence(3), o.Decide(3, 7, (o.Decision([(0, 1)], [(1, 0)], [0.5], 2),), {0: 1}),
+        o.Clip(5, 2, 0.5),
     ],
     ids=lambda order: type(order).__name__,
 )  # fmt: skip
@@ -355,9 +358,10 @@ def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(
     for word in words:
         cut += word == "cut"
         event: e.Event = {
-            "cut": e.Ordered(o.decode_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
+            "cut": e.Ordered(o.decode_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut),
+            "wrote": e.Wrote(replace(WRITTEN, cut=cut)),
             "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
-            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.decode_order(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
+            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.decode_order(RESTORE)), "placed": e.Placed(reading, PLACED, (0, 0, 0)),
             "open": e.Ordered(o.Open(2, 5)),
         }[word]  # fmt: skip
         if word in ("wrote", "failed", "gave-up"):
@@ -368,6 +372,6 @@ def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(
                 writers.add(act.cut)
             if isinstance(act, a.Read):
                 reading = act.reading
-            if isinstance(act, a.Answer) and act.body["did"] in ("written", "unwritten", "late"):
-                ends[act.body["cut"]] = ends.get(act.body["cut"], 0) + 1
+            if isinstance(act, a.TellCoordinator) and isinstance(act.message, o.CutWritten | o.CutUnwritten | o.CutLate):
+                ends[act.message.cut] = ends.get(act.message.cut, 0) + 1
         assert all(count == 1 for count in ends.values()), (words, ends)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Fenced
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import decode, recovery
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
-from psjob.shard.coordinated_updates import read_order
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records
 from tests.simulation.protocol.network import End
@@ -50,7 +50,7 @@ class SimCoordinator:
         self._links: dict[int, End] = {}
         self._posted: deque[e.Event] = deque()
         self._handling = False
-        self._facts: dict[int, e.CutWritten] = {}
+        self._facts: dict[int, messages.CutWritten] = {}
 
     def take_up(self, event: e.TookUp) -> None:
         """This process goes on from the memory of another."""
@@ -197,17 +197,14 @@ class SimCoordinator:
 
     def answer(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard answers."""
-        event = decode.decode_shard_message(shard, body, self.job.workers, dict)
+        event = messages.decode_message(shard, body, self.job.workers, dict)
         if event is not None:
             self.post(event)
 
     def _order(self, action: a.Order) -> None:
-        body = dict(action.body)
-        if action.most_from_here:
-            body["most"] = {str(rank): clock + 1 for rank, clock in self.shard.store.clocks().items()}
-        body = json.loads(json.dumps(body))
-        if body["do"] == "clip":
-            self.shard.store.note_clip(*read_order(body))
+        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks()).body))
+        if isinstance(action.order, messages.Clip):
+            self.shard.store.note_clip(action.order.version, action.order.factor)
         if body["do"] == "restore":
             self.world.promises.chosen(self.world.saved[body["manifest"]], body["view"], self.shard.pod)
         if action.link == 0:

@@ -166,7 +166,7 @@ def _let_in(state: Any, stream: Any) -> None:
 def _ordered_once(was: Any) -> Any:
     def measured(state: Any, event: Any) -> None:
         last = state.norms.last
-        if last is None or (event.recovery, event.version) != (last.body["recovery"], last.body["version"]):
+        if last is None or (event.recovery, event.version) != (last.recovery, last.version):
             was(state, event)
 
     return measured

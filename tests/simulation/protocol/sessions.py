@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
+from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordsOnStream
 from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Verdict
@@ -139,7 +140,7 @@ class SimSession:
         try:
             check_acked(store, self.rank, acked)
         except WireError:
-            self.shard.answer({"did": "doubts"})
+            self.shard.tell(AckedDoubted(self.shard.index))
             raise
         lost = store.admission.jump(self.rank, acked)
         store.counters.lost += lost

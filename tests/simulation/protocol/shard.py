@@ -11,7 +11,7 @@ from psjob import contract, modes
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
 from psjob.protocol.coordinator.events import TookUp, WorkerFacts
-from psjob.protocol.messages import decode_order
+from psjob.protocol.messages import ShardMessage, ShardPosition, decode_order, encode_message
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Phase
@@ -89,8 +89,8 @@ class SimShard(Process):
         self.store.view = self.first_view
         self.store.on_failure = self.store.on_problem = _failed
         if self.store.decided is not None:
-            self.store.decided.arrived = self.answer
-        self.store.norms.measured = self.answer
+            self.store.decided.arrived = self.tell
+        self.store.norms.measured = self.tell
         link = None if self.index == 0 else LinkState("shard 0", 600.0)
         self.machine = ShardMachine(self.index, plan.workers, self.first_view, self.mode, link)
         self.snapshots = Snapshots(self)
@@ -179,7 +179,7 @@ class SimShard(Process):
     def _handle(self) -> None:
         while self._posted:
             event = self._posted.popleft()
-            if isinstance(event, e.Initialised) and not self.store.initialised():
+            if isinstance(event, e.AllInitialised) and not self.store.initialised():
                 continue  # of a set-up before
             for action in self.machine.handle(event, self.clock()):
                 if self.alive:
@@ -204,8 +204,12 @@ class SimShard(Process):
         else:
             self.post(e.Ordered(order, stream))
 
-    def answer(self, body: Mapping[str, Any]) -> None:
+    def tell(self, message: ShardMessage) -> None:
         """Tell the coordinator, where there is a stream."""
+        self.answer(encode_message(message))
+
+    def answer(self, body: Mapping[str, Any]) -> None:
+        """Carry a message's body to the coordinator."""
         self.world.count("answer", str(body.get("did")))
         body = json.loads(json.dumps(body))
         if self.coordinator is not None:
@@ -316,12 +320,12 @@ class SimShard(Process):
             content = store.first(cell.part)
             cell.put(content if header.kind is Kind.INIT else HeldTable(cell.spec, content), 0)
         if store.initialised_one(cell.index):
-            self.post(e.Initialised())
+            self.post(e.AllInitialised())
 
     def _lay_out(self, action: a.LayOut) -> None:
         self.store.set_up(action.table, action.rule, tuple(map(TableSpec.from_json, action.tables)))
         if self.store.initialised():
-            self.post(e.Initialised())
+            self.post(e.AllInitialised())
 
     def _reset(self, action: a.Reset) -> None:
         store = self.store
@@ -371,13 +375,13 @@ class SimShard(Process):
         store.admission.load(saved.tables[self.index], {})
         world.promises.counts["restores"] += 1
         left = frozenset(rank for rank, row in store.admission.rows.items() if row.left_at is not None)
-        complete = [row.complete for _, row in sorted(store.admission.rows.items())]
-        self.post(e.Placed(action.reading, self.standing_now(), complete, left))
+        complete = tuple(row.complete for _, row in sorted(store.admission.rows.items()))
+        self.post(e.Placed(action.reading, self.position(), complete, left))
 
-    def standing_now(self) -> e.Standing:
+    def position(self) -> ShardPosition:
         """How far the blocks are."""
         low, high = self.store.span()
-        return e.Standing(low, high, self.store.admission.owned, low)
+        return ShardPosition(low, high, self.store.admission.owned, low)
 
     def _set_fences(self, action: a.SetFences) -> None:
         for rank, fence in action.fences.items():
@@ -394,14 +398,14 @@ class SimShard(Process):
         if self.store.decided is None or self.store.phase is not Phase.SERVING:
             return
         try:
-            self.store.carry_out(action.body)
+            self.store.carry_out(action.order)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 
     def _look_up(self, action: a.LookUp) -> None:
         rows = self.store.admission.rows
-        found = [(rank, rows[rank].complete, len(rows[rank].open)) for rank in action.ranks]
-        self.post(e.Stands(action.ask, self.standing_now(), found))
+        found = {rank: (rows[rank].complete, len(rows[rank].open)) for rank in action.ranks}
+        self.post(e.LookedUp(action.ask, self.position(), found))
 
     def _note_left(self, action: a.NoteLeft) -> None:
         before = self.store.counters.lost
@@ -521,7 +525,7 @@ def _tell_arrivals(shard: SimShard, action: a.TellArrivals) -> None:
 
 _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.Log: _log,
-    a.Answer: lambda shard, action: shard.answer(action.body),
+    a.TellCoordinator: lambda shard, action: shard.tell(action.message),
     a.Exit: SimShard._exit,
     a.Dial: SimShard._dial,
     a.Hello: SimShard._hello,
@@ -537,7 +541,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.SetMost: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
     a.Serve: SimShard._serve,
     a.CarryOut: SimShard._carry_out,
-    a.Clip: lambda shard, action: shard.store.clip(action.body),
+    a.MakeClipped: lambda shard, action: shard.store.clip(action.order),
     a.LookUp: SimShard._look_up,
     a.MakeReady: _ready,
     a.NoteLeft: SimShard._note_left,

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.protocol.messages import CutWritten
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.shard import snapshot
@@ -130,15 +131,14 @@ class Snapshots:
         else:
             rows = content["table"]
             self._bases[cut] = {part: (held, content["where"][part]) for part, (held, _) in content["parts"].items()}
-            body = {
-                "file": {"name": content["name"]},
-                "blocks": [{"index": part, "n": n, "file": content["where"][part]} for part, (_, n) in sorted(content["parts"].items())],
-                "table": {
-                    "complete": [rows[str(rank)]["complete"] for rank in range(shard.world.plan.workers)],
-                    "left": {rank: row["leftAt"] for rank, row in rows.items() if row["leftAt"] is not None},
-                },
-            }  # fmt: skip
-            shard.post(e.Wrote(cut, body))
+            blocks = [{"index": part, "n": n, "file": content["where"][part]} for part, (_, n) in sorted(content["parts"].items())]
+            written = CutWritten(
+                shard.index, cut, {"file": {"name": content["name"]}, "blocks": blocks, "table": {}},
+                max((block["n"] for block in blocks), default=0),
+                tuple(rows[str(rank)]["complete"] for rank in range(shard.world.plan.workers)),
+                {int(rank): row["leftAt"] for rank, row in rows.items() if row["leftAt"] is not None},
+            )  # fmt: skip
+            shard.post(e.Wrote(written))
 
     def give_up(self, cut: int) -> None:
         """Nothing is held any more, and its writer stops."""

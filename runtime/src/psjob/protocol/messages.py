@@ -1,24 +1,30 @@
-"""What the coordinator orders a shard to do, as values, and the codec between them and JSON bodies.
+"""What the coordinator and the shards say to each other, as values, and the codec between them and JSON bodies.
 
 The coordinator makes orders, and `encode_order` gives the body that goes to the shard. There `decode_order` makes the same value of it, or
-refuses what is not in shape. Fields are written in their order and under their names.
+refuses what is not in shape. A shard's messages go the other way by `encode_message` and `decode_message`. Their `shard` is who says it:
+the body does not have it, because the stream tells it. Fields are written in their order and under their names.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from psjob.contract import MOST_NUMBER
 from psjob.layout.blocks import TensorSpec
 from psjob.wire.frame import WireError
 
 MAX_WORD: Final = 64
+MOST: Final = 1 << 63
+MAX_SENTENCE: Final = 2000
 Clocks = Mapping[int, int]
 """Clocks by rank."""
 Incarnation = tuple[int, int]
 """Start and rewinds of a worker's process."""
+Key = tuple[int, int]
+"""Worker and clock of a push."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +118,35 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Decide:
-    """In a decided mode: make updates. `body` is checked again where it is carried out, block by block."""
+class Decision:
+    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
 
-    body: Mapping[str, Any]
+    kept: Sequence[Key]
+    dropped: Sequence[Key]
+    weights: Sequence[float] | None
+    lag: int | None
+
+
+@dataclass(frozen=True)
+class Decide:
+    """In a decided mode: make updates, the first of them after `version`, then answer who may `go`: by worker, how many clocks.
+
+    `number` counts the orders of this kind since a restore, from 1.
+    """
+
+    number: int
+    version: int
+    batches: tuple[Decision, ...]
+    go: Clocks
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Make the update `version` with its gradient times `factor` (None: NaN)."""
+    """Make the update `version` with its gradient times `factor`, which may be NaN."""
 
-    body: Mapping[str, Any]
+    recovery: int
+    version: int
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -165,22 +189,25 @@ Order = (
 
 def encode_order(order: Order) -> Mapping[str, Any]:
     """The body of an order, in JSON's types."""
-    if isinstance(order, Decide | Clip):
-        return order.body
-    body: dict[str, Any] = {"do": _WORDS[type(order)]}
+    body: dict[str, Any] = {"do": _ORDERS[type(order)]}
     for each in fields(order):
         value = getattr(order, each.name)
-        if each.name != "clocks":
+        if each.name in ("clocks", "go"):
+            if value is not None:
+                body[each.name] = sorted(value.items())
+        elif each.name == "factor":
+            body["factor"] = None if math.isnan(value) else value
+        else:
             body[each.name] = _plain(value)
-        elif value is not None:
-            body["clocks"] = sorted(value.items())
     return body
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, TensorSpec):
         return value.to_json()
-    if isinstance(value, tuple):
+    if isinstance(value, Decision):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
@@ -221,41 +248,29 @@ def _restore(body: Mapping[str, Any]) -> Order:
 def _cut(body: Mapping[str, Any]) -> Order:
     pairs = body.get("clocks")
     clocks = None if pairs is None else {_count(rank): _count(clock) for rank, clock in pairs}
-    step = int(body["step"])
-    return TakeCut(_count(body["cut"]), step, bool(body["marks"]), _base(body), clocks, _clocks(body.get("left") or {}))
+    return TakeCut(_count(body["cut"]), int(body["step"]), bool(body["marks"]), _base(body), clocks, _clocks(body.get("left") or {}))
 
 
 def _decide(body: Mapping[str, Any]) -> Order:
-    _count(body["number"])
-    _count(body["version"])
-    for batch in _list(body["batches"]):
-        for pair in (*_list(batch["kept"]), *_list(batch["dropped"])):
-            _pair(pair)
-        if batch["weights"] is not None:
-            _list(batch["weights"])
-        if batch["lag"] is not None:
-            int(batch["lag"])
-    for pair in _list(body["go"]):
-        _pair(pair)
-    return Decide(body)
+    number, version = _count(body["number"]), _count(body["version"])
+    return Decide(number, version, tuple(map(_decision, _list(body["batches"]))), dict(_pairs(body["go"])))
+
+
+def _decision(batch: Mapping[str, Any]) -> Decision:
+    kept, dropped, weights, lag = _pairs(batch["kept"]), _pairs(batch["dropped"]), batch["weights"], batch["lag"]
+    return Decision(kept, dropped, None if weights is None else _list(weights), None if lag is None else int(lag))
 
 
 def _clip(body: Mapping[str, Any]) -> Order:
-    _count(body["recovery"])
-    _count(body["version"])
-    factor = body["factor"]
+    recovery, version, factor = _count(body["recovery"]), _count(body["version"]), body["factor"]
     if factor is not None and not 0 <= float(factor) <= 1:
         raise ValueError(f"factor {factor} is not between 0 and 1")
-    return Clip(body)
+    return Clip(recovery, version, math.nan if factor is None else float(factor))
 
 
-def _where(body: Mapping[str, Any]) -> Order:
-    return Where(_count(body["ask"]), tuple(_count(rank) for rank in _list(body["ranks"])))
-
-
-_WORDS: Final[dict[type, str]] = {
+_ORDERS: Final[dict[type, str]] = {
     Nothing: "nothing", SetUp: "setup", Restore: "restore", Bound: "bound", Open: "open", Adopt: "adopt", Prepare: "prepare",
-    TakeCut: "cut", Void: "void", Where: "where", Finish: "finish", Stop: "stop", Fence: "fenced",
+    TakeCut: "cut", Void: "void", Decide: "decide", Clip: "clip", Where: "where", Finish: "finish", Stop: "stop", Fence: "fenced",
 }  # fmt: skip
 _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "nothing": lambda body: Nothing(),
@@ -270,7 +285,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "committed": lambda body: Committed(int(body.get("step", 0))),
     "decide": _decide,
     "clip": _clip,
-    "where": _where,
+    "where": lambda body: Where(_count(body["ask"]), tuple(map(_count, _list(body["ranks"])))),
     "finish": lambda body: Finish(),
     "stop": lambda body: Stop(),
     "fenced": lambda body: Fence(_view(body)),
@@ -311,7 +326,375 @@ def _list(value: Any) -> Sequence[Any]:
     return value
 
 
-def _pair(value: Any) -> None:
-    first, second = _list(value)
-    _count(first)
-    _count(second)
+def _pairs(value: Any) -> list[Key]:
+    return [(_count(first), _count(second)) for first, second in map(_list, _list(value))]
+
+
+# -- what a shard says -------------------------------------------------------------------------------
+
+
+class Malformed(ValueError):
+    """A message is not in shape; the text names what was read."""
+
+
+@dataclass(frozen=True)
+class ShardPosition:
+    """Where a shard is: its lowest and highest version, blocks it owns, the lowest version that workers have stored there."""
+
+    lo: int
+    hi: int
+    owned: int
+    stored: int
+    stages: tuple[tuple[int, int, int], ...] = ()
+    """By stage of the model: lowest and highest version of its blocks there, and how many these are."""
+
+    def of(self, stage: int | None) -> ShardPosition:
+        """The same, with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
+        if stage is None:
+            return self
+        lo, hi, owned = self.stages[stage]
+        return ShardPosition(lo, hi, owned, self.stored)
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """A shard has all first values of set-up `setup`."""
+
+    shard: int
+    setup: int
+
+
+@dataclass(frozen=True)
+class ShardRestored:
+    """A shard has read what it was ordered to. `position` and `complete` (clocks by rank) are None where it does not tell them."""
+
+    shard: int
+    recovery: int
+    position: ShardPosition | None = None
+    complete: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class AckedDoubted:
+    """A worker says that a shard has acknowledged more of its clocks than the shard was told can be."""
+
+    shard: int
+
+
+@dataclass(frozen=True)
+class Unrestored:
+    """A shard could not read a checkpoint. `damaged`: a file is not what was written, so no retry can help."""
+
+    shard: int
+    recovery: int
+    why: str
+    damaged: bool
+
+
+@dataclass(frozen=True)
+class WorkerPositions:
+    """The answer to `Where`: by rank that was asked for, its complete clocks and how many blocks of the next one are here."""
+
+    shard: int
+    ask: int
+    position: ShardPosition
+    rows: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MemoryReady:
+    """A shard has memory for the copies of cuts; `number` is the order's."""
+
+    shard: int
+    number: int
+
+
+@dataclass(frozen=True)
+class CutReady:
+    """A shard knows of the cut: marks for it are kept from here on."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class CutLate:
+    """A shard is beyond the cut's step, or still writes the cut before."""
+
+    shard: int
+    cut: int
+    why: str
+
+
+@dataclass(frozen=True)
+class CutHeld:
+    """Every block and table of a shard is held for the cut; workers that marked were released."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class CutWritten:
+    """A shard's part of a cut is on disk.
+
+    `content` is what the manifest says of it, for who commits. `furthest` is the highest version in it, `complete` the clocks of
+    workers by rank, `left` the clocks from which on workers have left.
+    """
+
+    shard: int
+    cut: int
+    content: Any
+    furthest: int
+    complete: tuple[int, ...]
+    left: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CutUnwritten:
+    """A shard could not write its part and has deleted it. `full`: the volume has no room."""
+
+    shard: int
+    cut: int
+    why: str
+    full: bool
+
+
+@dataclass(frozen=True)
+class CutVoided:
+    """Nothing of a void cut is left on a shard's disk."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class BytesMoved:
+    """A shard has written, or read, `done` of `total` bytes of cut or recovery `number`."""
+
+    shard: int
+    doing: Literal["writing", "reading"]
+    number: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PushArrived:
+    """In a decided mode: a shard has a worker's whole push, computed on version `base` at least (None: not known)."""
+
+    shard: int
+    recovery: int
+    worker: int
+    clock: int
+    base: int | None
+    carried: int
+
+
+@dataclass(frozen=True)
+class NormMeasured:
+    """A shard has the mean gradient of all its blocks, holds the update and tells the sum of its squares (inf and NaN too).
+
+    `limit` is the largest norm that the gradient of all shards may have.
+    """
+
+    shard: int
+    recovery: int
+    version: int
+    squares: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class WorkersAwaited:
+    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
+
+    shard: int
+    seconds: Mapping[int, float]
+    clocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Terminating:
+    """A shard's process was asked to end (SIGTERM): its pod goes, and with it the job as it is."""
+
+    shard: int
+
+
+ShardMessage = (
+    Terminating | Initialised | ShardRestored | Unrestored | AckedDoubted | WorkerPositions | MemoryReady | CutReady | CutLate | CutHeld
+    | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived | NormMeasured | WorkersAwaited
+)  # fmt: skip
+
+
+def encode_message(message: ShardMessage) -> dict[str, Any]:
+    """The body of a shard's message, in JSON's types."""
+    body: dict[str, Any] = {"did": _MESSAGES[type(message)]}
+    match message:
+        case ShardRestored(_, recovery, position, complete):
+            body |= {"recovery": recovery} | ({} if position is None else {**_spans(position), "complete": _plain(complete)})
+        case WorkerPositions(_, ask, position, rows):
+            body |= {"ask": ask, **_spans(position), "rows": [[rank, *row] for rank, row in rows.items()]}
+        case CutWritten(_, cut, content, _, complete, left):
+            body |= {"cut": cut, **content, "table": {**content["table"], "complete": _plain(complete), "left": _plain(left)}}
+        case BytesMoved(_, doing, number, done, total):
+            body |= {"doing": doing, "cut" if doing == "writing" else "recovery": number, "done": done, "total": total}
+        case PushArrived(_, recovery, worker, clock, base, carried):
+            body |= {"recovery": recovery, "push": [worker, clock], "base": base, "carried": carried}
+        case NormMeasured(_, recovery, version, squares, limit):
+            body |= {"recovery": recovery, "version": version, "limit": limit}
+            body |= {"squares": squares if math.isfinite(squares) else None, "nan": math.isnan(squares)}
+        case WorkersAwaited(_, seconds, clocks):
+            body |= {"seconds": _plain(seconds)} | ({"clocks": _plain(clocks)} if clocks else {})
+        case _:
+            body |= {each.name: _plain(getattr(message, each.name)) for each in fields(message) if each.name != "shard"}
+    return body
+
+
+def _spans(position: ShardPosition) -> dict[str, Any]:
+    body = {"lo": position.lo, "hi": position.hi, "owned": position.owned, "stored": position.stored}
+    return body | ({"stages": _plain(position.stages)} if position.stages else {})
+
+
+def decode_message(shard: int, body: Mapping[str, Any], workers: int, content: Callable[[Mapping[str, Any]], Any]) -> ShardMessage | None:
+    """What a shard says; None for a word that this version does not know. `content` reads what a manifest says of a shard's part.
+
+    Raises Malformed.
+    """
+    word = str(body.get("did"))
+    read = _MESSAGE_READERS.get(word)
+    if read is None:
+        return None
+    try:
+        return read(shard, body, workers, content)
+    except Malformed:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise Malformed(f"shard {shard}: {word[:40]} is not in shape: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+Content = Callable[[Mapping[str, Any]], Any]
+
+
+def _restored(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    position, complete = (_position(body), _clocks_of(body["complete"], workers)) if "complete" in body else (None, None)
+    return ShardRestored(shard, number_of(body, "recovery"), position, complete)
+
+
+def _positions(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    rows = {rank_of(row[0], workers): (whole(row[1], "complete"), whole(row[2], "open")) for row in body["rows"]}
+    return WorkerPositions(shard, number_of(body, "ask"), _position(body), rows)
+
+
+def _written(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    table = body["table"]
+    left = {rank_of(int(rank), workers): whole(clock, "left") for rank, clock in table["left"].items()}
+    complete = _clocks_of(table["complete"], workers)
+    return CutWritten(shard, number_of(body, "cut"), content(body), furthest_of(body), complete, left)
+
+
+def furthest_of(content: Mapping[str, Any]) -> int:
+    """The highest version in a shard's part of a cut. Raises Malformed."""
+    versions = [whole(block["n"], "n") for block in content["blocks"]]
+    versions += [whole(n, "versions") for n in (content["rows"]["versions"] if content.get("rows") is not None else ())]
+    return max(versions, default=0)
+
+
+def _moved(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    doing = body["doing"]
+    if doing not in ("writing", "reading"):
+        raise Malformed(f"shard {shard} reports progress of {str(doing)[:40]!r}, expected writing or reading")
+    number = number_of(body, "cut" if doing == "writing" else "recovery")
+    return BytesMoved(shard, doing, number, number_of(body, "done"), number_of(body, "total"))
+
+
+def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    worker, clock = body["push"]
+    base = None if body["base"] is None else whole(body["base"], "base")
+    clock, carried = whole(clock, "clock"), whole(body["carried"], "carried")
+    return PushArrived(shard, number_of(body, "recovery"), rank_of(worker, workers), clock, base, carried)
+
+
+def _measured(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    squares = float(body["squares"]) if body["squares"] is not None else math.nan if body["nan"] is True else math.inf
+    limit = float(body["limit"])
+    if squares < 0 or not 0 < limit < math.inf:
+        raise Malformed(f"shard {shard} reports squares of {squares} with limit {limit}, expected 0 or more and a limit above 0")
+    return NormMeasured(shard, number_of(body, "recovery"), number_of(body, "version"), squares, limit)
+
+
+def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
+    seconds = {rank_of(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
+    return WorkersAwaited(shard, seconds, {rank_of(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
+
+
+_MESSAGES: Final[dict[type, str]] = {
+    Initialised: "initialised", ShardRestored: "restored", Unrestored: "unrestored", AckedDoubted: "doubts", WorkerPositions: "where",
+    MemoryReady: "prepared", CutReady: "ready", CutLate: "late", CutHeld: "held", CutWritten: "written", CutUnwritten: "unwritten",
+    CutVoided: "voided", BytesMoved: "progress", PushArrived: "arrived", NormMeasured: "measured", WorkersAwaited: "awaited",
+    Terminating: "stopping",
+}  # fmt: skip
+_MESSAGE_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], ShardMessage]]] = {
+    "initialised": lambda shard, body, workers, content: Initialised(shard, number_of(body, "setup")),
+    "restored": _restored,
+    "unrestored": lambda shard, body, workers, content: Unrestored(
+        shard, number_of(body, "recovery"), _text(body, "why"), body.get("damaged") is True
+    ),
+    "doubts": lambda shard, body, workers, content: AckedDoubted(shard),
+    "where": _positions,
+    "prepared": lambda shard, body, workers, content: MemoryReady(shard, number_of(body, "number")),
+    "ready": lambda shard, body, workers, content: CutReady(shard, number_of(body, "cut")),
+    "late": lambda shard, body, workers, content: CutLate(shard, number_of(body, "cut"), _text(body, "why")),
+    "held": lambda shard, body, workers, content: CutHeld(shard, number_of(body, "cut")),
+    "written": _written,
+    "unwritten": lambda shard, body, workers, content: CutUnwritten(
+        shard, number_of(body, "cut"), _text(body, "why"), body.get("full") is True
+    ),
+    "voided": lambda shard, body, workers, content: CutVoided(shard, number_of(body, "cut")),
+    "progress": _moved,
+    "arrived": _arrived,
+    "measured": _measured,
+    "awaited": _awaited,
+    "stopping": lambda shard, body, workers, content: Terminating(shard),
+}
+
+
+def _position(body: Mapping[str, Any]) -> ShardPosition:
+    stages = tuple((whole(lo, "lo"), whole(hi, "hi"), whole(owned, "owned")) for lo, hi, owned in body.get("stages", ()))
+    return ShardPosition(number_of(body, "lo"), number_of(body, "hi"), number_of(body, "owned"), number_of(body, "stored"), stages)
+
+
+def _clocks_of(told: Any, workers: int) -> tuple[int, ...]:
+    """Clocks of all workers, by rank. Raises Malformed."""
+    if not isinstance(told, list) or len(told) != workers:
+        raise Malformed(f"steps of {workers} workers are {str(told)[:80]}, expected a list of one for each")
+    return tuple(whole(clock, "complete") for clock in told)
+
+
+def rank_of(value: Any, workers: int) -> int:
+    """A worker's rank. Raises Malformed."""
+    if not 0 <= whole(value, "rank") < workers:
+        raise Malformed(f"worker {value} is not one of this job's {workers}")
+    return int(value)
+
+
+def number_of(body: Mapping[str, Any], key: str, low: int = 0, high: int = MOST) -> int:
+    """The whole number of a field. Raises Malformed."""
+    value = whole(body.get(key), key)
+    if not low <= value <= high:
+        raise Malformed(f"{key} is {value}, expected {low} to {high}")
+    return value
+
+
+def whole(value: Any, what: str) -> int:
+    """A whole number from 0. Raises Malformed, which names it `what`."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise Malformed(f"{what} is {str(value)[:40]!r}, expected a whole number from 0")
+    return value
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str):
+        raise Malformed(f"{key} is {str(value)[:40]!r}, expected a sentence")
+    return value[:MAX_SENTENCE]

@@ -12,9 +12,10 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
+from psjob.protocol.messages import Decision
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
-from psjob.shard.pending import Decision, Gradient, PendingPush, ServedState, Waiter, free, push_weights
+from psjob.shard.pending import Gradient, PendingPush, ServedState, Waiter, free, push_weights
 from psjob.shard.push_metrics import BlockStaleness, NonFinitePushes, PushNorms, squares_of
 from psjob.shard.snapshot_memory import BlockSnapshot
 from psjob.shard.state_memory import BlockMemory

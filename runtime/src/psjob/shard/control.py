@@ -23,14 +23,14 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Pulse
-from psjob.protocol.messages import decode_order
+from psjob.protocol.messages import ShardMessage, decode_order, encode_message
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hello
 from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard.acceptor import hello_body
 from psjob.shard.lane import JobState
-from psjob.shard.restore import Restoring, standing
+from psjob.shard.restore import Restoring, position_of
 from psjob.shard.snapshot import DiskThread, Snapshots
 from psjob.shard.store import Store
 from psjob.tables import TableSpec
@@ -92,7 +92,7 @@ class Control:
         self._counted: dict[str, Any] = {}
         self._action_handlers: Mapping[type, Callable[[Any], None]] = {
             a.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
-            a.Answer: lambda act: self.answer(dict(act.body)),
+            a.TellCoordinator: lambda act: self.tell(act.message),
             a.Exit: self._exit,
             a.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
             a.Hello: lambda act: None if self.link is None else self.link.hello(act),
@@ -108,7 +108,7 @@ class Control:
             a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
             a.Serve: self._serve,
             a.CarryOut: self._carry_out,
-            a.Clip: lambda act: store.clip(act.body),
+            a.MakeClipped: lambda act: store.clip(act.order),
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
@@ -182,7 +182,7 @@ class Control:
 
     def _handle(self, event: e.Event) -> None:
         store = self._store
-        if isinstance(event, e.Initialised) and not store.initialised():
+        if isinstance(event, e.AllInitialised) and not store.initialised():
             return  # of a set-up before
         if isinstance(event, e.Connected):
             event = e.Connected(event.stream, 0 if store.decided is None else store.decided.carried)
@@ -204,6 +204,10 @@ class Control:
             self.answer(store.staleness.word(store.attempt))
 
     # -- out -----------------------------------------------------------------------------------
+
+    def tell(self, message: ShardMessage) -> None:
+        """Tell the coordinator."""
+        self.answer(encode_message(message))
 
     def _exit(self, act: a.Exit) -> None:
         if act.fenced is not None:
@@ -231,7 +235,7 @@ class Control:
         store.set_up(act.table, act.rule, tuple(TableSpec.from_json(spec) for spec in act.tables))
         self._workers.changed()
         if store.initialised():
-            self.post(e.Initialised())
+            self.post(e.AllInitialised())
 
     def _serve(self, act: a.Serve) -> None:
         self._store.open(act.view, act.recovery)
@@ -244,7 +248,7 @@ class Control:
             self.post(e.Misfit("the coordinator decides on updates, and this shard's mode does not let it"))
             return
         try:
-            store.carry_out(act.body)
+            store.carry_out(act.order)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 
@@ -258,9 +262,9 @@ class Control:
         store = self._store
         with store.lock:
             known = store.admission.rows
-            rows = [(rank, known[rank].complete, len(known[rank].open)) for rank in act.ranks if rank in known]
-            found = standing(store)
-        self.post(e.Stands(act.ask, found, rows))
+            rows = {rank: (known[rank].complete, len(known[rank].open)) for rank in act.ranks if rank in known}
+            position = position_of(store)
+        self.post(e.LookedUp(act.ask, position, rows))
 
     def _tell_finished(self, act: a.TellFinished) -> None:
         self.tell_counts(time.monotonic(), at_once=True)

@@ -13,28 +13,29 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from psjob.modes import ServedMode
-from psjob.shard.pending import Decision, Key, ServedState
+from psjob.protocol.messages import Clip, Decide, Key, NormMeasured, PushArrived
+from psjob.shard.pending import ServedState
 from psjob.wire.frame import WireError
 
 
 class CoordinatedUpdates:
-    """Of one store. `arrived` tells the coordinator."""
+    """Of the store of a shard. `arrived` tells the coordinator."""
 
-    def __init__(self, mode: ServedMode) -> None:
+    def __init__(self, shard: int, mode: ServedMode) -> None:
+        self._shard = shard
         self.early = mode.may_go(0, 0, True)
         """A worker may be answered, and write where its push lies, before that is decided on."""
         self.answerable_clocks: dict[int, int] = {}
         """By worker, how many of its clocks may be answered; every block and table looks here."""
-        self.arrived: Callable[[dict[str, Any]], None] = lambda body: None
+        self.arrived: Callable[[PushArrived], None] = lambda message: None
         self._bases: dict[Key, int | None] = {}
         self._carried = 0
         self._broken = False
         """An order was not carried out to its end."""
-        self._told: dict[Key, dict[str, Any]] = {}
+        self._told: dict[Key, PushArrived] = {}
         """What the coordinator was told, or is to be, of whole pushes that no order has named yet."""
         self._lock = threading.Lock()
 
@@ -59,51 +60,41 @@ class CoordinatedUpdates:
 
     def whole(self, key: Key, recovery: int) -> None:
         """All of a push is here: tell it."""
-        body = {"did": "arrived", "recovery": recovery, "push": key, "base": self._bases.pop(key, None), "carried": self._carried}
+        message = PushArrived(self._shard, recovery, *key, self._bases.pop(key, None), self._carried)
         with self._lock:
-            self._told[key] = body
-        self.arrived(body)
+            self._told[key] = message
+        self.arrived(message)
 
     def tell_again(self) -> None:
         """On a new stream to the coordinator: what the one before may have lost. It knows what it has heard."""
         with self._lock:
             told = list(self._told.values())
-        for body in told:
-            self.arrived(body)
+        for message in told:
+            self.arrived(message)
 
-    def begin_order(self, body: Mapping[str, Any]) -> list[Decision]:
-        """What an order decides. It is broken until `end_order`. Raises WireError where it does not follow the one before."""
-        number, broken = int(body["number"]), self._broken
+    def begin_order(self, order: Decide) -> None:
+        """An order begins: it is broken until `end_order`. Raises WireError where it does not follow the one before."""
+        number, broken = order.number, self._broken
         self._broken = True
         if broken or number != self._carried + 1:
             raise WireError(f"the coordinator's order {number} follows on {self._carried}" + (", which broke off" if broken else ""))
-        return [_decision(batch) for batch in body["batches"]]
 
-    def end_order(self, body: Mapping[str, Any], decisions: Sequence[Decision]) -> dict[int, int]:
-        """An order was carried out in every block and table: who may go, by worker how many clocks."""
+    def end_order(self, order: Decide) -> None:
+        """An order was carried out in every block and table."""
         with self._lock:
-            for decision in decisions:
+            for decision in order.batches:
                 for key in (*decision.kept, *decision.dropped):
                     self._told.pop(key, None)
-        self._carried, self._broken = int(body["number"]), False
-        go = {int(rank): int(clocks) for rank, clocks in body["go"]}
-        self.answerable_clocks.update(go)
-        return go
-
-
-def _decision(batch: Mapping[str, Any]) -> Decision:
-    return Decision(_keys(batch["kept"]), _keys(batch["dropped"]), batch["weights"], batch["lag"])
-
-
-def _keys(pairs: Any) -> list[Key]:
-    return [(int(worker), int(clock)) for worker, clock in pairs]
+        self._carried, self._broken = order.number, False
+        self.answerable_clocks.update(order.go)
 
 
 class ClipNorms:
-    """Of one store. `measured` tells the coordinator."""
+    """Of the store of a shard. `measured` tells the coordinator."""
 
-    def __init__(self) -> None:
-        self.measured: Callable[[dict[str, Any]], None] = lambda body: None
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self.measured: Callable[[NormMeasured], None] = lambda message: None
         self._squares: dict[int, float] = {}
         """By block, of the update under way."""
         self._limit = math.inf
@@ -112,7 +103,7 @@ class ClipNorms:
         """Blocks that have made this update already: no worker asked for a norm there. A right worker asks in all blocks or in none."""
         self.waits: int | None = None
         """The update of which some blocks are measured, and not all."""
-        self._told: dict[str, Any] | None = None
+        self._told: NormMeasured | None = None
         """What the coordinator was told and has not answered."""
         self.ordered: tuple[int, float] | None = None
         """The update that was ordered last, and its factor: a block that is measured for it again need not ask."""
@@ -145,31 +136,28 @@ class ClipNorms:
                 self._passed = {index for index, cell in blocks.items() if cell.n > version}
             self._squares[block] = squares
             self._limit = min(self._limit, limit)
-            body = self._whole(blocks, restore)
-        if body is not None:
-            self.measured(body)
+            message = self._whole(blocks, restore)
+        if message is not None:
+            self.measured(message)
 
     def passed(self, blocks: Mapping[int, ServedState], restore: int, block: int, made: int) -> None:
         """A block has made updates up to `made` without a norm, while others wait for theirs. Called with its lock held."""
-        body = None
+        message = None
         with self._lock:
             if self.waits is not None and made > self.waits:
                 self._passed.add(block)
-                body = self._whole(blocks, restore)
-        if body is not None:
-            self.measured(body)
+                message = self._whole(blocks, restore)
+        if message is not None:
+            self.measured(message)
 
-    def _whole(self, blocks: Mapping[int, ServedState], restore: int) -> dict[str, Any] | None:
+    def _whole(self, blocks: Mapping[int, ServedState], restore: int) -> NormMeasured | None:
         """What the coordinator is told, once all blocks are here."""
-        if not self._squares or len(self._squares) + len(self._passed) < len(blocks):
+        if self.waits is None or not self._squares or len(self._squares) + len(self._passed) < len(blocks):
             return None
         total = sum(self._squares[index] for index in blocks if index in self._squares)
-        self._told = body = {
-            "did": "measured", "recovery": restore, "version": self.waits, "limit": self._limit,
-            "squares": total if math.isfinite(total) else None, "nan": math.isnan(total),
-        }  # fmt: skip
+        self._told = NormMeasured(self._shard, restore, self.waits, total, self._limit)
         self._clear()
-        return body
+        return self._told
 
     def _clear(self) -> None:
         self._squares.clear()
@@ -179,20 +167,14 @@ class ClipNorms:
     def tell_again(self) -> None:
         """On a new stream to the coordinator: what the one before may have lost."""
         with self._lock:
-            body = self._told
-        if body is not None:
-            self.measured(body)
+            message = self._told
+        if message is not None:
+            self.measured(message)
 
-    def ordered_now(self, body: Mapping[str, Any]) -> tuple[int, float] | None:
-        """Version and factor of an order; None: it comes again, or is of before a restore, and changes nothing."""
-        version, factor = read_order(body)
+    def accept(self, order: Clip) -> bool:
+        """Is an order to be carried out? False: it comes again, or is of before a restore, and changes nothing."""
         with self._lock:
-            if self._told is None or (int(body["recovery"]), version) != (self._told["recovery"], self._told["version"]):
-                return None
+            if self._told is None or (order.recovery, order.version) != (self._told.recovery, self._told.version):
+                return False
             self._told = None
-        return version, factor
-
-
-def read_order(body: Mapping[str, Any]) -> tuple[int, float]:
-    """Version and factor of an order to clip."""
-    return int(body["version"]), float("nan") if body["factor"] is None else float(body["factor"])
+        return True

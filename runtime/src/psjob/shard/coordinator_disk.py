@@ -53,7 +53,7 @@ class ShardPart:
 
 
 def read_part(body: Mapping[str, Any]) -> ShardPart:
-    """A `written` answer's content. Raises ValueError, KeyError or TypeError where it is not in shape."""
+    """The `content` of a CutWritten. Raises ValueError, KeyError or TypeError where it is not in shape."""
     blocks = tuple(BlockPlace(int(b["index"]), str(b["file"]), int(b["attempt"]), int(b["n"]), dict(b["counts"])) for b in body["blocks"])
     rows = body.get("rows")
     part = None

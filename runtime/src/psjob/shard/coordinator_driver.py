@@ -25,6 +25,7 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, decode, events, updates
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event, JobFacts, Stream, WorkerFacts
@@ -33,7 +34,6 @@ from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
 from psjob.shard.checks import rule_problem
 from psjob.shard.control import ExitCalls
-from psjob.shard.coordinated_updates import read_order
 from psjob.shard.coordinator_disk import DiskWork, Job, read_part
 from psjob.shard.lane import JobState
 from psjob.shard.push_metrics import JobCounts, StalenessHistogram
@@ -237,7 +237,7 @@ class CoordinatorDriver:
         link = next(self._ids)
         try:
             event = decode.shard_hello(link, {**hello, "index": index}, len(self.place.config.shards))
-        except decode.Malformed as error:
+        except messages.Malformed as error:
             raise WireError(str(error)) from None
         self._orders[link] = order
         self.post(event)
@@ -257,7 +257,7 @@ class CoordinatorDriver:
             if body.get("did") in ("staleness", "counts"):
                 self._late(index, body)
                 return
-            event = decode.decode_shard_message(index, body, self.place.config.workers, read_part)
+            event = messages.decode_message(index, body, self.place.config.workers, read_part)
         except (ValueError, KeyError, TypeError) as error:
             if index == 0:
                 raise  # no stream to end: it is this process that is wrong
@@ -310,16 +310,13 @@ class CoordinatorDriver:
                     session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
             case actions.WishRecords(on):
                 self._job.record_requested = on
-            case actions.Order(link, _, most_from_here):
-                body = action.body
-                if most_from_here:
-                    body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.store.clocks().items()}}
-                if body["do"] == "cut":
-                    self.store.note_cut(int(body["cut"]))
-                elif body["do"] == "clip":
-                    self.store.note_clip(*read_order(body))
-                if (order := self._orders.get(link)) is not None:
-                    order(body)
+            case actions.Order(link, order):
+                if isinstance(order, messages.TakeCut):
+                    self.store.note_cut(order.cut)
+                elif isinstance(order, messages.Clip):
+                    self.store.note_clip(order.version, order.factor)
+                if (send := self._orders.get(link)) is not None:
+                    send(action.with_most(self.store.clocks()).body)
             case actions.Leave(code, why):
                 if why is None:
                     self._exits.exit_with(code)
@@ -370,7 +367,7 @@ class CoordinatorDriver:
     def _read_hello(self, number: int, session: Session) -> Stream:
         hello = session.hello
         for key in ("recovery", "acked", "attempt"):
-            if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= decode.MOST):
+            if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= messages.MOST):
                 raise WireError(f"worker {session.rank}: {key} of its hello is {str(hello[key])[:40]!r}, expected a whole number from 0")
         table, tables, problem = self._read_model(session.rank, hello)
         aliases = hello.get("aliases") or {}
@@ -448,7 +445,7 @@ def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
             continue
         if value in ("nan", "inf", "-inf"):
             found[name] = float(value)
-        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= decode.MOST):
+        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= messages.MOST):
             found[name] = value
     return found
 

@@ -20,6 +20,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
 from psjob.process.config import Place
+from psjob.protocol.messages import ShardMessage
 from psjob.shard.block import ParameterBlock
 from psjob.shard.pending import MOST_NAMED, Gradient, Lent, ServedState, Waiter
 from psjob.shard.store import Store
@@ -58,7 +59,7 @@ class ShardContext:
     job: JobState
     broker: SharedMemoryBroker | None
     """Where workers of this host come for the memory that this shard lends."""
-    answer: Callable[[dict[str, Any]], None]
+    tell: Callable[[ShardMessage], None]
     initialised: Callable[[], None]
     """Every block and table has its first values."""
 

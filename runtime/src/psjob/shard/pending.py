@@ -17,6 +17,7 @@ import torch
 
 from psjob.layout.blocks import Block
 from psjob.modes import Push, ServedMode
+from psjob.protocol.messages import Decision, Key
 from psjob.shard.admission import Admission
 from psjob.wire.frame import Header, WireError
 
@@ -28,8 +29,6 @@ MOST_NAMED = 32
 """Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
 KEPT = 4
 """Of each worker: its open clocks name two at most."""
-Key = tuple[int, int]
-"""Worker and clock of a push."""
 
 
 class ServedState(ABC):
@@ -100,16 +99,6 @@ class ServedState(ABC):
             return self.pending.take(decision.kept), self.pending.take(decision.dropped)
         except KeyError as missing:
             raise WireError(f"the coordinator decides on push {missing} (worker, step), which is not here") from None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
-
-    kept: Sequence[Key]
-    dropped: Sequence[Key]
-    weights: Sequence[float] | None
-    lag: int | None
 
 
 @dataclass(frozen=True)

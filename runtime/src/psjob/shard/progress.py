@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from psjob.modes import ServedMode
+from psjob.protocol.messages import WorkersAwaited
 from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Admission, MinCounter
 from psjob.shard.pending import ServedState, Waiter
@@ -104,11 +104,11 @@ class ShardProgress:
 class StragglerReport:
     """Which workers this shard's answers wait for, told to the coordinator once a second. `tell` belongs to one thread.
 
-    `answer` reaches the coordinator, `missing` are the workers of whom another shard has not all.
+    `shard` is this one's index, `tell_coordinator` reaches the coordinator, `missing` are the workers of whom another shard has not all.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], None], missing: Callable[[], list[int]]) -> None:
-        self._answer, self._missing = answer, missing
+    def __init__(self, shard: int, tell_coordinator: Callable[[WorkersAwaited], None], missing: Callable[[], list[int]]) -> None:
+        self._shard, self._tell, self._missing = shard, tell_coordinator, missing
         self._told = 0.0
         self._any = False
 
@@ -119,9 +119,9 @@ class StragglerReport:
         self._told = now
         seconds = self._waits(progress, cells, now)
         if clocks:
-            self._answer({"did": "awaited", "seconds": seconds, "clocks": progress.clocks()})
+            self._tell(WorkersAwaited(self._shard, seconds, progress.clocks()))
         elif seconds or self._any:
-            self._answer({"did": "awaited", "seconds": seconds})
+            self._tell(WorkersAwaited(self._shard, seconds))
         self._any = bool(seconds)
 
     def _waits(self, progress: ShardProgress, cells: Iterable[ServedState], now: float) -> dict[int, float]:

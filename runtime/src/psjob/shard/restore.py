@@ -17,6 +17,7 @@ from psjob.checkpoint.states import open_blocks, read_admission, read_states, re
 from psjob.layout import memory
 from psjob.layout.blocks import assign
 from psjob.process import supervise
+from psjob.protocol.messages import ShardPosition
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
 from psjob.rules.base import BlockState
@@ -98,7 +99,8 @@ class Restoring:
                 self._snapshots.restored({place.index: place.file for place in made.blocks if place.index in lacking})
         admission = store.admission
         left = frozenset(admission.rows) - admission.live()
-        return e.Placed(action.reading, standing(store), [admission.rows[rank].complete for rank in sorted(admission.rows)], left)
+        complete = tuple(admission.rows[rank].complete for rank in sorted(admission.rows))
+        return e.Placed(action.reading, position_of(store), complete, left)
 
     def _remembered(self, made: Manifest, mine: Sequence[int]) -> dict[int, tuple[BlockState, int]]:
         """Blocks whose copy in memory is the one that the manifest names. Their tensors are that copy itself, not to be changed."""
@@ -111,15 +113,15 @@ class Restoring:
         return found
 
 
-def standing(store: Store) -> e.Standing:
-    """How far the blocks of a store are."""
+def position_of(store: Store) -> ShardPosition:
+    """How far the blocks of a store are, also by stage where the model has some."""
     low, high = store.span()
     stored = [cell.stored for cell in store.cells.values() if cell.update is not None]
     stages = [
         [cell.n for cell in store.all_cells() if cell.group is None or not cell.group.isdisjoint(ranks)] for ranks in store.stages.all()
     ]
-    told = tuple(e.StageStanding(min(n, default=0), max(n, default=0), len(n)) for n in stages)
-    return e.Standing(low, high, store.admission.owned, min(stored, default=low), told)
+    told = tuple((min(n, default=0), max(n, default=0), len(n)) for n in stages)
+    return ShardPosition(low, high, store.admission.owned, min(stored, default=low), told)
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,12 @@ class Server:
         workers = WorkerCalls(self.changed, self.drop_sessions, self.release, self.finished)
         self.control = Control(place, folder, self.store, self.job, workers, exits)
         if self.store.decided is not None:
-            self.store.decided.arrived = lambda body: self.control.answer(body)
-        self.store.norms.measured = lambda body: self.control.answer(body)
+            self.store.decided.arrived = self.control.tell
+        self.store.norms.measured = self.control.tell
         self.coordinator = CoordinatorDriver(place, folder, self.store, self.job, self.control.order, exits) if place.index == 0 else None
-        self.stragglers = StragglerReport(lambda body: self.control.answer(body), self._missing_elsewhere)
+        self.stragglers = StragglerReport(place.index, self.control.tell, self._missing_elsewhere)
         self.context = SessionContext(
-            place, run_digest(place.run), self.store, self.job, broker, lambda body: self.control.answer(body), self.initialised,
+            place, run_digest(place.run), self.store, self.job, broker, self.control.tell, self.initialised,
             None if (c := self.coordinator) is None else CoordinatorCalls(c.hello, c.behind, c.frame, c.ended),
             RecordsHere(), self.control.mark, self.control.left, self.sessions,
         )  # fmt: skip
@@ -309,7 +309,7 @@ class Server:
 
     def initialised(self) -> None:
         """Every block and table has its first values."""
-        self.control.post(e.Initialised())
+        self.control.post(e.AllInitialised())
 
     def stop(self) -> None:
         """SIGTERM: hand the wish to the coordinator; leave by ourselves when it does not answer."""

@@ -24,6 +24,7 @@ import torch
 from psjob.codecs import Codec
 from psjob.layout import memory
 from psjob.modes import written
+from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.shard.actions import Phase
 from psjob.shard.admission import Verdict
@@ -271,7 +272,7 @@ class Session(WorkerState):
             try:
                 check_acked(self.store, self.rank, acked)
             except WireError:
-                self.context.answer({"did": "doubts"})  # a lost process that lived on, cut off, may have acknowledged more
+                self.context.tell(AckedDoubted(self.store.index))  # a lost process that lived on, cut off, may have acknowledged more
                 raise
             lost = self.store.admission.jump(self.rank, acked)
             self.store.samples.forget(self.rank)

@@ -31,6 +31,7 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
 from psjob.process.supervise import Pulse
+from psjob.protocol.messages import CutWritten, furthest_of
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
 from psjob.shard.block import ParameterBlock
@@ -300,16 +301,16 @@ class Snapshots:
 
     def _came(self, job: Job) -> e.Event:
         try:
-            body = self._written(job)
+            written = self._written(job)
             job.transfer.check()
         except (Voided, Stopped):
             return e.GaveUp(job.cut)
         except CheckpointProblem as problem:
             self._rows.void()  # or the next cut would take its rows for saved
             return self._failed(job, problem)
-        return e.Wrote(job.cut, body)
+        return e.Wrote(written)
 
-    def _written(self, job: Job) -> dict[str, Any]:
+    def _written(self, job: Job) -> CutWritten:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
         began = time.monotonic()
         stem = f"v{job.view:06d}-c{job.cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
@@ -341,9 +342,10 @@ class Snapshots:
         log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", job.cut, took, len(stops), len(pins), 1e3 * sum(stops))
         attempt = self._store.attempt
         blocks = [{"index": p.index, "n": p.n, "attempt": attempt, "counts": p.counts, "file": lies[p.index].file} for p in pins]
-        left = {rank: row["leftAt"] for rank, row in job.rows.items() if row["leftAt"] is not None}
-        told = {"file": table.to_json(), "complete": [row["complete"] for row in job.rows.values()], "left": left}
-        return {"file": None if fact is None else fact.to_json(), "blocks": blocks, "table": told, "rows": chain}
+        left = {int(rank): row["leftAt"] for rank, row in job.rows.items() if row["leftAt"] is not None}
+        content = {"file": None if fact is None else fact.to_json(), "blocks": blocks, "table": {"file": table.to_json()}, "rows": chain}
+        complete = tuple(row["complete"] for row in job.rows.values())
+        return CutWritten(self._store.index, job.cut, content, furthest_of(content), complete, left)
 
     def _failed(self, job: Job, problem: CheckpointProblem) -> e.Failed:
         """What was written of the cut goes; the sentence says how much room it needs, where there is too little."""

@@ -17,6 +17,7 @@ from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.memory import LentSpan
 from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
+from psjob.protocol.messages import Clip, Decide
 from psjob.protocol.shard.actions import Phase
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
@@ -59,8 +60,8 @@ class Store(ShardProgress):
         self.cells: dict[int, ParameterBlock] = {}
         self.row_cells: dict[int, ServedTable] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
-        self.decided = CoordinatedUpdates(mode) if mode.decided else None
-        self.norms = ClipNorms()
+        self.decided = CoordinatedUpdates(index, mode) if mode.decided else None
+        self.norms = ClipNorms(index)
         self.infos = MetadataCache()
         self.budget = 1 << 62
         """Bytes of gradients that may be held."""
@@ -487,13 +488,14 @@ class Store(ShardProgress):
                 self._advance(cell)
         self.tell_step()
 
-    def carry_out(self, body: Mapping[str, Any]) -> None:
+    def carry_out(self, order: Decide) -> None:
         """Make the updates that the coordinator decided on in every block and table, then answer who may go.
 
         Raises WireError where the order does not fit.
         """
         assert self.decided is not None
-        decisions, version = self.decided.begin_order(body), int(body["version"])
+        self.decided.begin_order(order)
+        decisions, version = order.batches, order.version
         try:
             for cell in self.all_cells():
                 with cell.lock:
@@ -516,18 +518,17 @@ class Store(ShardProgress):
             self.counters.applied -= dropped  # each was counted when it was whole
         if any(decision.kept for decision in decisions):
             self._first_applied()
-        go = self.decided.end_order(body, decisions)
+        self.decided.end_order(order)
         for cell in self.all_cells():
             with cell.lock:
-                cell.answer(go)
+                cell.answer(order.go)
         self.tell_step()
 
-    def clip(self, body: Mapping[str, Any]) -> None:
+    def clip(self, order: Clip) -> None:
         """Make the updates that wait with the ordered factor, and answer. What comes again, or of before a restore, changes nothing."""
-        ordered = self.norms.ordered_now(body)
-        if ordered is None:
+        if not self.norms.accept(order):
             return
-        version, factor = ordered
+        version, factor = order.version, order.factor
         self.note_clip(version, factor)
         try:
             for cell in self.cells.values():

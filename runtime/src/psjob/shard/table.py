@@ -23,7 +23,8 @@ from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.manifest import MAX_CHAIN
 from psjob.checkpoint.states import bytes_of, write_rows
 from psjob.modes import ServedMode
-from psjob.shard.pending import Decision, PendingPush, ServedState, free
+from psjob.protocol.messages import Decision
+from psjob.shard.pending import PendingPush, ServedState, free
 from psjob.shard.push_metrics import NonFinitePushes, PushNorms
 from psjob.shard.snapshot_memory import Voided
 from psjob.tables import RowTable, TableSpec, merge

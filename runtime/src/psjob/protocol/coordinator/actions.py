@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psjob.layout.blocks import Layout
@@ -93,6 +93,12 @@ class Order:
     def body(self) -> Mapping[str, Any]:
         """As it goes to the shard."""
         return messages.encode_order(self.order)
+
+    def with_most(self, clocks: messages.Clocks) -> Order:
+        """The same with its `most` filled in, where that is wanted. `clocks` are those that shard 0 has of each worker now."""
+        if not self.most_from_here or not isinstance(self.order, messages.Restore | messages.Bound):
+            return self
+        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks.items()}))
 
 
 # -- disk: each is answered by an event, first in, first out -----------------------------------------

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, events, updates
 from psjob.protocol.coordinator.actions import CommitCut
-from psjob.protocol.coordinator.events import CutWritten, WorkerFacts
+from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
 from psjob.protocol.coordinator.state import CoordinatorState
-from psjob.protocol.messages import Prepare, TakeCut, Void
+from psjob.protocol.messages import CutWritten, Prepare, TakeCut, Void
 from psjob.wire.frame import Kind
 
 PATIENCE_SECONDS = 10.0
@@ -92,14 +93,14 @@ def heard(state: CoordinatorState, event: events.Event) -> bool:
     """An answer to do with cuts; False where it is of something else."""
     cut = state.cuts.current
     match event:
-        case events.MemoryReady():
+        case messages.MemoryReady():
             if state.cuts.prepared is not None:
                 state.cuts.prepared.add(event.shard)
-        case events.CutVoided():
+        case messages.CutVoided():
             _is_gone(state, event)
-        case events.BytesMoved():
+        case messages.BytesMoved():
             _moved(state, event)
-        case events.CutReady() | events.CutLate() | events.CutHeld() | events.CutUnwritten() | events.CutWritten():
+        case messages.CutReady() | messages.CutLate() | messages.CutHeld() | messages.CutUnwritten() | CutWritten():
             if cut is not None and event.cut == cut.number and not cut.committing:
                 _of_current(state, cut, event)
         case _:
@@ -108,19 +109,19 @@ def heard(state: CoordinatorState, event: events.Event) -> bool:
 
 
 def _of_current(
-    state: CoordinatorState, cut: Cut, event: events.CutReady | events.CutLate | events.CutHeld | events.CutUnwritten | CutWritten
+    state: CoordinatorState, cut: Cut, event: messages.CutReady | messages.CutLate | messages.CutHeld | messages.CutUnwritten | CutWritten
 ) -> None:
     shard, now = event.shard, state.now
     match event:
-        case events.CutLate():
+        case messages.CutLate():
             void(state, event.why, state.cuts.late, tell=False)
             return
-        case events.CutUnwritten():
+        case messages.CutUnwritten():
             failed(state, f"shard {shard}: {event.why}", event.full)
             return
-        case events.CutHeld():
+        case messages.CutHeld():
             cut.held[shard] = now
-        case events.CutWritten():
+        case CutWritten():
             cut.held[shard] = now
             cut.written[shard] = event
     cut.ready.add(shard)
@@ -132,16 +133,17 @@ def _of_current(
     try_commit(state)
 
 
-def _moved(state: CoordinatorState, event: events.BytesMoved) -> None:
+def _moved(state: CoordinatorState, event: messages.BytesMoved) -> None:
     cut = state.cuts.current
-    if event.writing and cut is not None and event.number == cut.number:
+    writing = event.doing == "writing"
+    if writing and cut is not None and event.number == cut.number:
         cut.held[event.shard] = state.now
-    elif event.writing or event.number != state.restore_id:
+    elif writing or event.number != state.restore_id:
         return
     state.tries.moved[event.shard] = event
 
 
-def _is_gone(state: CoordinatorState, event: events.CutVoided) -> None:
+def _is_gone(state: CoordinatorState, event: messages.CutVoided) -> None:
     told = state.tries.voided.get(event.cut)
     if told is None:
         return
@@ -380,7 +382,7 @@ def room_measured(state: CoordinatorState, event: events.RoomMeasured) -> None:
 def _tell_full(state: CoordinatorState, free: int | None) -> None:
     assert state.tries.full is not None
     why, delay = state.tries.full
-    whole = [told.total for told in state.tries.moved.values() if told.writing]
+    whole = [told.total for told in state.tries.moved.values() if told.doing == "writing"]
     last = (state.progress.checkpoint or {}).get("bytes")
     needed = sum(whole) if len(whole) == state.job.shards else last
     numbers = [f"a checkpoint needs about {needed} bytes" if needed else "", "" if free is None else f"{free} are free"]
@@ -401,10 +403,7 @@ def progress(state: CoordinatorState) -> dict[str, Any] | None:
     if not moved or (cut is None and not state.restoring):
         return None
     done = {} if cut is None else dict(cut.written)
-    shards = [
-        {"index": i, "doing": "writing" if m.writing else "reading", "done": m.total if i in done else m.done, "total": m.total}
-        for i, m in sorted(moved.items())
-    ]
+    shards = [{"index": i, "doing": m.doing, "done": m.total if i in done else m.done, "total": m.total} for i, m in sorted(moved.items())]
     return {
         "doing": "reading" if cut is None else "writing",
         "shards": shards,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from psjob.modes import Batch, Mode, Push
+from psjob.protocol.messages import Decide, Decision
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class DecisionOrder:
     batches: tuple[Batch, ...]
     go: Mapping[int, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """As shards are told: a push is [worker, clock]; `lag` is the largest of the kept ones, `weights` null for the mean."""
+    def numbered(self, number: int) -> Decide:
+        """As shards are told. A batch's `lag` is the largest of its kept pushes."""
         version, batches = self.version, []
         for batch in self.batches:
             lag = max((version - push.base for push in batch.kept if push.base is not None), default=None)
-            batches.append({"kept": _keys(batch.kept), "dropped": _keys(batch.dropped), "weights": batch.weights, "lag": lag})
+            batches.append(Decision(_keys(batch.kept), _keys(batch.dropped), batch.weights, lag))
             version += bool(batch.kept)
-        return {"version": self.version, "batches": batches, "go": sorted(self.go.items())}
+        return Decide(number, self.version, tuple(batches), self.go)
 
 
 class Decisions:
@@ -154,22 +154,22 @@ class Orders:
         """Number of the newest."""
         self._done = dict.fromkeys(self.shards, 0)
         """By shard, the last one that it is known to have carried out."""
-        self._kept: deque[Mapping[str, Any]] = deque()
+        self._kept: deque[Decide] = deque()
 
-    def add(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    def add(self, order: DecisionOrder) -> Decide:
         """The next order, with its number."""
         self.last += 1
-        self._kept.append({**body, "number": self.last})
+        self._kept.append(order.numbered(self.last))
         return self._kept[-1]
 
     def carried(self, shard: int, number: int) -> None:
         """A shard has carried out all up to `number`; one that was never given says nothing."""
         if shard in self._done and self._done[shard] < number <= self.last:
             self._done[shard] = number
-            while self._kept and self._kept[0]["number"] <= min(self._done.values()):
+            while self._kept and self._kept[0].number <= min(self._done.values()):
                 self._kept.popleft()
 
-    def missed(self, shard: int, carried: int | None) -> list[Mapping[str, Any]] | None:
+    def missed(self, shard: int, carried: int | None) -> list[Decide] | None:
         """What a shard that has carried out `carried` is to be told again, in order; None: it cannot go on from there.
 
         That is so where an order broke off in it (`carried` None), where it has carried out more than was ordered, or less than it had.
@@ -179,4 +179,4 @@ class Orders:
         if carried is None or not self._done[shard] <= carried <= self.last:
             return None
         self.carried(shard, carried)
-        return [body for body in self._kept if body["number"] > carried]
+        return [order for order in self._kept if order.number > carried]

@@ -1,4 +1,4 @@
-"""What the coordinator hears, and the facts in it: the job, a checkpoint, a stream of a worker, the progress of a shard.
+"""What the coordinator hears, and the facts in it: the job, a checkpoint, a stream of a worker. What shards say is in `messages`.
 
 Each is a value; what is malformed is refused before it becomes one.
 """
@@ -6,13 +6,14 @@ Each is a value; what is malformed is refused before it becomes one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode
 from psjob.modes.stages import ALL, Stages
 from psjob.protocol.coordinator.consistency import Digest, Told
+from psjob.protocol.messages import ShardMessage
 
 # -- facts ---------------------------------------------------------------------------------------
 
@@ -127,25 +128,6 @@ class Stream:
     """Of its clocks, how many shard 0 has acknowledged to this process."""
 
 
-@dataclass(frozen=True)
-class ShardProgress:
-    """Where a shard stands: its lowest and highest version, blocks it owns, the lowest version that workers have stored there."""
-
-    lo: int
-    hi: int
-    owned: int
-    stored: int
-    stages: tuple[tuple[int, int, int], ...] = ()
-    """By stage of the model: lowest and highest version of its blocks there, and how many these are."""
-
-    def of(self, stage: int | None) -> ShardProgress:
-        """The same, with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
-        if stage is None:
-            return self
-        lo, hi, owned = self.stages[stage]
-        return ShardProgress(lo, hi, owned, self.stored)
-
-
 # -- time and this process -------------------------------------------------------------------------
 
 
@@ -171,7 +153,7 @@ class StepPassed:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The whole job is asked to go: by SIGTERM here, or by a shard that got one."""
+    """The whole job is asked to go: by SIGTERM here."""
 
 
 # -- workers -----------------------------------------------------------------------------------------
@@ -269,15 +251,6 @@ class StepLost:
 
 
 @dataclass(frozen=True)
-class WorkersAwaited:
-    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
-
-    shard: int
-    seconds: Mapping[int, float]
-    clocks: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class InputsSeen:
     """What a worker's first steps were made of, a number each; its script does not use `ps.shard`."""
 
@@ -372,155 +345,6 @@ class ShardLost:
     link: int
 
 
-@dataclass(frozen=True)
-class Initialised:
-    """A shard has all first values of set-up `setup`."""
-
-    shard: int
-    setup: int
-
-
-@dataclass(frozen=True)
-class ShardRestored:
-    """A shard has read what it was ordered to. `stands` and `complete` (clocks by rank) are None where it does not tell them."""
-
-    shard: int
-    recovery: int
-    stands: ShardProgress | None = None
-    complete: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class AckedDoubted:
-    """A worker says that a shard has acknowledged more of its clocks than the shard was told can be."""
-
-    shard: int
-
-
-@dataclass(frozen=True)
-class Unrestored:
-    """A shard could not read a checkpoint. `damaged`: a file is not what was written, so no retry can help."""
-
-    shard: int
-    recovery: int
-    why: str
-    damaged: bool
-
-
-@dataclass(frozen=True)
-class StandsAt:
-    """The answer to `where`: by rank that was asked for, its complete clocks and how many blocks of the next one are here."""
-
-    shard: int
-    ask: int
-    stands: ShardProgress
-    rows: Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class MemoryReady:
-    """A shard has memory for the copies of cuts; `number` is the order's."""
-
-    shard: int
-    number: int
-
-
-@dataclass(frozen=True)
-class CutReady:
-    """A shard knows of the cut: marks for it are kept from here on."""
-
-    shard: int
-    cut: int
-
-
-@dataclass(frozen=True)
-class CutLate:
-    """A shard is beyond the cut's step, or still writes the cut before."""
-
-    shard: int
-    cut: int
-    why: str
-
-
-@dataclass(frozen=True)
-class CutHeld:
-    """Every block and table of a shard is held for the cut; workers that marked were released."""
-
-    shard: int
-    cut: int
-
-
-@dataclass(frozen=True)
-class CutWritten:
-    """A shard's part of a cut is on disk.
-
-    `content` is what the manifest says of it, for who commits. `furthest` is the highest version in it, `complete` the clocks of
-    workers by rank, `left` the clocks from which on workers have left.
-    """
-
-    shard: int
-    cut: int
-    content: Any
-    furthest: int
-    complete: tuple[int, ...]
-    left: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CutUnwritten:
-    """A shard could not write its part and has deleted it. `full`: the volume has no room."""
-
-    shard: int
-    cut: int
-    why: str
-    full: bool
-
-
-@dataclass(frozen=True)
-class CutVoided:
-    """Nothing of a void cut is left on a shard's disk."""
-
-    shard: int
-    cut: int
-
-
-@dataclass(frozen=True)
-class BytesMoved:
-    """A shard has written, or read, `done` of `total` bytes of cut or recovery `number`."""
-
-    shard: int
-    writing: bool
-    number: int
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class PushArrived:
-    """In a decided mode: a shard has a worker's whole push, computed on version `base` at least (None: not known)."""
-
-    shard: int
-    recovery: int
-    worker: int
-    clock: int
-    base: int | None
-    carried: int
-
-
-@dataclass(frozen=True)
-class NormMeasured:
-    """A shard has the mean gradient of all its blocks, holds the update and tells the sum of its squares (inf and NaN too).
-
-    `limit` is the largest norm that the gradient of all shards may have.
-    """
-
-    shard: int
-    recovery: int
-    version: int
-    squares: float
-    limit: float
-
-
 # -- disk --------------------------------------------------------------------------------------------
 
 
@@ -606,10 +430,7 @@ Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Heartbeat
     | InputsSeen | DataSeen | StepLost | Measured | DigestCame
-    | WorkersAwaited
-    | TookUp | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
-    | MemoryReady
-    | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived | NormMeasured
+    | TookUp | ShardHello | ShardAnnounced | ShardLost | ShardMessage
     | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished
 )  # fmt: skip

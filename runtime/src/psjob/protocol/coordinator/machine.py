@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psjob.modes import written
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, recovery, updates
 from psjob.protocol.coordinator.actions import Action, Tell
 from psjob.protocol.coordinator.consistency import Told
@@ -97,7 +98,7 @@ def _of_process(state: CoordinatorState, event: Event) -> None:
             state.progress.passed(step, wall)
             if state.progress.comeback.waits:
                 state.progress.comeback.passed(step, state.view, state.members.newest_start(), wall)
-        case events.StopAsked():
+        case events.StopAsked() | messages.Terminating():
             ending.stop_job(state)
         case _:
             raise TypeError(f"{event!r} is no event of a coordinator")
@@ -111,24 +112,24 @@ def _of_shard(state: CoordinatorState, event: Event) -> bool:
             recovery.announced(state, view)
         case events.ShardLost(index, link):
             recovery.shard_lost(state, index, link)
-        case events.Initialised():
+        case messages.Initialised():
             recovery.initialised(state, event)
-        case events.ShardRestored():
+        case messages.ShardRestored():
             recovery.shard_restored(state, event)
             if state.open:
                 state.progress.comeback.interrupted(state.progress.step)
-        case events.Unrestored():
+        case messages.Unrestored():
             recovery.shard_unrestored(state, event)
-        case events.AckedDoubted():
+        case messages.AckedDoubted():
             membership.doubted(state, event)
-        case events.StandsAt():
-            recovery.workers_stand(state, event)
+        case messages.WorkerPositions():
+            recovery.positions_told(state, event)
             updates.is_beyond(state, event)
-        case events.WorkersAwaited():
+        case messages.WorkersAwaited():
             membership.awaited(state, event)
-        case events.PushArrived():
+        case messages.PushArrived():
             updates.push_arrived(state, event)
-        case events.NormMeasured():
+        case messages.NormMeasured():
             updates.norm_measured(state, event)
         case _:
             return False

@@ -16,11 +16,12 @@ from typing import Any
 
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, checkpoints, events, updates
-from psjob.protocol.coordinator.events import ShardProgress, Stream
+from psjob.protocol.coordinator.events import Stream
 from psjob.protocol.coordinator.members import Member, State
 from psjob.protocol.coordinator.state import CoordinatorState, Question
-from psjob.protocol.messages import Bound, Where
+from psjob.protocol.messages import Bound, ShardPosition, Where
 from psjob.wire.frame import Kind
 
 PACE_SECONDS = 0.25
@@ -69,10 +70,10 @@ def _difference(state: CoordinatorState, stream: Stream) -> str | None:
 
 
 @dataclass(frozen=True)
-class Stand:
-    """A shard, and one worker as it has it: complete clocks of it."""
+class _Known:
+    """Where a shard is, and how many clocks it has complete of one worker."""
 
-    shard: ShardProgress
+    shard: ShardPosition
     complete: int
 
 
@@ -90,8 +91,8 @@ def join(state: CoordinatorState, stream: Stream) -> str | None:
     if member.state is State.LEFT and state.rule != "reduce":
         return None
     if stream.rank in joining.unplaced and member.state is not State.LEFT:
-        stands = [Stand(r.stands, r.complete[stream.rank]) for r in joining.restored.values() if r.stands and r.complete]
-        return _place(state, member, stands)
+        known = [_Known(r.position, r.complete[stream.rank]) for r in joining.restored.values() if r.position and r.complete]
+        return _place(state, member, known)
     joining.waiting[stream.rank] = stream
     return None
 
@@ -104,7 +105,7 @@ def opened(state: CoordinatorState) -> dict[int, Stream]:
     joining, restored = state.joining, state.restored
     waiting, joining.waiting, joining.question = joining.waiting, {}, None
     # In a mode that goes on without a worker, its own streams to other shards may move its clock before it is placed.
-    every = len(restored) == len(state.peers) and all(r.stands and r.complete for r in restored.values())
+    every = len(restored) == len(state.peers) and all(r.position and r.complete for r in restored.values())
     whole = every and state.mode.rewinds_together
     joining.restored = dict(restored) if whole else {}
     joining.unplaced = {m.rank for m in state.members.live()} if whole else set()
@@ -130,7 +131,7 @@ def unanswered(state: CoordinatorState, index: int) -> list[Where]:
     return [asked.order()] if asked is not None and index not in asked.answers else []
 
 
-def answered(state: CoordinatorState, event: events.StandsAt) -> str | None:
+def answered(state: CoordinatorState, event: messages.WorkerPositions) -> str | None:
     """A shard says how far the workers of a question are there. Once all have: place them, and ask for who came meanwhile.
 
     Returns why all must go back for one of them, if they must; `ask` follows then too.
@@ -146,30 +147,30 @@ def answered(state: CoordinatorState, event: events.StandsAt) -> str | None:
     for rank in asked.ranks:
         stream, member = joining.waiting.pop(rank, None), state.members[rank]
         if why is None and stream is not None and member.stream is stream and member.here and state.open:
-            why = _place(state, member, [Stand(a.stands, a.rows[rank][0]) for _, a in sorted(asked.answers.items())])
+            why = _place(state, member, [_Known(a.position, a.rows[rank][0]) for _, a in sorted(asked.answers.items())])
     if why is None:
         ask(state)
     return why
 
 
-def _place(state: CoordinatorState, member: Member, stands: Sequence[Stand]) -> str | None:
+def _place(state: CoordinatorState, member: Member, known: Sequence[_Known]) -> str | None:
     stage = state.job.stages.of(member.rank)
-    owning = [own for own in (Stand(stand.shard.of(stage), stand.complete) for stand in stands) if own.shard.owned]
+    owning = [own for own in (_Known(one.shard.of(stage), one.complete) for one in known) if own.shard.owned]
     clock: int | None
     if member.state is State.LEFT:
-        if any(stand.shard.stored < (member.left_at or 0) for stand in owning):
+        if any(one.shard.stored < (member.left_at or 0) for one in owning):
             return _all_again(state, member, "ended before all shards had its last weights")
         return None
     if state.updates is not None:
         clock = updates.decided_clock(state.updates, member.rank)
     elif state.mode.rewinds_together:
-        clock = resume_sync([stand.shard for stand in owning], set(member.records), exact=state.job.flushes)
-        if state.rule == "reduce" and any(stand.shard.stored != clock for stand in owning):
+        clock = resume_sync([one.shard for one in owning], set(member.records), exact=state.job.flushes)
+        if state.rule == "reduce" and any(one.shard.stored != clock for one in owning):
             clock = None  # the workers step by themselves: only they hold the weights of this clock
         if clock is None:
             return _all_again(state, member, "came back without the record of the step the job waits for")
     else:
-        clock = resume_async([stand.complete for stand in owning])
+        clock = resume_async([one.complete for one in owning])
     _welcome(state, member, clock)
     return None
 
@@ -230,20 +231,20 @@ def not_joined(state: CoordinatorState, event: events.NotJoined) -> None:
     state.emit(actions.HangUp(event.stream))
 
 
-def doubted(state: CoordinatorState, event: events.AckedDoubted) -> None:
+def doubted(state: CoordinatorState, event: messages.AckedDoubted) -> None:
     """What a worker says was acknowledged is above what a shard was told: its lost process may live on, cut off, and answer."""
     peer = state.peers.get(event.shard)
     if peer is not None:
         state.emit(actions.Order(peer.link, Bound({}), state.sure))
 
 
-def resume_sync(stands: Sequence[ShardProgress], records: set[int], exact: bool = True) -> int | None:
+def resume_sync(shards: Sequence[ShardPosition], records: set[int], exact: bool = True) -> int | None:
     """The clock a returning sync worker goes on at: the one its blocks wait for, if its record is at hand; else None.
 
     Where bits need not be those of an undisturbed run (not `exact`) an older record will do: the script makes the steps since then again,
     without effect.
     """
-    versions = {edge for stand in stands for edge in (stand.lo, stand.hi)}
+    versions = {edge for shard in shards for edge in (shard.lo, shard.hi)}
     if len(versions) > 1:
         return None
     clock = versions.pop() if versions else 0
@@ -270,7 +271,7 @@ def heartbeat(state: CoordinatorState, rank: int) -> None:
     state.hanging.notified.pop(rank, None)
 
 
-def awaited(state: CoordinatorState, event: events.WorkersAwaited) -> None:
+def awaited(state: CoordinatorState, event: messages.WorkersAwaited) -> None:
     """A shard tells for whom its answers wait."""
     hanging, now = state.hanging, state.now
     hanging.awaited[event.shard] = now, {rank: now - seconds for rank, seconds in event.seconds.items()}

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from psjob import contract
 from psjob.layout.blocks import Layout
 from psjob.modes import written
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, updates
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
@@ -342,7 +343,7 @@ def first_buffers(state: CoordinatorState, rank: int, buffers: bytes) -> None:
         check_initialised(state)
 
 
-def initialised(state: CoordinatorState, event: events.Initialised) -> None:
+def initialised(state: CoordinatorState, event: messages.Initialised) -> None:
     """A shard has all first values of a set-up."""
     if state.initialising and event.setup == state.initialization.setup:
         state.done.add(event.shard)
@@ -457,7 +458,7 @@ def _rewind_workers(state: CoordinatorState) -> None:
             state.waiting[member.rank] = member.stream
 
 
-def shard_restored(state: CoordinatorState, event: events.ShardRestored) -> None:
+def shard_restored(state: CoordinatorState, event: messages.ShardRestored) -> None:
     """A shard has read what it was ordered to."""
     if state.restoring and not state.search.looking and event.recovery == state.restore_id:
         state.done.add(event.shard)
@@ -466,7 +467,7 @@ def shard_restored(state: CoordinatorState, event: events.ShardRestored) -> None
             _open_all(state)
 
 
-def shard_unrestored(state: CoordinatorState, event: events.Unrestored) -> None:
+def shard_unrestored(state: CoordinatorState, event: messages.Unrestored) -> None:
     """A shard could not read the checkpoint: where a file is damaged the one before counts, else it is tried again."""
     source, search, progress = state.source, state.search, state.progress
     if not state.restoring or search.looking or event.recovery != state.restore_id or source is None:
@@ -562,7 +563,7 @@ def _join(state: CoordinatorState, stream: Stream) -> None:
         rewind_all(state, why)
 
 
-def workers_stand(state: CoordinatorState, event: events.StandsAt) -> None:
+def positions_told(state: CoordinatorState, event: messages.WorkerPositions) -> None:
     """A shard says how far the workers are that wait to be placed."""
     why = membership.answered(state, event)
     if why is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from psjob.protocol.coordinator.events import CutWritten
+from psjob.protocol.messages import CutWritten
 
 SILENCE_SECONDS = 20.0
 """A shard that holds a cut tells how far it has written once a second. After so long without a word the cut is void."""

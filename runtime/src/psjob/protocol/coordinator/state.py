@@ -14,6 +14,7 @@ from typing import Any
 from psjob import contract
 from psjob.layout.blocks import Layout, assign
 from psjob.modes import ServedMode, written
+from psjob.protocol import messages
 from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.decisions import Decisions, Orders
@@ -88,7 +89,7 @@ class Question:
 
     number: int
     ranks: tuple[int, ...]
-    answers: dict[int, events.StandsAt] = field(default_factory=dict)
+    answers: dict[int, messages.WorkerPositions] = field(default_factory=dict)
 
     def order(self) -> Where:
         """What shards are ordered."""
@@ -103,7 +104,7 @@ class Joining:
     question: Question | None = None
     number: int = 0
     asked_at: float | None = None
-    restored: dict[int, events.ShardRestored] = field(default_factory=dict)
+    restored: dict[int, messages.ShardRestored] = field(default_factory=dict)
     """By shard, what it said when it was restored, if all were together: it holds for a worker until that has come once."""
     unplaced: set[int] = field(default_factory=set)
 
@@ -130,7 +131,7 @@ class CheckpointTries:
 
     base: int | None = None
     """What has not changed since that cut need not be written again."""
-    moved: dict[int, events.BytesMoved] = field(default_factory=dict)
+    moved: dict[int, messages.BytesMoved] = field(default_factory=dict)
     """By shard: how far it has written the cut in flight, or read the restore."""
     away_since: float | None = None
     voided: dict[int, set[int]] = field(default_factory=dict)
@@ -159,9 +160,9 @@ class NormSum:
 
     recovery: int = -1
     version: int = -1
-    shares: dict[int, events.NormMeasured] = field(default_factory=dict)
+    shares: dict[int, messages.NormMeasured] = field(default_factory=dict)
     """By shard."""
-    early: dict[int, events.NormMeasured] = field(default_factory=dict)
+    early: dict[int, messages.NormMeasured] = field(default_factory=dict)
     """Those that came before training was on: where it continues without a restore, they do not come again."""
     since: float = 0.0
     """When the last share came, or was asked for."""
@@ -247,7 +248,7 @@ class CoordinatorState:
         """of these."""
         self.blank: set[int] = set()
         """Shards that must be restored, whatever they say that they serve."""
-        self.restored: dict[int, events.ShardRestored] = {}
+        self.restored: dict[int, messages.ShardRestored] = {}
         """What each shard said of itself when it was restored."""
         self.fences: dict[int, tuple[int, int]] = {}
         """By rank, the lowest incarnation that shards let in since the last restore."""

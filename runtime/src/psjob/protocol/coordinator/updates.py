@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol import messages
+from psjob.protocol.coordinator import actions
 from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.schedule import Cut
@@ -40,7 +41,7 @@ def begin(state: CoordinatorState, updates: CoordinatedUpdates, version: int, wo
     cut_is_over(state, updates)
 
 
-def push_arrived(state: CoordinatorState, event: events.PushArrived) -> None:
+def push_arrived(state: CoordinatorState, event: messages.PushArrived) -> None:
     """A shard has a whole push. What it told before a restore is void."""
     updates = state.updates
     if updates is not None and updates.decisions is not None and state.open and event.recovery == state.restore_id:
@@ -68,8 +69,7 @@ def tick(state: CoordinatorState) -> None:
 
 def _order(state: CoordinatorState, updates: CoordinatedUpdates, order: DecisionOrder | None) -> None:
     if order is not None:
-        body = updates.orders.add({"do": "decide", **order.to_json()})
-        state.order_all(Decide(body), but=state.peers.keys() - updates.orders.shards)
+        state.order_all(updates.orders.add(order), but=state.peers.keys() - updates.orders.shards)
     for rank in [rank for rank in updates.leaving if decided_clock(updates, rank) >= (state.members[rank].left_at or 0)]:
         updates.leaving.discard(rank)
         state.ending.leavers.setdefault(rank, state.now)
@@ -89,8 +89,7 @@ def missed(state: CoordinatorState, shard: int, carried: int | None) -> list[Dec
     """The orders that a shard has lost with its stream; None: it cannot go on without a restore. See `Orders`."""
     if state.updates is None:
         return []
-    bodies = state.updates.orders.missed(shard, carried)
-    return None if bodies is None else [Decide(body) for body in bodies]
+    return state.updates.orders.missed(shard, carried)
 
 
 # -- what a checkpoint needs in a decided mode ---------------------------------------------------------
@@ -146,7 +145,7 @@ def cut_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> None:
 # -- the norm of a gradient ----------------------------------------------------------------------------
 
 
-def norm_measured(state: CoordinatorState, event: events.NormMeasured) -> None:
+def norm_measured(state: CoordinatorState, event: messages.NormMeasured) -> None:
     """A shard holds an update until it knows the norm of all blocks. What it told before a restore is void.
 
     Each shard tells of each update once, and again on a new stream. What it is told twice it leaves.
@@ -157,7 +156,7 @@ def norm_measured(state: CoordinatorState, event: events.NormMeasured) -> None:
     if not state.open:
         norms.early[event.shard] = event
         return
-    if norms.last is not None and (event.recovery, event.version) == (norms.last.body["recovery"], norms.last.body["version"]):
+    if norms.last is not None and (event.recovery, event.version) == (norms.last.recovery, norms.last.version):
         state.order(event.shard, norms.last)  # the stream that it was sent down has ended
         return
     if (event.recovery, event.version) != (norms.recovery, norms.version):
@@ -179,18 +178,18 @@ def ask_for_norm(state: CoordinatorState) -> None:
             state.order(index, Where(norms.question, ()))
 
 
-def is_beyond(state: CoordinatorState, event: events.StandsAt) -> None:
+def is_beyond(state: CoordinatorState, event: messages.WorkerPositions) -> None:
     """A shard says where its blocks are: beyond the update under way it has no part in the norm."""
     norms = state.norms
-    if event.ask != norms.question or not norms.shares or event.stands.lo <= norms.version:
+    if event.ask != norms.question or not norms.shares or event.position.lo <= norms.version:
         return
-    norms.shares.setdefault(event.shard, events.NormMeasured(event.shard, norms.recovery, norms.version, 0.0, math.inf))
+    norms.shares.setdefault(event.shard, messages.NormMeasured(event.shard, norms.recovery, norms.version, 0.0, math.inf))
     _clip_when_whole(state)
 
 
 def take_up_norm(state: CoordinatorState, recovery: int, version: int, factor: float) -> None:
     """Another process has given this order: a shard that has not heard it tells again, and hears it from here."""
-    state.norms.last = clip_order(recovery, version, factor)
+    state.norms.last = Clip(recovery, version, factor)
 
 
 def count_early_norms(state: CoordinatorState) -> None:
@@ -210,16 +209,11 @@ def _clip_when_whole(state: CoordinatorState) -> None:
         return
     shares = [norms.shares[index] for index in owning]
     norm = math.sqrt(sum(each.squares for each in shares))
-    norms.last = clip_order(norms.recovery, norms.version, clip_factor(norm, min(each.limit for each in shares)))
+    norms.last = Clip(norms.recovery, norms.version, clip_factor(norm, min(each.limit for each in shares)))
     norms.shares = {}
     state.progress.note_norm(norm)
     for each in reversed(shares):  # shard 0 last: it carries an order out at once
         state.order(each.shard, norms.last)
-
-
-def clip_order(recovery: int, version: int, factor: float) -> Clip:
-    """The order to clip an update."""
-    return Clip({"do": "clip", "recovery": recovery, "version": version, "factor": None if math.isnan(factor) else factor})
 
 
 def clip_factor(norm: float, limit: float) -> float:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from psjob.layout.blocks import TensorSpec
-from psjob.protocol.messages import Clocks, Incarnation
+from psjob.protocol.messages import Clip, Clocks, Decide, Incarnation, ShardMessage
 
 
 class Phase(Enum):
@@ -30,10 +30,10 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TellCoordinator:
     """Tell the coordinator. What cannot be sent is lost, as on a stream that breaks."""
 
-    body: Mapping[str, Any]
+    message: ShardMessage
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class HangUp:
 
 @dataclass(frozen=True)
 class TellArrivals:
-    """Answer again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
+    """TellCoordinator again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
 
 
 @dataclass(frozen=True)
@@ -151,19 +151,19 @@ class Serve:
 class CarryOut:
     """Make the updates of a decided order; Misfit where it does not fit."""
 
-    body: Mapping[str, Any]
+    order: Decide
 
 
 @dataclass(frozen=True)
-class Clip:
+class MakeClipped:
     """Make the update that waits for the norm of all blocks, with the factor of the order."""
 
-    body: Mapping[str, Any]
+    order: Clip
 
 
 @dataclass(frozen=True)
 class LookUp:
-    """Say how far these workers are, then Stands."""
+    """Say how far these workers are, then LookedUp."""
 
     ask: int
     ranks: tuple[int, ...]
@@ -187,7 +187,7 @@ class NoteLeft:
 
 @dataclass(frozen=True)
 class AskRecords:
-    """Answers of version `step` ask their worker for its resume record; -1: none does."""
+    """TellCoordinators of version `step` ask their worker for its resume record; -1: none does."""
 
     step: int
 
@@ -236,7 +236,7 @@ class TellFinished:
 
 
 Action = (
-    Log | Answer | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read | SetFences
-    | SetMost | Serve | CarryOut | Clip
-    | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
+    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read
+    | SetFences | SetMost | Serve | CarryOut | MakeClipped | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard
+    | Release | TellFinished
 )  # fmt: skip

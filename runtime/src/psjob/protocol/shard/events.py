@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from psjob.protocol.messages import Order
+from psjob.protocol.messages import CutWritten, Order, ShardPosition
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class Initialised:
+class AllInitialised:
     """Every block and table of this set-up has its first values."""
 
 
@@ -120,10 +119,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Wrote:
-    """The files of a cut are durable. `body` is what goes to the coordinator about them."""
+    """The files of a cut are durable."""
 
-    cut: int
-    body: Mapping[str, Any]
+    written: CutWritten
+
+    @property
+    def cut(self) -> int:
+        """The cut's number."""
+        return self.written.cut
 
 
 @dataclass(frozen=True)
@@ -150,33 +153,12 @@ class Discarded:
 
 
 @dataclass(frozen=True)
-class StageStanding:
-    """How far the blocks are that one stage's workers push: lowest and highest version, and how many there are."""
-
-    lo: int
-    hi: int
-    owned: int
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a shard's blocks are: lowest and highest version, blocks that it owns, lowest clock of weights that workers stored."""
-
-    lo: int
-    hi: int
-    owned: int
-    stored: int
-    stages: tuple[StageStanding, ...] = ()
-    """The same by stage, where the model has some."""
-
-
-@dataclass(frozen=True)
 class Placed:
     """What `Read` asked for is in its place. `complete` are clocks by rank, `left` the ranks that have left."""
 
     reading: int
-    standing: Standing
-    complete: Sequence[int]
+    position: ShardPosition
+    complete: tuple[int, ...]
     left: frozenset[int] = frozenset()
 
 
@@ -190,12 +172,12 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Stands:
-    """The answer to `LookUp`: `rows` are (rank, complete clocks, blocks of the open clock)."""
+class LookedUp:
+    """The answer to `LookUp`: by rank, complete clocks and blocks of the open clock."""
 
     ask: int
-    standing: Standing
-    rows: Sequence[tuple[int, int, int]]
+    position: ShardPosition
+    rows: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -209,6 +191,6 @@ class Terminated:
 
 
 Event = (
-    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | Initialised | Marked | Left | Prepared | Armed | TooLate
-    | Held | Wrote | Failed | GaveUp | Discarded | Placed | Unread | Stands | RunIsOver | Terminated
+    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | AllInitialised | Marked | Left | Prepared | Armed | TooLate
+    | Held | Wrote | Failed | GaveUp | Discarded | Placed | Unread | LookedUp | RunIsOver | Terminated
 )  # fmt: skip

@@ -7,10 +7,9 @@ stream to the coordinator: when to dial, when to say hello, when to give a silen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from psjob import contract, modes
 from psjob.modes import ServedMode
@@ -20,7 +19,6 @@ from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import (
     Action,
-    Answer,
     AskRecords,
     Dial,
     Discard,
@@ -33,6 +31,7 @@ from psjob.protocol.shard.actions import (
     NoteLeft,
     Phase,
     Release,
+    TellCoordinator,
     Write,
 )
 
@@ -60,7 +59,7 @@ class ShardMachine:
         self.phase = Phase.BLANK
         self.recovery = self.generation = self.setup = 0
         self.final = False
-        self.cutting = Cutting(workers)
+        self.cutting = Cutting(index, workers)
         self.reading: Reading | None = None
         self._held: tuple[o.Restore, e.Placed] | None = None
         """What was read last, as long as nobody was served since."""
@@ -85,29 +84,28 @@ class ShardMachine:
                 actions += self._take_up(event)
             case e.Misfit():
                 actions += self._misfit(event.why, now)
-            case e.Initialised() if self.phase is Phase.INIT:
-                actions.append(a.Answer({"did": "initialised", "setup": self.setup}))
+            case e.AllInitialised() if self.phase is Phase.INIT:
+                actions.append(a.TellCoordinator(o.Initialised(self.index, self.setup)))
             case e.Marked():
                 actions += self.cutting.marked(event.rank, event.cut)
             case e.Left():
                 actions += self.cutting.left(event.rank)
             case e.Prepared():
-                actions.append(a.Answer({"did": "prepared", "number": event.number}))
+                actions.append(a.TellCoordinator(o.MemoryReady(self.index, event.number)))
             case e.Armed() | e.TooLate() | e.Held() | e.Wrote() | e.Failed() | e.GaveUp() | e.Discarded():
                 actions += self.cutting.result(event)
             case e.Placed():
                 actions += self._placed(event)
             case e.Unread():
                 actions += self._unread(event)
-            case e.Stands():
-                rows = [list(row) for row in event.rows]
-                actions.append(a.Answer({"did": "where", "ask": event.ask, **_standing(event.standing), "rows": rows}))
+            case e.LookedUp():
+                actions.append(a.TellCoordinator(o.WorkerPositions(self.index, event.ask, event.position, event.rows)))
             case e.RunIsOver():
                 actions += self._finish(now)
             case e.Terminated():
                 actions += self._stop(now)
         if self.link is not None and self.link.begun and self.link.stream is None:
-            return [action for action in actions if not isinstance(action, a.Answer)]
+            return [action for action in actions if not isinstance(action, a.TellCoordinator)]
         return actions
 
     # -- orders --------------------------------------------------------------------------------
@@ -134,9 +132,9 @@ class ShardMachine:
             case o.Committed():
                 return self.cutting.committed()
             case o.Decide():
-                return [a.CarryOut(order.body)] if self.phase is Phase.SERVING else []
+                return [a.CarryOut(order)] if self.phase is Phase.SERVING else []
             case o.Clip():
-                return [a.Clip(order.body)] if self.phase is Phase.SERVING else []
+                return [a.MakeClipped(order)] if self.phase is Phase.SERVING else []
             case o.Where():
                 return [a.LookUp(order.ask, order.ranks)]
             case o.Finish():
@@ -190,11 +188,11 @@ class ShardMachine:
         if self.reading is None or self.reading.number != event.reading:
             return []
         order, self.reading = self.reading.order, None
-        return [a.Answer({"did": "unrestored", "recovery": order.recovery, "why": event.why, "damaged": event.damaged})]
+        return [a.TellCoordinator(o.Unrestored(self.index, order.recovery, event.why, event.damaged))]
 
     def _tell_restored(self, order: o.Restore, placed: e.Placed) -> list[Action]:
-        body = {"did": "restored", "recovery": order.recovery, **_standing(placed.standing), "complete": list(placed.complete)}
-        return [a.SetFences(order.fences, order.most), a.Answer(body)]
+        restored = o.ShardRestored(self.index, order.recovery, placed.position, placed.complete)
+        return [a.SetFences(order.fences, order.most), a.TellCoordinator(restored)]
 
     def _open(self, order: o.Open) -> list[Action]:
         if self.phase is Phase.BLANK:
@@ -226,7 +224,7 @@ class ShardMachine:
             a.TellArrivals(),
         ]
         if self._stopping:
-            said.append(a.Answer({"did": "stopping"}))
+            said.append(a.TellCoordinator(o.Terminating(self.index)))
         return said + self.cutting.drop()
 
     def _misfit(self, why: str, now: float) -> list[Action]:
@@ -239,16 +237,16 @@ class ShardMachine:
         actions: list[Action] = []
         if self._ends is not None and now >= self._ends[0]:
             actions.append(a.Exit(self._ends[1]))
-        doing: dict[str, Any] | None = None
+        moved: o.BytesMoved | None = None
         if self.reading is not None:
-            doing = {"doing": "reading", "recovery": self.reading.order.recovery}
+            moved = o.BytesMoved(self.index, "reading", self.reading.order.recovery, event.done, event.total)
         elif self.cutting.writing is not None:
-            doing = {"doing": "writing", "cut": self.cutting.writing}
-        if doing is None:
+            moved = o.BytesMoved(self.index, "writing", self.cutting.writing, event.done, event.total)
+        if moved is None:
             self._told = float("-inf")
         elif now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            actions.append(a.Answer({"did": "progress", **doing, "done": event.done, "total": event.total}))
+            actions.append(a.TellCoordinator(moved))
         return actions
 
     # -- ending --------------------------------------------------------------------------------
@@ -266,16 +264,11 @@ class ShardMachine:
         self._stopping = True
         if self._ends is None:
             self._ends = (now + STOP_SECONDS, contract.EXIT_RETRY)
-        return [a.Answer({"did": "stopping"})]
+        return [a.TellCoordinator(o.Terminating(self.index))]
 
 
 def _same(one: o.Restore, other: o.Restore) -> bool:
     return (one.folder, one.manifest) == (other.folder, other.manifest)
-
-
-def _standing(found: e.Standing) -> Mapping[str, Any]:
-    body = {"lo": found.lo, "hi": found.hi, "owned": found.owned, "stored": found.stored}
-    return body | ({"stages": [[own.lo, own.hi, own.owned] for own in found.stages]} if found.stages else {})
 
 
 class Stage(Enum):
@@ -288,7 +281,7 @@ class Stage(Enum):
 
 
 @dataclass
-class ShardCut:
+class HeldCut:
     """The cut in flight. `missing` are workers whose mark it waits for."""
 
     order: TakeCut
@@ -303,13 +296,13 @@ class ShardCut:
 
 
 class Cutting:
-    """Decides what is held, written, given up and deleted. `workers` is how many ranks the job has."""
+    """Decides what shard `index` holds, writes, gives up and deletes. `workers` is how many ranks the job has."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, index: int, workers: int) -> None:
+        self._index, self._workers = index, workers
         self.live: set[int] = set(range(workers))
         """Ranks that have not left."""
-        self.cut: ShardCut | None = None
+        self.cut: HeldCut | None = None
         self._writer: int | None = None
         """The cut whose writer runs; it may have been given up."""
         self._next: TakeCut | None = None
@@ -331,7 +324,7 @@ class Cutting:
     def prepare(self, order: Prepare) -> list[Action]:
         """Memory for the next cut; who holds or writes one has it already."""
         if self.cut is not None or self._writer is not None:
-            return [Answer({"did": "prepared", "number": order.number})]
+            return [TellCoordinator(o.MemoryReady(self._index, order.number))]
         return [MakeReady(order.number, order.base)]
 
     def order(self, order: TakeCut) -> list[Action]:
@@ -341,17 +334,17 @@ class Cutting:
         if self._writer is not None:
             if order.clocks is not None:  # decisions come before that writer has stopped, and blocks would hold more than these clocks
                 why = f"the files of cut {self._writer} are still being given up"
-                return [*actions, Answer({"did": "late", "cut": order.cut, "why": why})]
+                return [*actions, TellCoordinator(o.CutLate(self._index, order.cut, why))]
             self._next = order
             return actions
         actions += [AskRecords(order.step), *(NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
         self.live -= set(order.left)
         marks = order.marks and order.step < 0
-        self.cut = ShardCut(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
+        self.cut = HeldCut(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
         if order.step >= 0:
             return [*actions, self._hold(order)]
         self.cut.ready = True
-        actions.append(Answer({"did": "ready", "cut": order.cut}))
+        actions.append(TellCoordinator(o.CutReady(self._index, order.cut)))
         return actions + self._hold_if_marked()
 
     def marked(self, rank: int, cut: int) -> list[Action]:
@@ -372,7 +365,7 @@ class Cutting:
     def result(self, event: e.Armed | e.TooLate | e.Held | e.Wrote | e.Failed | e.GaveUp | e.Discarded) -> list[Action]:
         """What came of an action."""
         if isinstance(event, e.Discarded):
-            return [Answer({"did": "voided", "cut": event.cut})]
+            return [TellCoordinator(o.CutVoided(self._index, event.cut))]
         if isinstance(event, (e.Wrote, e.Failed, e.GaveUp)) and self._writer == event.cut:
             self._writer = None
             if self._next is not None:
@@ -387,19 +380,19 @@ class Cutting:
             case e.TooLate():
                 self.cut = None
                 why = f"blocks are at {event.furthest}, beyond {cut.order.step}"
-                return [GiveUp(cut.number), AskRecords(-1), Answer({"did": "late", "cut": cut.number, "why": why})]
+                return [GiveUp(cut.number), AskRecords(-1), TellCoordinator(o.CutLate(self._index, cut.number, why))]
             case e.Held() if cut.stage is Stage.HOLDING:
                 cut.stage = Stage.WRITING
                 self._writer = cut.number
                 ready = self._tell_ready(cut)
-                return [*ready, Answer({"did": "held", "cut": cut.number}), Release(cut.number), Write(cut.number)]
+                return [*ready, TellCoordinator(o.CutHeld(self._index, cut.number)), Release(cut.number), Write(cut.number)]
             case e.Wrote():
                 self.cut = None
                 self._unsettled.add(cut.number)
-                return [Answer({"did": "written", "cut": cut.number, **event.body})]
+                return [TellCoordinator(event.written)]
             case e.Failed():
                 self.cut = None
-                return [AskRecords(-1), Answer({"did": "unwritten", "cut": cut.number, "why": event.why, "full": event.full})]
+                return [AskRecords(-1), TellCoordinator(o.CutUnwritten(self._index, cut.number, event.why, event.full))]
             case e.GaveUp():  # blocks were replaced under the writer
                 return self.drop()
         return []
@@ -441,11 +434,11 @@ class Cutting:
         cut.stage = Stage.HOLDING
         return [self._hold(cut.order)]
 
-    def _tell_ready(self, cut: ShardCut) -> list[Action]:
+    def _tell_ready(self, cut: HeldCut) -> list[Action]:
         if cut.ready:
             return []
         cut.ready = True
-        return [Answer({"did": "ready", "cut": cut.number})]
+        return [TellCoordinator(o.CutReady(self._index, cut.number))]
 
 
 AGAIN_SECONDS = 0.1
