@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
+from tests.scripts.cells import scripts_in
 
 HERE = Path(__file__).parent / "scripts"
+CELLS = scripts_in(HERE / "cells")
 WORKERS, SHARDS = 2, 2
 TOLERANCE = 1e-5
 SECONDS = 280.0

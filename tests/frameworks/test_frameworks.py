@@ -12,8 +12,9 @@ import pytest
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
-from tests.frameworks.runs import HERE, SECONDS, TOLERANCE, WORKERS, Run, assert_equal, with_ddp
+from tests.frameworks.runs import CELLS, HERE, SECONDS, TOLERANCE, WORKERS, Run, assert_equal, with_ddp
 from tests.quick import rest_rotates
+from tests.scripts.cells import command_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -164,15 +165,14 @@ REFUSED = {
     "accelerate_gathers": "in a pass over ps.shard that trains nothing: workers have different numbers of its batches",
     "accelerate_triggers": "Accelerator.check_trigger in mode async: workers do not stand at the same step",
 }
-IN_ASYNC = {"accelerate_triggers"}
-"""Those of a job of that mode."""
 QUICK_REFUSED = {"trainer_resumes", "lit_two_optimizers", "accelerate_loads"}
 """As `QUICK`."""
 
 
 @pytest.mark.parametrize("name", rest_rotates(REFUSED, QUICK_REFUSED))
 def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: str) -> None:
-    run = Run(tmp_path / "job", [f"refused/{name}.py"], spec={"training": {"mode": "async" if name in IN_ASYNC else "sync", "seed": 0}})
+    training = {"mode": "sync", "seed": 0, **CELLS[name].training}
+    run = Run(tmp_path / "job", command_of(tmp_path, name, CELLS), spec={"training": training})
     assert run.code != 0
     assert REFUSED[name] in run.output, run.output[-4000:]
     assert "Traceback" not in run.output, run.output[-4000:]
@@ -181,7 +181,7 @@ def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: st
 @pytest.mark.rotating
 @pytest.mark.parametrize("name", ["trainer_by_hand", "lit_by_hand"])
 def test_a_loop_without_the_integration_is_told_of_its_data(tmp_path: Path, name: str) -> None:
-    run = Run(tmp_path / "job", [f"unsliced/{name}.py"])
+    run = Run(tmp_path / "job", command_of(tmp_path, name, CELLS))
     assert run.code == 0, run.output[-4000:]
     assert "does not use psjob.shard" in run.output and "went to several workers" in run.output, run.output[-4000:]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.scripts.cells import scripts_of
+
 HERE = Path(__file__).parent / "scripts"
 FRAMEWORKS = ("accelerated", "lit", "trainer")
 """Those whose loop is, or passes through, a library's."""
@@ -13,7 +15,8 @@ SENTENCES = ("the script ended before it stood where it was", "nobody keeps it",
 
 def scripts() -> dict[str, str]:
     """All of them, by name."""
-    return {path.stem: path.read_text() for path in sorted(HERE.glob("*.py"))}
+    cells = {name: script.text for name, script in scripts_of(HERE / "loops.py").items()}
+    return dict(sorted((cells | {name: (HERE / f"{name}.py").read_text() for name in FRAMEWORKS}).items()))
 
 
 def plain(source: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +45,19 @@ def scripts_of(file: Path) -> dict[str, Script]:
     return found
 
 
-SCRIPTS = {name: script for file in sorted(HERE.glob("*.py")) for name, script in scripts_of(file).items()}
+def scripts_in(folder: Path) -> dict[str, Script]:
+    """Of all files, by name."""
+    return {name: script for file in sorted(folder.glob("*.py")) for name, script in scripts_of(file).items()}
 
 
-def command_of(folder: Path, case: str) -> list[str]:
+SCRIPTS = scripts_in(HERE)
+
+
+def command_of(folder: Path, case: str, scripts: Mapping[str, Script] = SCRIPTS) -> list[str]:
     """The script of a case, written into `folder`, and its argument."""
     name, *words = case.split()
     path = folder / f"{name}.py"
-    path.write_text(SCRIPTS[name].text, encoding="utf-8")
+    path.write_text(scripts[name].text, encoding="utf-8")
     return [str(path), *words]
 
 

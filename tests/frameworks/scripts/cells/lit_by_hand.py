@@ -1,4 +1,4 @@
-"""A LightningModule that attaches its optimizer by itself; nobody slices the data."""
+"""A script of Lightning without the integration (see `tests.scripts.cells`)."""
 
 import lightning
 import torch
@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 import psjob as ps
 
 
+# %% lit_by_hand: A module attaches its optimizer by itself; nobody slices the data.
 class Net(lightning.LightningModule):
     def __init__(self):
         super().__init__()
