@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -12,18 +13,56 @@ from torch import nn
 from psjob.api.pipelining import Pipeline
 from psjob.contract import FINAL_WEIGHTS
 from psjob.modes.stages import Stages
+from psjob.pipeline import schedule
+from psjob.pipeline.cuts import split
+from tests.live import stage_workers
 from tests.live.live_shards import Died, serving
-from tests.live.stage_workers import SEED, STEPS, Cluster, StageWorker, batch, model, optimizer_of
+from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch
+from tests.support import pipeline_reference as reference
+
+WAYS: dict[str, dict[str, str]] = {
+    "flush": {"schedule": "flush"},
+    "2bw": {"schedule": "2bw"},
+    "pipedream": {"schedule": "pipedream"},
+    "vertical": {"schedule": "pipedream", "stage_weights": "vertical"},
+    "latest": {"schedule": "pipedream", "stage_weights": "latest"},
+    "recompute": {"schedule": "pipedream", "stage_weights": "recompute"},
+    "predict": {"schedule": "pipedream", "predict": "nesterov"},
+    "ftpipe": {"schedule": "pipedream", "stage_weights": "recompute", "predict": "nesterov"},
+}
+"""By name, what a job's config says of them."""
 
 
-def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]]:
-    """The same training in one process."""
-    net = model()
-    optimizer, losses = optimizer_of(net), []
+def way_of(name: str) -> schedule.TrainingWay:
+    words = WAYS[name]
+    return schedule.way_of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
+
+
+def old_weights(name: str, stages: int, microbatches: int, *, steps: int, **more: Any) -> reference.Outcome:
+    """The same training in one process that keeps all weights. `more` is of `reference.train`."""
+    net = stage_workers.model()
+    optimizer = more.pop("optimizer", lambda parameters, _delay: stage_workers.optimizer_of(nn.ParameterList(parameters)))
+    return reference.train(
+        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split(net, CUTS[stages]), way=way_of(name),
+        microbatches=microbatches, optimizer=optimizer, seed=SEED, **more,
+    )  # fmt: skip
+
+
+def too_few(name: str, size: tuple[int, int]) -> bool:
+    """Are fewer micro-batches than 2bw needs, one for each stage? `size` is of stages and micro-batches."""
+    return name == "2bw" and size[1] < size[0]
+
+
+def alone(microbatches: int, steps: int = STEPS, limit: float | None = None) -> tuple[nn.Module, list[float]]:
+    """The same training in one process, whose gradients torch clips."""
+    net, losses = stage_workers.model(), []
     pipe = Pipeline(net, nn.functional.mse_loss, [], microbatches, SEED)
+    optimizer = stage_workers.optimizer_of(net)
     for number in range(steps):
         optimizer.zero_grad()
         losses.append(float(pipe.step(*batch(number))))
+        if limit is not None:
+            assert nn.utils.clip_grad_norm_(net.parameters(), limit) > 1.1 * limit
         optimizer.step()
     return net, losses
 
@@ -40,7 +79,7 @@ def compare(cluster: Cluster, microbatches: int, steps: int = STEPS) -> None:
 
 
 def lose_two_neighbours(folder: Path) -> None:
-    """As the test above, of the model as it is."""
+    """All go back, and no bit is another."""
     died: list[int] = []
 
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
@@ -53,11 +92,9 @@ def lose_two_neighbours(folder: Path) -> None:
             died.append(1)
             raise Died
 
-    with serving(folder, workers=2, shards=2, stages=Stages((1, 1))) as shards:
-        cluster = Cluster(shards, 4, before)
-        cluster.run()
-        assert cluster.died == 2 and cluster.rewound >= 2
-        compare(cluster, 4)
+    cluster = stage_workers.trained(folder, (1, 1), before=before)
+    assert cluster.died == 2 and cluster.rewound >= 2
+    compare(cluster, 4)
 
 
 def check_last_checkpoint(folder: Path) -> None:

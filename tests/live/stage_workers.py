@@ -7,8 +7,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,8 +18,10 @@ from psjob.api import autocuts
 from psjob.api.attachable import Pair
 from psjob.api.attached import AttachedJob
 from psjob.api.staged import StagedPipeline
+from psjob.modes.stages import Stages
+from psjob.pipeline.stage import ChangedInPlace
 from psjob.protocol.pipeline import Key
-from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker
+from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker, eventually, serving
 
 STEPS = 5
 WIDE = 16
@@ -28,17 +32,29 @@ COMPUTES = threading.RLock()
 """Threads of this process share torch's generators, from which first values and Dropout draw; processes do not."""
 
 
-def model() -> nn.Module:
-    """With dropout, batch norm, and a weight that the first and the last stage have."""
+def untied(fourth: Callable[[], nn.Module] = lambda: nn.BatchNorm1d(WIDE)) -> nn.Sequential:
+    """With dropout, and with the statistics of its fourth layer."""
     torch.manual_seed(3)
-    net = nn.Sequential(
+    return nn.Sequential(
         nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
-        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
+        fourth(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
     )  # fmt: skip
-    last = net[7]
-    assert isinstance(last, nn.Linear) and isinstance(net[0], nn.Linear)
-    last.weight = net[0].weight
+
+
+def without_statistics() -> nn.Sequential:
+    return untied(nn.Tanh)
+
+
+def tied(net: nn.Sequential) -> nn.Module:
+    """The first and the last stage have one weight."""
+    first, last = net[0], net[7]
+    assert isinstance(last, nn.Linear) and isinstance(first, nn.Linear)
+    last.weight = first.weight
     return net
+
+
+def model() -> nn.Module:
+    return tied(untied())
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
@@ -181,6 +197,36 @@ class Cluster:
             self.problems.append(problem)
 
 
+def trained(
+    folder: Path,
+    replicas: tuple[int, ...],
+    microbatches: int = 4,
+    count: int = 2,
+    before: Callable[[StageWorker, str, int, int], None] | None = None,
+    steps: int = STEPS,
+    **more: Any,
+) -> Cluster:
+    """A cluster on `count` shards that has trained; nobody went back if `before` kills nobody. `more` is of `Config`."""
+    folder.mkdir(exist_ok=True)
+    with serving(folder, workers=sum(replicas), shards=count, stages=Stages(replicas), **more) as shards:
+        cluster = Cluster(shards, microbatches, before)
+        cluster.run(steps)
+    assert before or not cluster.rewound
+    return cluster
+
+
+def problems_of(folder: Path, microbatches: int, **more: Any) -> list[BaseException]:
+    """What a worker of two stages ends with, whose neighbour waits for it."""
+    with serving(folder, workers=2, shards=1, stages=Stages((1, 1)), **more) as shards:
+        cluster = Cluster(shards, microbatches)
+        with pytest.raises((AssertionError, SystemExit, ChangedInPlace)):
+            cluster.run(12)
+        assert eventually(lambda: bool(cluster.problems))
+        for worker in list(shards.guests):
+            worker.die()
+    return cluster.problems
+
+
 MOMENTS = ("take ACTIVATION", "give ACTIVATION", "take GRADIENT", "give GRADIENT", "push", "pushed")
 
 
@@ -223,11 +269,3 @@ class Kills:
     def check(self, cluster: Cluster, seed: int) -> None:
         """All of them came."""
         assert not self.left and cluster.died == len(self.hits), (seed, self.hits, self.left)
-
-
-def untied() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
-        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
-    )  # fmt: skip

@@ -23,7 +23,7 @@ from psjob.worker import rendezvous
 from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
 from tests.live.live_shards import Died, serving
-from tests.live.stage_workers import COMPUTES, Cluster, kill_once
+from tests.live.stage_workers import COMPUTES, Cluster, kill_once, trained
 from tests.soaking import rotating
 
 THREE = Stages((1, 1, 1))
@@ -45,14 +45,6 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> list[ChosenCuts]:
     return made
 
 
-def trained(folder: Path, before: Any = None, **more: Any) -> Cluster:
-    folder.mkdir(exist_ok=True)
-    with serving(folder, workers=3, shards=2, stages=THREE, **more) as shards:
-        cluster = Cluster(shards, 4, before)
-        cluster.run()
-    return cluster
-
-
 def same_weights(one: Cluster, other: Cluster) -> None:
     for rank, worker in one.ended.items():
         assert worker.own.keys() == other.ended[rank].own.keys()
@@ -63,11 +55,11 @@ def same_weights(one: Cluster, other: Cluster) -> None:
 def test_a_job_cuts_where_psjob_chose_and_a_kill_changes_no_bit(
     tmp_path: Path, choices: list[ChosenCuts], rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = trained(tmp_path / "auto", None if rank is None else kill_once(rank, "push"))
+    cluster = trained(tmp_path / "auto", THREE.replicas, before=None if rank is None else kill_once(rank, "push"))
     assert len(choices) == 1 and cluster.died == (rank is not None)
     eager.compare(cluster, 4)
     monkeypatch.setitem(workers.CUTS, 3, [*choices[0].cuts])
-    same_weights(cluster, trained(tmp_path / "written out"))
+    same_weights(cluster, trained(tmp_path / "written out", THREE.replicas))
 
 
 def test_worker_0_may_die_once_it_has_told_its_choice(tmp_path: Path, choices: list[ChosenCuts], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,15 @@ import torch
 from torch import nn
 
 from psjob.api.attached import AttachedJob
-from psjob.api.pipelining import Pipeline
 from psjob.api.staged import StagedPipeline
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
-from psjob.modes.stages import Stages
 from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
 from tests.covering import each_value
 from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
-from tests.live.live_shards import serving
-from tests.live.stage_workers import COMPUTES, SEED, Cluster, batch, has, kill_once, optimizer_of
+from tests.live.stage_workers import COMPUTES, Cluster, batch, has, kill_once, trained
 from tests.soaking import rotating
 
 
@@ -34,23 +31,10 @@ def model() -> nn.Module:
 made = workers.model
 
 
-def alone(microbatches: int, steps: int = workers.STEPS) -> tuple[nn.Module, list[float]]:
-    """The same training in one process, of the lazy model."""
-    net = model()
-    pipe, losses = Pipeline(net, nn.functional.mse_loss, [], microbatches, SEED), []
-    optimizer = optimizer_of(net)
-    for number in range(steps):
-        optimizer.zero_grad()
-        losses.append(float(pipe.step(*batch(number))))
-        optimizer.step()
-    return net, losses
-
-
 @pytest.fixture(autouse=True)
 def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers build the model without memory. One draws at a time: threads share torch's generators."""
     monkeypatch.setattr(workers, "model", model)
-    monkeypatch.setattr(eager, "alone", alone)
     whole = AttachedJob.__init__
 
     def attaching(job: AttachedJob, *given: Any) -> None:
@@ -77,12 +61,9 @@ def only_its_stage(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("stages", "count", "transport"), each_value([1, 2, 4], [1, 3], ["auto", "tcp"]))
 def test_stages_train_what_one_lazy_process_trains(tmp_path: Path, stages: int, count: int, transport: str) -> None:
-    with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages), transport=transport) as shards:
-        cluster = Cluster(shards, 4)
-        cluster.run()
-        assert not cluster.rewound
-        eager.compare(cluster, 4)
-        only_its_stage(cluster)
+    cluster = trained(tmp_path, (1,) * stages, count=count, transport=transport)
+    eager.compare(cluster, 4)
+    only_its_stage(cluster)
 
 
 @pytest.mark.parametrize(
@@ -91,24 +72,19 @@ def test_stages_train_what_one_lazy_process_trains(tmp_path: Path, stages: int, 
 )
 def test_a_lazy_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
     """At each moment of its second step; its successor makes no values, but pulls them."""
-    with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, 4, kill_once(rank, moment))
-        cluster.run()
-        assert cluster.died == 1
-        eager.compare(cluster, 4)
-        only_its_stage(cluster)
+    cluster = trained(tmp_path, (1, 1, 1), before=kill_once(rank, moment))
+    assert cluster.died == 1
+    eager.compare(cluster, 4)
+    only_its_stage(cluster)
 
 
 def test_replicas_of_a_lazy_stage_hold_the_same(tmp_path: Path) -> None:
     """Of two workers of a stage one gives no values either; what they train is what they train of a model with those values."""
 
     def run(folder: Path) -> dict[int, dict[str, torch.Tensor]]:
-        folder.mkdir()
-        with serving(folder, workers=3, shards=2, stages=Stages((2, 1))) as shards:
-            cluster = Cluster(shards, 4)
-            cluster.run()
-            only_its_stage(cluster)
-            return {rank: worker.own for rank, worker in cluster.ended.items()}
+        cluster = trained(folder, (2, 1))
+        only_its_stage(cluster)
+        return {rank: worker.own for rank, worker in cluster.ended.items()}
 
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     for rank, own in one.items():
@@ -145,7 +121,6 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
             return staged_pipeline(*given[:-1], batch(0)[0][:5])
 
     monkeypatch.setattr(workers, "model", skips)
-    monkeypatch.setattr(f"{__name__}.model", skips)
     monkeypatch.setattr(workers, "StagedPipeline", staged)
     expect = ExportedPart.expect
 
@@ -155,24 +130,14 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(ExportedPart, "expect", alone_expecting)
     monkeypatch.setattr(workers, "CUTS", {3: ["layers.2", "layers.5"]})
-    with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, microbatches)
-        cluster.run()
-        eager.compare(cluster, microbatches)
-        only_its_stage(cluster)
+    cluster = trained(tmp_path, (1, 1, 1), microbatches)
+    eager.compare(cluster, microbatches)
+    only_its_stage(cluster)
 
 
 def test_all_lazy_stages_go_back_to_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no record yet: each has its own buffers' first values, and no rank gives the others theirs."""
-    tied = made
-
-    def untied() -> nn.Module:
-        net = tied()
-        assert isinstance(net, nn.Sequential)
-        net[7] = nn.Linear(workers.WIDE, workers.WIDE)
-        return net
-
-    monkeypatch.setattr(f"{__name__}.made", untied)
+    monkeypatch.setattr(f"{__name__}.made", workers.untied)
     eager.lose_two_neighbours(tmp_path)
 
 

@@ -14,30 +14,16 @@ from torch import nn
 from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import Stages
 from tests.covering import each_pair, each_value
+from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, Died, eventually, serving
 from tests.live.stage_oracle import alone, check_last_checkpoint, compare, lose_two_neighbours
-from tests.live.stage_workers import (
-    MOMENTS,
-    STEPS,
-    WIDE,
-    Cluster,
-    Kills,
-    StageWorker,
-    batch,
-    has,
-    kill_once,
-    model,
-)
-from tests.soaking import rotating
+from tests.live.stage_workers import MOMENTS, STEPS, Cluster, Kills, StageWorker, batch, has, kill_once, trained, untied
+from tests.soaking import rotating, soak
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "count"), each_pair([1, 2, 4], [1, 4], [1, 3]))
 def test_flush_is_the_training_of_one_process(tmp_path: Path, stages: int, microbatches: int, count: int) -> None:
-    with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages)) as shards:
-        cluster = Cluster(shards, microbatches)
-        cluster.run()
-        assert not cluster.rewound
-        compare(cluster, microbatches)
+    compare(trained(tmp_path, (1,) * stages, microbatches, count), microbatches)
 
 
 @pytest.mark.soak
@@ -54,34 +40,20 @@ def test_a_hundred_steps_are_those_of_one_process(tmp_path: Path, stages: int, m
 @pytest.mark.parametrize(("moment", "rank"), each_value(MOMENTS, [0, 1, 2], skip=lambda moment, rank: not has(rank, 3, moment)))
 def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
     """Its neighbours give its successor again what they gave it."""
-    with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, 4, kill_once(rank, moment))
-        cluster.run()
-        assert cluster.died == 1
-        assert moment == "pushed" or not cluster.rewound, "the others had all that it gave before"
-        compare(cluster, 4)
+    cluster = trained(tmp_path, (1, 1, 1), before=kill_once(rank, moment))
+    assert cluster.died == 1
+    assert moment == "pushed" or not cluster.rewound, "the others had all that it gave before"
+    compare(cluster, 4)
 
 
-def kill_by_seed(folder: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, 1, *map(rotating, range(2, 6)), *map(soak, range(6, 200))])
+def test_kills_drawn_by_chance_change_no_bit(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     stages, microbatches = chance.choice([2, 3, 4]), chance.choice([1, 2, 4, 5])
     kills = Kills(chance, stages, microbatches, STEPS)
-    with serving(folder, workers=stages, shards=chance.choice([1, 2, 3]), stages=Stages((1,) * stages)) as shards:
-        cluster = Cluster(shards, microbatches, kills.before)
-        cluster.run(STEPS)
-        kills.check(cluster, seed)
-        compare(cluster, microbatches, STEPS)
-
-
-@pytest.mark.parametrize("seed", [0, 1, *map(rotating, range(2, 6))])
-def test_kills_drawn_by_chance_change_no_bit(tmp_path: Path, seed: int) -> None:
-    kill_by_seed(tmp_path, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(6, 200))
-def test_more_kills_drawn_by_chance_change_no_bit(tmp_path: Path, seed: int) -> None:
-    kill_by_seed(tmp_path, seed)
+    cluster = trained(tmp_path, (1,) * stages, microbatches, chance.choice([1, 2, 3]), kills.before)
+    kills.check(cluster, seed)
+    compare(cluster, microbatches)
 
 
 @pytest.mark.parametrize("replicas", [(2, 1), rotating((1, 2)), rotating((2, 1, 1)), (3, 2)])
@@ -94,14 +66,8 @@ def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path, replicas: tu
             died.append(what)
             raise Died
 
-    found: list[dict[int, dict[str, torch.Tensor]]] = []
-    for number, act in enumerate((None, before)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with serving(folder, workers=sum(replicas), shards=2, stages=Stages(replicas)) as shards:
-            cluster = Cluster(shards, 5, act)
-            cluster.run()
-            found.append({rank: worker.own for rank, worker in cluster.ended.items()})
+    ended = [trained(tmp_path / str(number), replicas, 5, before=act).ended for number, act in enumerate((None, before))]
+    found = [{rank: worker.own for rank, worker in workers.items()} for workers in ended]
     expected = alone(5)[0].state_dict()
     for rank, own in found[0].items():
         for name, tensor in own.items():
@@ -115,16 +81,7 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
 
     No weight is tied: the last stage's step would not end before the first one's.
     """
-    tied = model
-
-    def untied() -> nn.Module:
-        net = tied()
-        assert isinstance(net, nn.Sequential)
-        net[7] = nn.Linear(WIDE, WIDE)
-        return net
-
-    monkeypatch.setattr("tests.live.stage_workers.model", untied)
-    monkeypatch.setattr("tests.live.stage_oracle.model", untied)
+    monkeypatch.setattr(stage_workers, "model", untied)
     lose_two_neighbours(tmp_path)
 
 

@@ -21,7 +21,7 @@ from psjob.worker import stagelinks
 from psjob.worker.stagelinks import StageLinks, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_oracle import compare
-from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
+from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, trained
 from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -54,20 +54,16 @@ def regions() -> int:
 
 @pytest.mark.parametrize("encryption", ["none", "auto"])
 def test_payloads_in_lent_memory_have_the_bits_of_one_process(tmp_path: Path, encryption: str) -> None:
-    with serving(tmp_path, workers=3, shards=1, stages=Stages((1, 1, 1)), encryption=encryption) as shards:
-        cluster = Cluster(shards, 4)
-        cluster.run()
-        compare(cluster, 4)
-        assert all(count > 4 for count in placed(cluster)), placed(cluster)
+    cluster = trained(tmp_path, (1, 1, 1), count=1, encryption=encryption)
+    compare(cluster, 4)
+    assert all(count > 4 for count in placed(cluster)), placed(cluster)
 
 
 @pytest.mark.parametrize("setting", [{"transport": "tcp"}, {"sharing": "index"}], ids=str)
 def test_a_job_that_says_so_lends_nothing_between_stages(tmp_path: Path, setting: dict[str, str]) -> None:
-    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **setting) as shards:
-        cluster = Cluster(shards, 2)
-        cluster.run()
-        compare(cluster, 2)
-        assert placed(cluster) == [0, 0]
+    cluster = trained(tmp_path, (1, 1), 2, 1, **setting)
+    compare(cluster, 2)
+    assert placed(cluster) == [0, 0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, rotating(2), rotating(3)])
@@ -94,11 +90,9 @@ def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> N
 
 def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stagelinks, "BYTES", PAGE // 8)
-    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
-        cluster = Cluster(shards, 4)
-        cluster.run()
-        compare(cluster, 4)
-        assert 0 < sum(placed(cluster)) < 8 * STEPS, placed(cluster)
+    cluster = trained(tmp_path, (1, 1), count=1)
+    compare(cluster, 4)
+    assert 0 < sum(placed(cluster)) < 8 * STEPS, placed(cluster)
 
 
 def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,11 +103,9 @@ def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatc
         raise OSError("another network namespace")
 
     monkeypatch.setattr(shared_memory, "fetch", fetch)
-    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), transport="auto") as shards:
-        cluster = Cluster(shards, 2)
-        cluster.run()
-        compare(cluster, 2)
-        assert placed(cluster) == [0, 0] and len(asked) >= 1
+    cluster = trained(tmp_path, (1, 1), 2, 1, transport="auto")
+    compare(cluster, 2)
+    assert placed(cluster) == [0, 0] and len(asked) >= 1
 
 
 def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
