@@ -77,21 +77,21 @@ def state_of(path: Path) -> set[str]:
         return {name.partition(".")[2] for name in file.keys()}  # noqa: SIM118
 
 
-WORKERS, SHARDS, STEPS_BOUNDED = 2, 2, 140
+WORKERS, SHARDS, BOUNDED_STEPS = 2, 2, 140
 CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
 TRAINING = {"mode": "bounded", "staleness": 2}
 
 
 @pytest.mark.rotating
 def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
-    words = ["ledger.py", str(STEPS_BOUNDED), "0.02", "50:40"]
+    words = ["ledger.py", str(BOUNDED_STEPS), "0.02", "50:40"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
     ran = train(tmp_path, job, *faults("kill:ps-1@step=70", "kill:worker-0@step=105"))
     assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
     table = ledger.counted(ran.weights(), WORKERS, SHARDS)
-    assert all(block == [STEPS_BOUNDED] * WORKERS for block in table[0]), table
-    assert all(count <= STEPS_BOUNDED for block in table[1] for count in block), f"a push counted twice: {table}"
-    (missing,) = {STEPS_BOUNDED * WORKERS - sum(block) for block in table[1]}
+    assert all(block == [BOUNDED_STEPS] * WORKERS for block in table[0]), table
+    assert all(count <= BOUNDED_STEPS for block in table[1] for count in block), f"a push counted twice: {table}"
+    (missing,) = {BOUNDED_STEPS * WORKERS - sum(block) for block in table[1]}
     assert missing == ran.summary["updates_lost"] > 0
 
 
@@ -99,7 +99,7 @@ def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path:
 def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
     """Its last checkpoint is one step of all workers, so what was pushed before counts once each, and what came after as means."""
     job = manifest(
-        tmp_path, ["ledger.py", str(STEPS_BOUNDED), "0.05"], workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS
+        tmp_path, ["ledger.py", str(BOUNDED_STEPS), "0.05"], workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS
     )
     process, limit = start(tmp_path, job), time.monotonic() + SECONDS / 2
     while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
@@ -107,14 +107,14 @@ def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     stopped = finish(process, tmp_path)
     at = stopped.summary["checkpoint"]["step"]
-    assert stopped.summary["result"] == "Suspended" and 20 <= at < STEPS_BOUNDED, stopped.err
+    assert stopped.summary["result"] == "Suspended" and 20 <= at < BOUNDED_STEPS, stopped.err
     ran = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.training.mode=sync")
     weights = ran.weights()
     found = {float(weights[tensor][element]) for rank in range(WORKERS) for _, tensor, element in ledger.places(rank)}
-    assert found == {at + (STEPS_BOUNDED - at) / WORKERS}
+    assert found == {at + (BOUNDED_STEPS - at) / WORKERS}
 
 
-WORKERS_SWITCH, SHARDS_SWITCH, STEPS_SWITCH = 2, 2, 240
+SWITCH_STEPS = 240
 TOLD = "told"
 """The file for which the script waits, however late this test's process is."""
 
@@ -123,8 +123,8 @@ TOLD = "told"
 def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
     checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
-    words = ["ledger.py", str(STEPS_SWITCH), "0.02", f"140:{TOLD},205:200"]
-    job = manifest(tmp_path, words, workers=WORKERS_SWITCH, shards=SHARDS_SWITCH, checkpoint=checkpoints)
+    words = ["ledger.py", str(SWITCH_STEPS), "0.02", f"140:{TOLD},205:200"]
+    job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, checkpoint=checkpoints)
     process = start(tmp_path, job, *faults("kill:ps-0@step=225"))
     tell(tmp_path, mode="async", staleness=None)
     changed(tmp_path, "async")
@@ -136,8 +136,8 @@ def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     alone = steps[2][0] - steps[0][0]
     assert 0 < steps[0][0] < steps[2][0] < 225
     weights = ran.weights()
-    found = {float(weights[tensor][element]) for rank in range(WORKERS_SWITCH) for _, tensor, element in ledger.places(rank)}
-    assert found == {alone + (STEPS_SWITCH - alone) / WORKERS_SWITCH}
+    found = {float(weights[tensor][element]) for rank in range(WORKERS) for _, tensor, element in ledger.places(rank)}
+    assert found == {alone + (SWITCH_STEPS - alone) / WORKERS}
 
 
 def tell(folder: Path, **training: Any) -> Path:

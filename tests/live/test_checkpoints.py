@@ -121,7 +121,7 @@ def test_a_request_makes_a_checkpoint(tmp_path: Path) -> None:
     assert made[0] == 0 and len(made) == 3 and made[1] >= 3
 
 
-TURN, STEPS_INCREMENTS = 12, 32
+TURN, INCREMENT_STEPS = 12, 32
 """At step TURN the second parameter moves, once."""
 
 
@@ -137,8 +137,8 @@ def worker_of(shards: Shards) -> Worker:
 def train(worker: Worker, shards: Shards) -> None:
     """With at least three checkpoints on the way, of which two are behind TURN."""
     first, second = worker.model.parameters()
-    for step in range(STEPS_INCREMENTS):
-        until_checkpoints(worker, shards, 4 * step // STEPS_INCREMENTS)
+    for step in range(INCREMENT_STEPS):
+        until_checkpoints(worker, shards, 4 * step // INCREMENT_STEPS)
         worker.edge(step)
         time.sleep(0.004)
         first.grad = torch.full_like(first, -1.0)
@@ -221,7 +221,7 @@ def damage(path: Path) -> None:
 
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
-STEPS_CHECKPOINTS = 12
+TABLE_STEPS = 12
 
 
 class Killed(Exception):
@@ -270,7 +270,7 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
             held[step] = rows_of(worker.model), worker.model.head.weight.detach().clone()
 
     with serving(tmp_path, workers=2, shards=2, checkpoint=EVERY_2) as shards:
-        all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS_CHECKPOINTS, look, shards))
+        all_well([adagrad(shards, rank) for rank in range(2)], training(TABLE_STEPS, look, shards))
     steps = set()
     chains = set()
     for path in sorted(shards.folder.glob("manifest-*.json")):
@@ -285,14 +285,14 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
         states = read_states(shards.folder, made, range(len(made.layout.blocks)))
         flat = torch.cat([states[index][0].weights for index in sorted(states)])
         assert bool(torch.isin(head.flatten(), flat).all()), "the blocks are of the same step"
-    assert len(steps) >= 2 and max(steps) == STEPS_CHECKPOINTS
+    assert len(steps) >= 2 and max(steps) == TABLE_STEPS
     assert min(chains) == 1 and max(chains) > 1, "the first file has all rows, a later checkpoint adds a file of changed rows"
     final = files.read_blocks(shards.folder / "final.safetensors")
     assert final["user.weight"].shape[0] == final["pages.weight"].shape[0] == ROWS
     plain = Clicks()
     plain.load_state_dict(final)
     assert torch.equal(plain.user.weight, final["user.weight"])
-    assert same([final["user.weight"], final["pages.weight"][1:]], held[STEPS_CHECKPOINTS][0])
+    assert same([final["user.weight"], final["pages.weight"][1:]], held[TABLE_STEPS][0])
 
 
 @pytest.mark.parametrize("others", [rotating(2), 3, rotating(1)])
@@ -300,23 +300,23 @@ def test_a_run_that_goes_on_elsewhere_ends_with_the_same_bits(tmp_path: Path, ot
     ends: list[list[torch.Tensor]] = []
 
     def end(worker: Worker, step: int) -> None:
-        if worker.rank == 0 and step == STEPS_CHECKPOINTS:
+        if worker.rank == 0 and step == TABLE_STEPS:
             ends.append(rows_of(worker.model))
 
     with serving(tmp_path, workers=2, shards=2, run="whole", checkpoint=EVERY_2, transport="tcp") as shards:
-        all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS_CHECKPOINTS, end))
+        all_well([adagrad(shards, rank) for rank in range(2)], training(TABLE_STEPS, end))
 
     def die(worker: Worker, step: int) -> None:
-        if step == STEPS_CHECKPOINTS - 3:
+        if step == TABLE_STEPS - 3:
             worker.die()
             raise Killed
 
     with serving(tmp_path, workers=2, shards=2, run="first", checkpoint=EVERY_2) as shards:
-        raised = together([adagrad(shards, rank) for rank in range(2)], training(STEPS_CHECKPOINTS, die, shards))
+        raised = together([adagrad(shards, rank) for rank in range(2)], training(TABLE_STEPS, die, shards))
         assert all(isinstance(error, Killed) for error in raised), raised
     again = replace(EVERY_2, resume_from=str(shards.folder))
     with serving(tmp_path, workers=2, shards=others, run="second", checkpoint=again) as shards:
-        all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS_CHECKPOINTS, end))
+        all_well([adagrad(shards, rank) for rank in range(2)], training(TABLE_STEPS, end))
     assert len(ends) == 2 and same(*ends)
     newest = sorted(path.name for path in shards.folder.glob("manifest-*.json"))[-1]
     assert same(on_disk(shards.folder, newest), ends[0])
@@ -337,14 +337,10 @@ def test_an_async_checkpoint_has_rows_too(tmp_path: Path) -> None:
     assert any(same(on_disk(shards.folder, newest.name), rows) for rows in held), "the last to come saw the last rows"
 
 
-EVERY_2_LAYOUT = replace(NEVER, every_steps=2)
-STEPS_LAYOUT = 8
+KEEPS_3 = replace(EVERY_2, keep=3)
+LAYOUT_STEPS = 8
 OLDER_BYTES = 512
 """What a block has at most in the layout of the checkpoint."""
-
-
-class KilledLayout(Exception):
-    """The worker's process is gone."""
 
 
 def worker_of_layout(shards: Shards, rank: int, overlap: bool) -> Worker:
@@ -358,13 +354,13 @@ def committed(shards: Shards) -> int:
     return -1 if newest is None else newest.step
 
 
-def train_layout(worker: Worker, killed_in: Shards | None = None) -> None:
-    for step in range(worker.session.clock, STEPS_LAYOUT):
+def train_in_layout(worker: Worker, killed_in: Shards | None = None) -> None:
+    for step in range(worker.session.clock, LAYOUT_STEPS):
         worker.edge(step)
-        if step == STEPS_LAYOUT - 2 and killed_in is not None:
+        if step == LAYOUT_STEPS - 2 and killed_in is not None:
             eventually(lambda: committed(killed_in) >= 2)
             worker.die()
-            raise KilledLayout
+            raise Killed
         worker.optimizer.zero_grad()
         worker.model(torch.randn(8, 12, generator=torch.Generator().manual_seed(100 * step + worker.rank))).square().mean().backward()
         worker.optimizer.step()
@@ -376,7 +372,7 @@ def test_workers_take_the_blocks_of_the_checkpoint(tmp_path: Path, monkeypatch: 
     ends: list[list[torch.Tensor]] = []
 
     def to_the_end(worker: Worker) -> None:
-        train_layout(worker)
+        train_in_layout(worker)
         if worker.rank == 0:
             ends.append([p.detach().clone() for p in worker.model.parameters()])
 
@@ -384,13 +380,15 @@ def test_workers_take_the_blocks_of_the_checkpoint(tmp_path: Path, monkeypatch: 
         older.setattr(blocks, "_usual", lambda total: OLDER_BYTES)
         with serving(tmp_path, shards=2, run="whole", transport=transport) as shards:
             all_well([worker_of_layout(shards, rank, overlap) for rank in range(2)], to_the_end)
-        with serving(tmp_path, shards=2, run="first", checkpoint=EVERY_2_LAYOUT, transport=transport) as shards:
-            raised = together([worker_of_layout(shards, rank, overlap) for rank in range(2)], lambda worker: train_layout(worker, shards))
-            assert all(isinstance(error, KilledLayout) for error in raised), raised
+        with serving(tmp_path, shards=2, run="first", checkpoint=KEEPS_3, transport=transport) as shards:
+            raised = together(
+                [worker_of_layout(shards, rank, overlap) for rank in range(2)], lambda worker: train_in_layout(worker, shards)
+            )
+            assert all(isinstance(error, Killed) for error in raised), raised
             before, _ = manifest.newest(shards.folder, "first")
     assert before is not None and before.step >= 2
     with serving(
-        tmp_path, shards=2, run="second", checkpoint=replace(EVERY_2_LAYOUT, resume_from=str(shards.folder)), transport=transport
+        tmp_path, shards=2, run="second", checkpoint=replace(KEEPS_3, resume_from=str(shards.folder)), transport=transport
     ) as again:
         workers = [worker_of_layout(again, rank, overlap) for rank in range(2)]
         assert workers[0].session.layout != before.layout

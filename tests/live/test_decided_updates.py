@@ -163,7 +163,7 @@ class Killed(Exception):
     """The worker's process is no more."""
 
 
-STEPS_STREAMS = 24
+STREAM_STEPS = 24
 WORDS = {"shard", "arrived", "prepared", "ready", "held", "written", "do adopt", "do decide", "do prepare", "do cut"}
 """Those that come more than twice in any such run."""
 
@@ -228,18 +228,18 @@ def test_a_stream_that_breaks_at_any_message_costs_no_step(
         return lines[-1].port
 
     with serving(tmp_path, workers=3, shards=2, checkpoint=OFTEN, line=line, **mode) as shards:
-        all_well([sgd(shards, rank) for rank in range(3)], given(STEPS_STREAMS, cut_by=shards))
+        all_well([sgd(shards, rank) for rank in range(3)], given(STREAM_STEPS, cut_by=shards))
         assert shards.wait_ended() == [0, 0]
         held = weights(shards)
         lines[0].close()
     assert {word for word, count in lines[0].seen.items() if count > 2} >= WORDS, lines[0].seen
     done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
-    assert done == [(worker, clock) for worker in range(3) for clock in range(STEPS_STREAMS)]
+    assert done == [(worker, clock) for worker in range(3) for clock in range(STREAM_STEPS)]
     again = replayed(batches)
     assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
 
 
-def sgd_decided(shards: Shards, rank: int) -> Worker:
+def worker_by_sgd(shards: Shards, rank: int) -> Worker:
     model = offloaded()
     return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -264,7 +264,7 @@ def test_backup_takes_the_same_pushes_in_tables_as_in_blocks(tmp_path: Path, bat
             worker.optimizer.step()
 
     with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
-        all_well([sgd_decided(shards, rank) for rank in range(3)], act)
+        all_well([worker_by_sgd(shards, rank) for rank in range(3)], act)
         held = [table(shards, number) for number in range(2)]
     assert any(one.dropped for one in batches)
     alone = Clicks()
@@ -290,7 +290,7 @@ def test_softsync_weighs_rows_as_blocks(tmp_path: Path, batches: list[Batch]) ->
                 held_back(worker, batches)
                 worker.optimizer.step()
 
-        workers = [sgd_decided(shards, rank) for rank in range(3)]
+        workers = [worker_by_sgd(shards, rank) for rank in range(3)]
         before = Clicks().user.weight.detach()
         all_well(workers, ones)
         held = table(shards, 0)

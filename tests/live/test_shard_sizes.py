@@ -124,7 +124,7 @@ def test_a_table_that_no_hello_can_carry_is_refused_with_the_remedy() -> None:
 
 
 EVERY_2 = replace(NEVER, every_steps=2)
-STEPS_SHARDS = 64
+CLIENT_STEPS = 64
 
 
 def counting(shards: Shards, rank: int) -> Worker:
@@ -136,7 +136,7 @@ def counting(shards: Shards, rank: int) -> Worker:
 
 def train(worker: Worker, killed_in: Shards | None = None) -> None:
     """To the end, or until a checkpoint is committed. A cut lies ahead of who is not waited for: nobody stands still for one."""
-    for step in range(worker.session.clock, STEPS_SHARDS):
+    for step in range(worker.session.clock, CLIENT_STEPS):
         worker.edge(step)
         if killed_in is not None:
             if committed(killed_in) >= 2:
@@ -168,7 +168,7 @@ def test_a_shard_without_a_block_takes_part_in_checkpoints_and_restores(tmp_path
         last, problems = manifest.newest(again.folder, "second")
     assert last is not None and last.final and not problems
     ended = {float(p.detach().flatten()[0]) for worker in workers for p in worker.model.parameters()}
-    assert ended == {float(STEPS_SHARDS)} if mode == "sync" else max(ended) == 2.0 * STEPS_SHARDS
+    assert ended == {float(CLIENT_STEPS)} if mode == "sync" else max(ended) == 2.0 * CLIENT_STEPS
 
 
 def limited(soft: int, hard: int) -> tuple[str, ...]:

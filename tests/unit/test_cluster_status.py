@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_not_erased() -> None:
     assert (after["progress"], after["pinned"]["wire"], after["view"]) == ("soon", "quic", 7)
 
 
-VALUES_NEWER = st.recursive(
+UNKNOWN_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["index", "attempt", "type", "x"]), inner, max_size=3),
     max_leaves=8,
@@ -184,7 +184,7 @@ VALUES_NEWER = st.recursive(
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from(sorted(NEWER)), VALUES_NEWER, max_size=6))
+@given(st.dictionaries(st.sampled_from(sorted(NEWER)), UNKNOWN_VALUES, max_size=6))
 def test_whatever_stands_there_a_turn_is_made_of_it(laid: dict[str, Any]) -> None:
     stored = {**copy.deepcopy(NEWER), **laid}
     status = JobStatus.read(stored)

@@ -202,7 +202,7 @@ def test_every_label_and_annotation_is_in_a_table_and_no_other() -> None:
     assert ours | others == set(reasonspage.LABELS) | set(reasonspage.ANNOTATIONS)
 
 
-PAGE_README = """# Top
+SAMPLE_PAGE = """# Top
 
 ```sh
 make nothing
@@ -240,13 +240,13 @@ six
 
 
 def test_commands_of_a_section_come_in_their_order() -> None:
-    assert commands(PAGE_README, "Start") == ["one --flag --other", "two && three", "five # with a word"]
-    assert commands(PAGE_README, "Below it") == ["five # with a word"]
-    assert commands(PAGE_README, "Next") == ["six"]
-    assert len(commands(PAGE_README, "Top")) == 5
+    assert commands(SAMPLE_PAGE, "Start") == ["one --flag --other", "two && three", "five # with a word"]
+    assert commands(SAMPLE_PAGE, "Below it") == ["five # with a word"]
+    assert commands(SAMPLE_PAGE, "Next") == ["six"]
+    assert len(commands(SAMPLE_PAGE, "Top")) == 5
 
 
 def test_a_section_that_is_not_there_is_an_error() -> None:
     for title in ("Nowhere", "Not a heading"):
         with pytest.raises(LookupError, match=title):
-            commands(PAGE_README, title)
+            commands(SAMPLE_PAGE, title)

@@ -126,8 +126,8 @@ def test_a_holder_gives_up_before_another_may_take_over(seconds: int) -> None:
     assert timing.retry * 3 <= timing.renew, "one lost renewal is no end"
 
 
-TIMING_WORLD = Timing()
-SOON = TIMING_WORLD.lease * 1.12 + 2 * TIMING_WORLD.retry
+DEFAULT_TIMING = Timing()
+SOON = DEFAULT_TIMING.lease * 1.12 + 2 * DEFAULT_TIMING.retry
 """A look, the Lease's time on a clock that is a tenth slow, a try that comes to nothing."""
 
 
@@ -141,7 +141,7 @@ def play(world: Coroutine[Any, Any, None], loop: VirtualLoop) -> None:
 
 def replicas(count: int, dice: random.Random, loop: VirtualLoop) -> tuple[list[Replica], list[tuple[float, str]], Register]:
     register, acts = Register(), list[tuple[float, str]]()
-    made = [Replica(f"r{number}", register, dice, TIMING_WORLD, acts) for number in range(count)]
+    made = [Replica(f"r{number}", register, dice, DEFAULT_TIMING, acts) for number in range(count)]
 
     def never_two() -> None:
         believers = [replica.name for replica in made if replica.candidate.leads]
@@ -218,7 +218,7 @@ def test_another_acts_soon(seed: int, how: str) -> None:
         others = [at for at, who in acts if at > since and who != leader.name]
         assert others and others[0] - since <= SOON, (others[:1], since)
         own = [at for at, who in acts if at > since and who == leader.name]
-        assert not own or own[-1] - since <= TIMING_WORLD.renew * 1.12, "it stops before another begins"
+        assert not own or own[-1] - since <= DEFAULT_TIMING.renew * 1.12, "it stops before another begins"
         await asyncio.sleep(40.0)
         assert {who for at, who in acts if at > since + 70.0} == {acts[-1][1]} and acts[-1][1] != leader.name, "who comes back stands by"
         if how != "killed":
@@ -241,9 +241,9 @@ def test_what_is_given_back_is_taken_at_the_next_look() -> None:
         assert leader.task is not None and register.spec is not None
         transitions, since = register.spec["leaseTransitions"], loop.time()
         leader.task.cancel()
-        await asyncio.sleep(TIMING_WORLD.retry * 1.12 + 0.5)
+        await asyncio.sleep(DEFAULT_TIMING.retry * 1.12 + 0.5)
         first = next(at for at, who in acts if who == other.name)
-        assert first - since <= TIMING_WORLD.retry * 1.12 + 0.3
+        assert first - since <= DEFAULT_TIMING.retry * 1.12 + 0.3
         assert register.spec["leaseTransitions"] == transitions + 1
         await end([other], loop)
         assert register.spec["holderIdentity"] == "" and register.spec["leaseDurationSeconds"] == 1
