@@ -13,7 +13,7 @@ from typing import Any
 from psjob_operator.api.crd import crd
 
 Schema = dict[str, Any]
-TEMPLATES = r"spec\.(workers|ps|stages\[\])\.template\."
+TEMPLATES = r"spec\.(workers|shards|stages\[\])\.template\."
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "nofloats": {
         r"spec\.training\..*": "hyperparameters are floats in torch, and no rule compares two of them",

@@ -24,7 +24,7 @@ from hack.terminal import Terminal, terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/display.svg"
-COMMAND = ("psjob", "run", "hello/job.yaml", "--fault", "kill:ps-0@step=100")
+COMMAND = ("psjob", "run", "hello/job.yaml", "--fault", "kill:shard-0@step=100")
 COLUMNS, LINES = 108, 18
 SHOWN_AT = 200
 """Step from which the screen is taken: the shard is back, and the epoch after that has ended."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs/run.svg"
 CRASH, KILL = 1000, 1400
 """Steps of the faults: late enough for what `docs/restarts.md` says of the first seconds of training."""
-FAULTS = ["--fault", f"crash:ps-0@step={CRASH}", "--fault", f"kill:ps-1@step={KILL}"]
+FAULTS = ["--fault", f"crash:shard-0@step={CRASH}", "--fault", f"kill:shard-1@step={KILL}"]
 LONGER = ["--set", "spec.workers.template.spec.containers[0].args=[--epochs=90, --lr=0.004, --momentum=0]"]
 COMMAND = ["run", "examples/digits/job.yaml", *LONGER, *FAULTS, "--no-progress"]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 800, 330, 58, 66, 64, 46

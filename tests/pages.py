@@ -72,7 +72,7 @@ def a_run(folder: Path, name: str, points: int, *, made: float, result: str = "C
     _write(run / "config.json", {"job": job, "mode": "async"})
     container = {"name": "worker", "image": "img:1", "command": ["python", "train.py", "--lr", str(lr)]}
     workers_of = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
-    spec = {"training": {"mode": "async"}, "ps": {"shards": 1}, "workers": workers_of}
+    spec = {"training": {"mode": "async"}, "shards": {"replicas": 1}, "workers": workers_of}
     _write(run / "job.json", {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": job}, "spec": spec})
     shard = {"index": 0, "attempt": 2, "state": "Finished"}
     _write(run / "status.json", {"run": name, "phase": result, "shards": [shard], "restarts": {"total": 1, "causes": {"Error": 1}}})
@@ -80,7 +80,7 @@ def a_run(folder: Path, name: str, points: int, *, made: float, result: str = "C
     coordinator = {"step": points, "loss": 0.1, "rate": 55.0, "workers": workers, **told}
     _write(run / "live.json", {"time": made + 69, "coordinator": coordinator, "shards": []})
     (run / "history.jsonl").write_text(_history(points))
-    shards = [{"role": "shard", "index": 0, "number": number, "name": f"{job}-ps-0-a{number}"} for number in (1, 2)]
+    shards = [{"role": "shard", "index": 0, "number": number, "name": f"{job}-shard-0-a{number}"} for number in (1, 2)]
     worker = {"role": "worker", "index": 0, "number": 1, "name": f"{job}-worker-0-r1"}
     story: list[dict[str, Any]] = [
         {"what": "phase", "phase": "Pending"}, {"what": "start", **shards[0]}, {"what": "start", **worker},

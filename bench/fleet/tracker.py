@@ -104,7 +104,7 @@ def job(name: str, shards: int, workers: int) -> dict[str, Any]:
     template = {"spec": {"containers": [{"name": "shard", "resources": container()["resources"]}]}}
     worker = {**container(), "command": ["python", "train.py"]}
     spec = {
-        "ps": {"shards": shards, "template": template},
+        "shards": {"replicas": shards, "template": template},
         "checkpoint": {"disabled": True},
         "workers": {"replicas": workers, "template": {"spec": {"containers": [worker]}}},
     }

@@ -58,10 +58,10 @@ def main() -> None:
 def job(machines: int, road: str) -> list[dict[str, Any]]:
     """What the workers of a job have noted, by rank."""
     placement, transport = ROADS[road]
-    ps_spec = {"shards": machines} | ({"placement": placement} if placement else {})
+    of_shards = {"placement": placement} if placement else {}
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(__file__).resolve()), "--part", "ours"]
-        psjob_run.run(folder, command, 240.0, machines, ps=ps_spec, training={"mode": "sync", "transport": transport})
+        psjob_run.run(folder, command, 240.0, machines, machines, of_shards=of_shards, training={"mode": "sync", "transport": transport})
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(machines)]
 
 

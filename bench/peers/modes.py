@@ -131,7 +131,7 @@ def manifest(profile: str) -> dict[str, Any]:
     return {
         "apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "modes"},
         "spec": {
-            "ps": {"shards": 1}, "checkpoint": {"disabled": True},
+            "shards": {"replicas": 1}, "checkpoint": {"disabled": True},
             "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
         },
     }  # fmt: skip

@@ -28,7 +28,7 @@ def start(
     pods = spec.pop("workers_spec", pods)
     job = {
         "apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "bench"},
-        "spec": {"ps": {"shards": shards}, "workers": pods, "checkpoint": NO_CHECKPOINTS, **spec},
+        "spec": {"shards": {"replicas": shards, **spec.pop("of_shards", {})}, "workers": pods, "checkpoint": NO_CHECKPOINTS, **spec},
     }  # fmt: skip
     (Path(folder) / "job.yaml").write_text(json.dumps(job))
     whole = [sys.executable, "-m", "psjob_client.cli.main", "run", "job.yaml", "--no-progress", "--summary", "summary.json", *words]

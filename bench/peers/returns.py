@@ -24,7 +24,7 @@ FIRST = 500
 """Steps before the first kill: keepers and spares have made their imports then."""
 APART = {"process": 12, "worker": 500, "shard": 600}
 """Steps between two kills, about. A worker, or a shard with its pod, finds a spare process that has made its imports meanwhile."""
-FAULT = {"process": ("crash", "ps"), "worker": ("kill", "worker"), "shard": ("kill", "ps")}
+FAULT = {"process": ("crash", "shard"), "worker": ("kill", "worker"), "shard": ("kill", "shard")}
 MOST = {"process": 0.3, "worker": 1.0, "shard": 3.0}
 """Seconds of the median."""
 EPOCH = 20

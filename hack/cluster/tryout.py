@@ -44,7 +44,7 @@ The digits example is training. Look at it, kill a shard, take it away:
   export KUBECONFIG={ready.kubeconfig} PATH={Path(ready.kubectl).parent}:$PATH
   kubectl get psj -w
   kubectl get pods -w
-  kubectl delete pod digits-ps-1-a1 --now
+  kubectl delete pod digits-shard-1-a1 --now
   python -m hack.cluster down --state {state}""")
 
 

@@ -89,7 +89,7 @@ def around(spec: dict[str, Any]) -> dict[str, Any]:
     worker = {"name": "worker", "image": "example", "command": ["python", "train.py"]}
     replicas = {} if "stages" in spec else {"replicas": 8}
     workers = {**replicas, "template": {"spec": {"containers": [worker]}}, **spec.get("workers", {})}
-    whole = {**spec, "ps": {"shards": 2, **spec.get("ps", {})}, "workers": workers}
+    whole = {**spec, "shards": {"replicas": 2, **spec.get("shards", {})}, "workers": workers}
     for stage in whole.get("stages", []):
         if stage.get("template") == "…":  # a pod template that the page leaves out
             stage["template"] = workers["template"]

@@ -73,7 +73,7 @@ def in_a_job(folder: Path, script: Path, around: dict[str, Any], name: str) -> t
     template = {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", script.name]}]}}
     given = around.get("spec", {})
     replicas = {} if "stages" in given else {"replicas": 1}
-    spec = {"ps": {"shards": 1}, **given, "workers": {**replicas, "template": template, **given.get("workers", {})}}
+    spec = {"shards": {"replicas": 1}, **given, "workers": {**replicas, "template": template, **given.get("workers", {})}}
     job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "page"}, "spec": spec}
     (folder / "job.yaml").write_text(json.dumps(job))
     framework = name.partition("#")[0] in FRAMEWORKS

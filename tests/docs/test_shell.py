@@ -60,7 +60,7 @@ def kubectl(words: list[str]) -> None:
     if words[1] == "kustomize":
         assert "kind: PSTrainingJob" in run(tool("kubectl"), *words[1:])
     if "-p" in words:
-        spec = {"ps": {"shards": 2}, **json.loads(words[words.index("-p") + 1])["spec"]}
+        spec = {"shards": {"replicas": 2}, **json.loads(words[words.index("-p") + 1])["spec"]}
         assert load_job(yaml.safe_dump(around(spec)))[1] == []
 
 

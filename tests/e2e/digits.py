@@ -52,7 +52,7 @@ def job(
     if args:
         container["args"] = [*container.get("args", []), *args]
     shard = {"name": "shard", "resources": {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "1500Mi"}}}
-    document["spec"]["ps"]["template"] = {"spec": {"containers": [shard]}}
+    document["spec"]["shards"]["template"] = {"spec": {"containers": [shard]}}
     for key, value in spec.items():
         document["spec"][key] = {**document["spec"].get(key, {}), **value} if isinstance(value, dict) else value
     return document

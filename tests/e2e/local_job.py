@@ -47,7 +47,7 @@ def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers:
         "metadata": {"name": script.removesuffix(".py")},
         "spec": {
             "training": {"mode": mode, "seed": 3},
-            "ps": {"shards": shards},
+            "shards": {"replicas": shards},
             "workers": {"replicas": workers, "template": {"spec": {"containers": [container]}}},
             "checkpoint": {"everySteps": every},
         },

@@ -27,7 +27,7 @@ SCRIPT = (Path(__file__).parent / "scripts" / "hangs.py").read_text()
 def job(name: str, how: str) -> dict[str, Any]:
     """scripts/hangs.py, of which a container has no file: it is given as a word of its command."""
     document = digits.job(name)
-    document["spec"]["workers"]["stepTimeoutSeconds"] = LIMIT
+    document["spec"]["workers"]["progressDeadlineSeconds"] = LIMIT
     (container,) = document["spec"]["workers"]["template"]["spec"]["containers"]
     container["command"], container["args"] = ["python", "-c", SCRIPT, how], []
     return document

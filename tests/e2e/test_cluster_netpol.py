@@ -66,7 +66,7 @@ def strangers(kube: Kube, home: Kube, node_cluster: Cluster) -> Iterator[tuple[S
 def job() -> dict[str, Any]:
     """Workers have a port for people; shard 0 is asked every six seconds."""
     made = digits.job(NAME, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], workers=2, checkpoint={"interval": "2s", "everySteps": 25})
-    made["spec"]["workers"]["stepTimeoutSeconds"] = 30
+    made["spec"]["workers"]["progressDeadlineSeconds"] = 30
     pod = made["spec"]["workers"]["template"]["spec"]
     pod["containers"].append(container("board", "-m", "http.server", str(BOARD)))
     pod.update(QUICK)

@@ -22,7 +22,7 @@ WORKERS, RESETS, STEPS, PACE = 8, 5, 240, 0.05
 def test_a_node_of_eight_workers_reset_five_times_completes(kube: Kube, node_cluster: Cluster, shards_on: str) -> None:
     document = counting.job(NAME, STEPS, PACE, WORKERS, runPolicy={"backoffLimit": 3})
     document["spec"]["workers"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node2"}
-    document["spec"]["ps"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": shards_on}
+    document["spec"]["shards"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": shards_on}
     kube.apply(document)
     began = time.time()
     before, kept = dict.fromkeys(range(WORKERS), 0), 0

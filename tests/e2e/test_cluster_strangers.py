@@ -29,7 +29,7 @@ def stranger(kube: Kube, name: str, *words: str) -> dict[str, bytes]:
     """What a pod of that namespace that is none of the job's heard, by attempt."""
     container = {
         "name": "stranger", "image": WORKER_IMAGE, "imagePullPolicy": "IfNotPresent", "securityContext": RESTRICTED,
-        "command": ["python3", "-c", SCRIPT, f"{NAME}-ps-0.{NAME}-ps", *words],
+        "command": ["python3", "-c", SCRIPT, f"{NAME}-shard-0.{NAME}-shards", *words],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
     }  # fmt: skip
     spec = {"restartPolicy": "Never", "securityContext": RESTRICTED_POD, "automountServiceAccountToken": False, "containers": [container]}

@@ -51,7 +51,7 @@ def spread(name: str) -> dict[str, Any]:
     volume = {"interval": "2s", "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
     job = digits.job(name, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=volume)
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [APART]}
-    job["spec"]["ps"]["template"]["spec"]["affinity"] = {"podAntiAffinity": preferred}
+    job["spec"]["shards"]["template"]["spec"]["affinity"] = {"podAntiAffinity": preferred}
     return job
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.local_job import EXAMPLES
 
 pytestmark = pytest.mark.timeout(600)
-SMALL = ["--set", "spec.workers.replicas=2", "--set", "spec.ps.shards=1"]
+SMALL = ["--set", "spec.workers.replicas=2", "--set", "spec.shards.replicas=1"]
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:

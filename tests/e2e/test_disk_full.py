@@ -85,12 +85,12 @@ def test_shard_0_returns_on_a_full_volume(tmp_path: Path, plain: Ran, volume: Vo
     """Its claim is the first that a new coordinator writes."""
     held = 60
     words = ("--pace", str(PACE), "--hold", str(held), "--signs", str(tmp_path))
-    with Watched(volume, tmp_path, job_of(tmp_path, *words), *faults(f"kill:ps-0@step={held}")) as job:
+    with Watched(volume, tmp_path, job_of(tmp_path, *words), *faults(f"kill:shard-0@step={held}")) as job:
         job.until("the workers hold, after a checkpoint", COMES, lambda: job.last.step == held - 1 and max(job.steps) > 0)
         job.stay(3)
         volume.fill()
         job.go(held)
-        struck = job.struck(f"kill:ps-0@step={held}", COMES)
+        struck = job.struck(f"kill:shard-0@step={held}", COMES)
         job.until("the new shard 0 says that its volume is full", COMES, lambda: job.last.at > struck and "full" in job.last.problem)
         job.stay(15)
         volume.make_room()

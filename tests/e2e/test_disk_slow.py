@@ -21,7 +21,7 @@ SHARD_TIMEOUT = 5
 EVERY = 20
 LAST = 30
 """Steps of a run with kills: one checkpoint is due between its begin and its end."""
-KILLS = {23: ("ps-0", "ps-1"), 25: ("ps-0",), 27: ("ps-1",)}
+KILLS = {23: ("shard-0", "shard-1"), 25: ("shard-0",), 27: ("shard-1",)}
 """By step: who is killed there. Those that die together come first, while a failure is answered soon: each one more doubles the wait."""
 BACKOFF_SECONDS = 10.0
 """A failure is answered at once when the n before it are this long ago, times 2 to the power n - 1."""
@@ -91,7 +91,7 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
         limited = time.time()
         job.until(f"the checkpoint of step {EVERY} is committed", 1.5 * size.seconds + size.steps_seconds, lambda: EVERY in job.steps)
         writing = job.since(limited)
-        own = {f"ps-{shard}": job.own_bytes(shard) for shard in (0, 1)}
+        own = {f"shard-{shard}": job.own_bytes(shard) for shard in (0, 1)}
         assert min(own.values()) > 0.45 * size.bytes, own
         failures, struck = 0, 0.0
         for step, names in size.kills.items():
@@ -104,7 +104,7 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
     assert [recovery["fault"] for recovery in summary["recoveries"]] == texts
     wrong = unwritten(writing, 5)
     wrong += [sentence for recovery in summary["recoveries"] for sentence in slow_or_unseen(size, looks, recovery, own)]
-    attempts = [1 + sum(name == f"ps-{shard}" for names in size.kills.values() for name in names) for shard in (0, 1)]
+    attempts = [1 + sum(name == f"shard-{shard}" for names in size.kills.values() for name in names) for shard in (0, 1)]
     if summary["attempts"] != attempts or sum(summary["restarts"].values()) != len(texts):
         wrong.append(f"one restart for each of {texts} was wanted: shards are at {summary['attempts']}, {summary['restarts']}")
     if summary["weights_sha256"] != plain.sha or summary["updates_lost"]:
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_takes_more_than_a_minute_commits(tmp_path: Path) -> N
     size = Size(5, rate, moments=0)
     words = ["bulky.py", str(size.megabytes), str(steps), "--pace", "0.3", "--signs", str(tmp_path)]
     path = manifest(
-        tmp_path, words, checkpoint={"everySteps": EVERY, "interval": "1h", "keep": 2}, ps={"shardTimeoutSeconds": SHARD_TIMEOUT}
+        tmp_path, words, checkpoint={"everySteps": EVERY, "interval": "1h", "keep": 2}, of_shards={"progressDeadlineSeconds": SHARD_TIMEOUT}
     )
     with mounted(tmp_path / "disk", 256 * MB) as volume, Watched(volume, tmp_path, path) as job:
         job.until("the checkpoint of step 0 is committed", STEP_SECONDS, lambda: 0 in job.steps)
@@ -145,14 +145,14 @@ def unwritten(looks: Sequence[Look], values: int) -> list[str]:
         told = [entry for look in looks if (entry := look.progress(shard, "writing"))]
         done = [one for one, _ in told]
         if done != sorted(done) or len(set(done)) < values or any(one > total for one, total in told):
-            wrong.append(f"ps-{shard}: of its writing was told {told}")
+            wrong.append(f"shard-{shard}: of its writing was told {told}")
     return wrong
 
 
 def job_of(folder: Path, size: Size, *words: str) -> Path:
     command = ["bulky.py", str(size.megabytes), str(LAST), *(["--adam"] if size.adam else []), *words]
     checkpoint = {"everySteps": EVERY, "interval": "1h", "keep": 2}
-    return manifest(folder, command, workers=size.workers, checkpoint=checkpoint, ps={"shardTimeoutSeconds": SHARD_TIMEOUT})
+    return manifest(folder, command, workers=size.workers, checkpoint=checkpoint, of_shards={"progressDeadlineSeconds": SHARD_TIMEOUT})
 
 
 def kill_at(job: Watched, step: int, steps_seconds: float, back_seconds: float) -> float:
@@ -197,4 +197,4 @@ def slow_or_unseen(size: Size, looks: Sequence[Look], recovery: Mapping[str, Any
 
 
 def shard_of(name: str) -> int:
-    return int(name.removeprefix("ps-"))
+    return int(name.removeprefix("shard-"))

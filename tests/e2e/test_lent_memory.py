@@ -28,7 +28,7 @@ def test_returns_leave_no_lent_memory_behind(tmp_path: Path, mode: str) -> None:
     job_file = manifest(tmp_path, words, workers=1, **spec)
     with (
         mounted(tmp_path / "disk", 256 * MB) as volume,
-        Watched(volume, tmp_path, job_file, *faults(*(f"kill:ps-1@step={step}" for step in KILLS))) as job,
+        Watched(volume, tmp_path, job_file, *faults(*(f"kill:shard-1@step={step}" for step in KILLS))) as job,
     ):
         lent = []
         for hold in HOLD:

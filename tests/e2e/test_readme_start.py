@@ -161,7 +161,7 @@ def test_the_tutorial_of_a_first_cluster(tmp_path: Path, index: str, bare_cluste
     ready = [command for command in CLUSTER if command.startswith(("docker", "helm")) and "hello" not in command]
     done = typed_at(bare_cluster, [*begun, *ready, *commands(TUTORIAL, "Tutorial: a first job on a cluster")], tmp_path, index)
     told = done.output.partition("psjob.dev/hello created")[2]
-    for said in ("hello-ps-0-a1", "hello-worker-1-r1", "pod/hello-ps-0-a2 condition met", "Suspended"):
+    for said in ("hello-shard-0-a1", "hello-worker-1-r1", "pod/hello-shard-0-a2 condition met", "Suspended"):
         assert said in told, told[-4000:]
     assert not bare_cluster.run_kubectl("get", "psj", "-n", "default", "-o", "name").stdout
 

@@ -126,7 +126,7 @@ def test_a_worker_that_hangs_is_started_again_in_time(tmp_path: Path, how: str) 
 def hang(tmp_path: Path, how: str) -> float:
     """Let worker 1 hang in that way; the seconds until its next process."""
     job = manifest(tmp_path, "hangs.py", how)
-    ended = run(tmp_path, job, "--set", f"spec.workers.stepTimeoutSeconds={LIMIT}", timeout=200)
+    ended = run(tmp_path, job, "--set", f"spec.workers.progressDeadlineSeconds={LIMIT}", timeout=200)
     assert ended.code == 0, ended.told
     assert ended.summary["restarts"] == {"Hung": 1}, ended.told
     stack = log(ended, 1).rsplit("hangs at", 1)[1]
@@ -149,7 +149,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.mark.rotating
 def test_a_stopped_shard_is_replaced_and_the_weights_are_the_same(undisturbed: Ended, tmp_path: Path) -> None:
     job = manifest(tmp_path, "hard.py")
-    ended = run(tmp_path, job, "--fault", "stop:ps-1@step=50", "--set", "spec.ps.shardTimeoutSeconds=4")
+    ended = run(tmp_path, job, "--fault", "stop:shard-1@step=50", "--set", "spec.shards.progressDeadlineSeconds=4")
     show(ended)
     assert ended.code == 0, ended.told
     assert ended.summary["attempts"] == [1, 2] and ended.summary["restarts"] == {"Unresponsive": 1}

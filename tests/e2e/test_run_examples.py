@@ -67,7 +67,7 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("killed", ["ps-0", "ps-1", "worker-1"])
+@pytest.mark.parametrize("killed", ["shard-0", "shard-1", "worker-1"])
 def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: Path, killed: str) -> None:
     hashes = []
     for way, words in {"tcp": ["--set", "spec.training.transport=tcp"], "shared": ["--fault", f"kill:{killed}@step=250"]}.items():
@@ -106,7 +106,7 @@ def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -
 @pytest.mark.parametrize("mode", [rotating("sync"), soak("async")])
 def test_lda_goes_on_without_a_shard_that_was_lost(tmp_path: Path, mode: str) -> None:
     """In sync not a word is lost; in async a shard's last pushes are."""
-    words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:ps-1@step=120"]
+    words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:shard-1@step=120"]
     ended = run(tmp_path, EXAMPLES / "lda" / "job.yaml", *words)
     assert ended.code == 0, ended.told
     found, topics = (ended.weights[f"{name}.weight"] for name in ("words", "topics"))
@@ -183,7 +183,7 @@ def test_minimal_learns(tmp_path: Path) -> None:
 
 @pytest.mark.rotating
 def test_gpu_trains_here_too(tmp_path: Path) -> None:
-    ended = run(tmp_path, EXAMPLES / "gpu" / "job.yaml", "--set", "spec.workers.replicas=2", "--set", "spec.ps.shards=1")
+    ended = run(tmp_path, EXAMPLES / "gpu" / "job.yaml", "--set", "spec.workers.replicas=2", "--set", "spec.shards.replicas=1")
     assert ended.code == 0, ended.told
     assert ended.summary["metrics"]["accuracy"] >= 0.9 and "resources" in ended.told
 

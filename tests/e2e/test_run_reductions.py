@@ -40,7 +40,7 @@ def trained(folder: Path, reduction: str) -> Ended:
     container = {"name": "worker", "image": "none", "command": ["python", "train.py"]}
     spec = {
         "training": {"reduction": reduction},
-        "ps": {"shards": 1},
+        "shards": {"replicas": 1},
         "workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
     }
     job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "own"}, "spec": spec}

@@ -80,7 +80,7 @@ def run(
         training = {"mode": "sync", "transport": shape.transport, "pipeline": {"microbatches": MICROBATCHES}}
         path = manifest(
             folder, ["sh"], workers=shape.stages, shards=2, stages=stages, training=training,
-            checkpoint={"interval": "1h", "everySteps": 2}, ps={"shardTimeoutSeconds": 30},
+            checkpoint={"interval": "1h", "everySteps": 2}, of_shards={"progressDeadlineSeconds": 30},
         )  # fmt: skip
         job = json.loads(path.read_text())
         container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
@@ -149,7 +149,7 @@ def test_a_worker_never_holds_more_than_its_stage(tmp_path: Path) -> None:
 def test_a_model_of_two_and_a_half_limits_trains_in_four_stages(tmp_path: Path, transport: str) -> None:
     """Weights alone, where shards lend theirs, which are charged to these; over TCP weights and gradients."""
     shape = Shape(stages=4, layers=25, width=1024, batch=256, steps=4, transport=transport)
-    hits = ["", *(f"kill:worker-{rank}@step=2" for rank in range(4)), "kill:ps-1@step=3"]
+    hits = ["", *(f"kill:worker-{rank}@step=2" for rank in range(4)), "kill:shard-1@step=3"]
     found = check(tmp_path, shape, hits, 1.0)
     for took, formula, limit in found:
         assert (1 if transport == "auto" else 2) * shape.weights >= 2.5 * limit

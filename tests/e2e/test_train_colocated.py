@@ -26,7 +26,7 @@ def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int =
     folder.mkdir(exist_ok=True)
     words = ["colocated.py", *map(str, (TENSORS, steps, FIRST, LAST, pace))]
     kept = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}, "interval": "1h", "everySteps": 10}
-    job = manifest(folder, words, workers=machines, shards=machines, ps={"placement": placement}, checkpoint=kept)
+    job = manifest(folder, words, workers=machines, shards=machines, of_shards={"placement": placement}, checkpoint=kept)
     return train(folder, job, *args)
 
 
@@ -84,7 +84,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.parametrize("machine", [0, 1])
 def test_a_machine_that_dies_costs_one_restart_each_and_no_bit(tmp_path: Path, calm: Ran, machine: int) -> None:
     """SIGKILL to its worker and its shard in one moment; shard 0 has the coordinator."""
-    what = (f"kill:ps-{machine}@step=25", f"kill:worker-{machine}@step=25")
+    what = (f"kill:shard-{machine}@step=25", f"kill:worker-{machine}@step=25")
     hit = run(tmp_path, 2, *faults(*what), pace=0.03, steps=STEPS)
     assert hit.sha == calm.sha, "neither the road of a block nor the kill changes a bit"
     first, second = hit.summary["recoveries"]

@@ -32,7 +32,7 @@ def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> No
     """The last worker's pushes never count, so the weights are those of the other two, who end the job."""
     plain = run(tmp_path / "plain", {"backupWorkers": 1}, policy="FirstWorker")
     assert plain.summary["steps"] == STEPS and plain.summary["restarts"] == {}
-    what = ("kill:ps-1@step=45", "kill:worker-2@step=60", "kill:ps-0@step=75")
+    what = ("kill:shard-1@step=45", "kill:worker-2@step=60", "kill:shard-0@step=75")
     hit = run(tmp_path / "hit", {"backupWorkers": 1}, *what, gates="35:20,65:60", policy="FirstWorker")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
@@ -50,7 +50,7 @@ def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> No
 )
 def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training: dict[str, Any]) -> None:
     """Every worker comes to its end, whoever was lost."""
-    what = ("kill:ps-1@step=90", "kill:worker-1@step=150")
+    what = ("kill:shard-1@step=90", "kill:worker-1@step=150")
     hit = run(tmp_path / "hit", training, *what, gates="30:20")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     assert hit.summary["attempts"] == [1, 2] and hit.summary["result"] == "Complete"

@@ -49,7 +49,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
     """Dropout, batch norm, a schedule and shuffled data of loader processes go back with the workers."""
     undisturbed = run(tmp_path / "undisturbed", epochs=2)
-    what = ("kill:ps-1@step=45", "kill:worker-1@step=60")
+    what = ("kill:shard-1@step=45", "kill:worker-1@step=60")
     hit = run(tmp_path / "hit", *what, gates="33:25", epochs=2)
     assert [recovery["fault"] for recovery in hit.summary["recoveries"]] == list(what)
     check(hit.summary["recoveries"][0], manifests=1)
@@ -61,7 +61,7 @@ def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("way", [rotating("shared"), soak("tcp"), soak("overlap")])
 def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
-    what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
+    what = ("kill:shard-1@step=70", "kill:shard-0@step=145", "kill:worker-1@step=190")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
@@ -81,7 +81,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
 def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pull: str) -> None:
     """What was left out of pushes is put back with the workers, whoever dies."""
     undisturbed = run(tmp_path / "plain", way="tcp", codecs=(push, pull))
-    what = ("kill:ps-0@step=70", "kill:worker-1@step=145")
+    what = ("kill:shard-0@step=70", "kill:worker-1@step=145")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way="tcp", codecs=(push, pull))
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     check(hit.summary["recoveries"][0])
@@ -93,13 +93,13 @@ def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pul
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
 def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
-    """Ten runs of two kills each, at steps drawn by chance, ps-0 as often as ps-1."""
+    """Ten runs of two kills each, at steps drawn by chance, shard-0 as often as shard-1."""
     for number in range(10):
         chance = random.Random(number)
         first, second = chance.sample([0, 1], 2)
         one, two = chance.randint(70, 95), chance.randint(140, 230)
         gates = f"{one - 15}:50,{two - 15}:{(two - 18) // 25 * 25}"
-        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates, way=way)
+        hit = run(tmp_path / f"hit{number}", f"kill:shard-{first}@step={one}", f"kill:shard-{second}@step={two}", gates=gates, way=way)
         for recovery in hit.summary["recoveries"]:
             check(recovery)
         assert hit.summary["attempts"] == [2, 2]
@@ -113,7 +113,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> Non
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Path, plain: Ran, shard: int, way: str) -> None:
     """Its blocks are held, and the manifest that would name them never comes: the checkpoint before counts."""
-    hit = run(tmp_path / "hit", f"kill:ps-{shard}@cut=3", way=way)
+    hit = run(tmp_path / "hit", f"kill:shard-{shard}@cut=3", way=way)
     check_torn(hit, shard)
     assert hit.summary["updates_lost"] == 0 and hit.sha == plain.sha
     assert_same_file(hit, plain)
@@ -122,7 +122,7 @@ def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Pa
 def assert_steps_lost(ran: Ran) -> None:
     """The status has counted the steps that were done again: at least those acknowledged after the checkpoints that were gone back to."""
     status = json.loads((ran.folder / "status.json").read_text())
-    shards = [recovery for recovery in ran.summary["recoveries"] if recovery["fault"].startswith("kill:ps-")]
+    shards = [recovery for recovery in ran.summary["recoveries"] if recovery["fault"].startswith("kill:shard-")]
     least = sum(min(recovery["acknowledged"].values()) - recovery["checkpointStep"] for recovery in shards)
     assert 0 < least <= status["restarts"]["stepsLost"] < STEPS, status
     assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["seconds"] > 0, status

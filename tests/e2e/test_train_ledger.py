@@ -38,7 +38,7 @@ def run(folder: Path, *what: str, gates: str, transport: str = "auto", codec: st
     ],
 )
 def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int, transport: str, codec: str) -> None:
-    check(run(tmp_path, f"kill:ps-{shard}@step=88", gates="58:50", transport=transport, codec=codec), shard)
+    check(run(tmp_path, f"kill:shard-{shard}@step=88", gates="58:50", transport=transport, codec=codec), shard)
 
 
 @pytest.mark.soak
@@ -48,7 +48,7 @@ def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> 
     step, shard = random.Random(seed).randint(70, 200), seed % 2
     transport, codec = (("auto", "none"), ("tcp", "none"), ("tcp", "bf16"), ("tcp", "fp16"))[seed // 2 % 4]
     gates = f"{step - 15}:{max(50, (step - 20) // 25 * 25)}"
-    check(run(tmp_path, f"kill:ps-{shard}@step={step}", gates=gates, transport=transport, codec=codec), shard)
+    check(run(tmp_path, f"kill:shard-{shard}@step={step}", gates=gates, transport=transport, codec=codec), shard)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> 
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_loses_what_it_says(tmp_path: Path, shard: int, transport: str) -> None:
     """It goes back to the checkpoint before; the workers, which had marked, are released."""
-    ran = run(tmp_path, f"kill:ps-{shard}@cut=3", gates="", transport=transport)
+    ran = run(tmp_path, f"kill:shard-{shard}@cut=3", gates="", transport=transport)
     check_torn(ran, shard)
     check(ran, shard)
 
@@ -94,7 +94,7 @@ def check(ran: Ran, shard: int) -> None:
 def lost_of(ran: Ran, shard: int) -> int:
     """The shard's own counter, from its last words."""
     attempt = ran.summary["attempts"][shard]
-    return int(ran.last_words(f"job-ps-{shard}-a{attempt}")["status"]["counters"]["updatesLost"])
+    return int(ran.last_words(f"job-shard-{shard}-a{attempt}")["status"]["counters"]["updatesLost"])
 
 
 def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
@@ -114,4 +114,4 @@ def test_the_ledger_of_a_killed_shard_is_right_with_overlap(tmp_path: Path) -> N
     """What was sent before a step that never came counts nowhere."""
     words = ["ledger.py", str(STEPS), "0.02", "58:50", "overlap"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training={"mode": "async"}, checkpoint=CHECKPOINTS)
-    check(train(tmp_path, job, *faults("kill:ps-1@step=88")), 1)
+    check(train(tmp_path, job, *faults("kill:shard-1@step=88")), 1)

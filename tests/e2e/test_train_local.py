@@ -44,7 +44,7 @@ def oracle(optimizer: str, workers: int, last: int | None = None) -> torch.nn.Mo
 @pytest.mark.rotating
 def test_kills_in_the_middle_of_rounds_change_no_bit(tmp_path: Path) -> None:
     """A worker, a shard and the coordinator's shard; the last step of the data is rank 0's alone."""
-    what = ("kill:worker-1@step=8", "kill:ps-1@step=14", "kill:ps-0@step=22")
+    what = ("kill:worker-1@step=8", "kill:shard-1@step=14", "kill:shard-0@step=22")
     words = ["mlp.py", "adam", str(STEPS), "--last", "1", "--pace", "0.02", "--gates", "13:10,21:15"]
     job = manifest(tmp_path, words, training=LOCAL, checkpoint=CHECKPOINTS)
     ran = train(tmp_path, job, *faults(*what))
@@ -58,7 +58,7 @@ def test_kills_in_the_middle_of_rounds_change_no_bit(tmp_path: Path) -> None:
 def test_ranks_that_came_back_count_the_batches_that_they_do_not_have(tmp_path: Path) -> None:
     """An epoch of three workers has 27 steps, rank 2 has no batch in the last; all go back to the middle of it."""
     shas = []
-    for number, what in enumerate([(), ("kill:ps-0@step=3",)]):
+    for number, what in enumerate([(), ("kill:shard-0@step=3",)]):
         folder = tmp_path / str(number)
         folder.mkdir()
         training = {"mode": "local", "local": {"innerSteps": 7}}
@@ -79,7 +79,7 @@ def test_rounds_that_do_not_wait_for_all_go_on_whoever_dies(tmp_path: Path, own:
     """Two of three workers make a round, or each makes its own; a worker and a shard are killed, and every worker comes to its end."""
     training = {"mode": "local", **own}
     words = ["mlp.py", "adam", str(STEPS), "--pace", "0.02", "--gates", "13:10"]
-    what = ("kill:worker-1@step=6", "kill:ps-1@step=16")
+    what = ("kill:worker-1@step=6", "kill:shard-1@step=16")
     ran = train(tmp_path, manifest(tmp_path, words, workers=3, training=training, checkpoint=CHECKPOINTS), *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
     assert ran.summary["result"] == "Complete" and ran.summary["attempts"] == [1, 2]
@@ -103,7 +103,7 @@ def test_a_stop_in_the_middle_of_a_round_resumes_on_other_shards(tmp_path: Path)
     checkpoint = stopped.summary["checkpoint"]["step"]
     assert stopped.code == 130 and 5 <= checkpoint == stopped.summary["steps"] < ROUNDS, "the last checkpoint holds the last round"
     assert f"stopped at round {checkpoint}, checkpoint at round {checkpoint}" in stopped.err
-    resumed = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.ps.shards=3")
+    resumed = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.shards.replicas=3")
     assert resumed.summary["steps"] == ROUNDS
     assert resumed.summary["applied"] == (ROUNDS - checkpoint) * 2 * 3, "only what was missing is trained"
     assert_same_bits(resumed, oracle("rmsprop", 2))

@@ -37,7 +37,7 @@ def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str,
     names = set(calm.weights())
     assert {"generator.0.weight", "critic.3.bias", "generator.1.running_mean"} <= names
     assert calm.summary["steps"] == 60
-    for hit in ("kill:worker-1@step=27", "kill:ps-1@step=25"):
+    for hit in ("kill:worker-1@step=27", "kill:shard-1@step=25"):
         folder = tmp_path / hit.replace(":", "-")
         assert train(folder, job(folder, "two_models.py", "0.1", **training), *faults(hit)).sha == calm.sha, hit
 
@@ -47,7 +47,7 @@ def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str,
 def test_a_kill_changes_no_bit_of_a_group_that_came_later(tmp_path: Path, training: dict[str, object]) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "late_group.py", "0", **training))
     assert calm.summary["steps"] == 60
-    for hit in ("kill:worker-1@step=12", "kill:ps-1@step=45"):  # before the group is there, and after
+    for hit in ("kill:worker-1@step=12", "kill:shard-1@step=45"):  # before the group is there, and after
         folder = tmp_path / hit.replace(":", "-")
         assert train(folder, job(folder, "late_group.py", "0.1", **training), *faults(hit)).sha == calm.sha, hit
 
@@ -56,7 +56,7 @@ def job_clipping(folder: Path, *words: str, **training: Any) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["clipping.py", *words], workers=3, shards=2, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
+        checkpoint={"interval": "1h", "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_kill_changes_no_bit_of_a_clipped_run(tmp_path: Path) -> None:
     asked = train(tmp_path / "asked", job_clipping(tmp_path / "asked", "0", "script"))
     assert asked.sha == calm.sha, "by the script or by the manifest"
     assert train(tmp_path / "none", job_clipping(tmp_path / "none", "0")).sha != calm.sha
-    for number, hit in enumerate(("kill:ps-0@step=25", "kill:ps-1@step=25", "kill:worker-1@step=25", "stop:ps-1@step=33")):
+    for number, hit in enumerate(("kill:shard-0@step=25", "kill:shard-1@step=25", "kill:worker-1@step=25", "stop:shard-1@step=33")):
         folder = tmp_path / str(number)
         assert train(folder, job_clipping(folder, "0.05", maxGradNorm=LIMIT), *faults(hit)).sha == calm.sha, hit
 
@@ -140,7 +140,7 @@ def test_accumulated_gradients_are_those_of_torch(tmp_path: Path, form: str) -> 
 @pytest.mark.parametrize("form", ["length", "after"])
 def test_a_kill_in_the_middle_of_an_accumulation_changes_no_bit(tmp_path: Path, form: str) -> None:
     calm = train(tmp_path / "calm", job_data(tmp_path / "calm", form, "0"))
-    for hit in ("kill:worker-1@step=5", "kill:ps-1@step=6"):
+    for hit in ("kill:worker-1@step=5", "kill:shard-1@step=6"):
         folder = tmp_path / hit.replace(":", "-")
         assert train(folder, job_data(folder, form, "0.1"), *faults(hit)).sha == calm.sha, hit
     folder = tmp_path / "stream"

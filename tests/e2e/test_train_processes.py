@@ -37,7 +37,7 @@ def job(
 
 def pushed(ran: Ran) -> int:
     """Bytes of all pushes, as the shards have counted them."""
-    return sum(int(ran.last_words(f"job-ps-{shard}-a1")["status"]["counters"]["pushBytes"]) for shard in range(2))
+    return sum(int(ran.last_words(f"job-shard-{shard}-a1")["status"]["counters"]["pushBytes"]) for shard in range(2))
 
 
 def batches(world: int, step: int, last: int, device: torch.device) -> list[mlp.Batch | None]:
@@ -87,7 +87,7 @@ def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Pa
 def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
     """They begin again in place, and no start of a worker counts."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
-    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow"), *faults("kill:ps-1@step=20"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow"), *faults("kill:shard-1@step=20"))
     assert hit.sha == calm.sha
     assert [worker["start"] for worker in hit.summary["workers"]] == [1, 1] and hit.summary["attempts"] == [1, 2]
     assert all(worker["rewinds"] == 1 for worker in hit.summary["workers"])
@@ -174,7 +174,7 @@ def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str)
     assert hit.sha == calm.sha
     assert hit.summary["restarts"] == {"Error": 2} and hit.summary["duplicates_refused"] == 0
     assert hit.log("job-worker-0").count("start again") == 2
-    assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
+    assert "all rewind" not in hit.log("job-shard-0"), "each time the record of the step under way was at hand"
 
 
 @pytest.mark.parametrize("rank", [soak(2), rotating(3)])

@@ -36,7 +36,7 @@ def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, tran
     training = {"mode": "async", "updateRule": rule, "transport": transport}
     checkpoint = {"everySteps": 25, "interval": "1h", "keep": 100}
     words = ["mlp.py", "sgd", str(STEPS), "--pace", "0.02", "--gates", "55:50,120:100"]
-    what = ("kill:ps-1@step=80", "kill:worker-1@step=140")
+    what = ("kill:shard-1@step=80", "kill:worker-1@step=140")
     ran = train(tmp_path, manifest(tmp_path, words, training=training, checkpoint=checkpoint), *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
     assert ran.summary["attempts"] == [1, 2] and sum(ran.summary["restarts"].values()) == 2
@@ -57,7 +57,7 @@ def test_what_a_killed_shard_and_its_first_answer_lost_is_what_is_missing(tmp_pa
     training = {"mode": "async", "updateRule": "lr-over-lag"}
     words = ["ledger.py", str(STEPS), "0.02", "58:50"]
     job = manifest(tmp_path, words, workers=1, training=training, checkpoint={"everySteps": 25, "interval": "1h", "keep": 100})
-    ran = train(tmp_path, job, *faults("kill:ps-1@step=88"))
+    ran = train(tmp_path, job, *faults("kill:shard-1@step=88"))
     table = ledger.counted(ran.weights(), 1, 2)
     assert table[0] and all(block == [STEPS] for block in table[0])
     assert table[1] and all(block == [STEPS - ran.summary["updates_lost"]] for block in table[1])
@@ -86,7 +86,7 @@ TRAINING = {"mode": "bounded", "staleness": 2}
 def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
     words = ["ledger.py", str(BOUNDED_STEPS), "0.02", "50:40"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
-    ran = train(tmp_path, job, *faults("kill:ps-1@step=70", "kill:worker-0@step=105"))
+    ran = train(tmp_path, job, *faults("kill:shard-1@step=70", "kill:worker-0@step=105"))
     assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
     table = ledger.counted(ran.weights(), WORKERS, SHARDS)
     assert all(block == [BOUNDED_STEPS] * WORKERS for block in table[0]), table
@@ -125,7 +125,7 @@ def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
     words = ["ledger.py", str(SWITCH_STEPS), "0.02", f"140:{TOLD},205:200"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, checkpoint=checkpoints)
-    process = start(tmp_path, job, *faults("kill:ps-0@step=225"))
+    process = start(tmp_path, job, *faults("kill:shard-0@step=225"))
     tell(tmp_path, mode="async", staleness=None)
     changed(tmp_path, "async")
     tell(tmp_path, mode="sync", staleness=None).with_name(TOLD).touch()
@@ -162,5 +162,5 @@ def changed(folder: Path, mode: str) -> None:
 
 def switches(run: Path) -> list[tuple[int, str]]:
     """(step, mode) of each change, as shard 0 has logged it."""
-    told = "".join(path.read_text() for path in sorted((run / "logs").glob("job-ps-0-*.log")))
+    told = "".join(path.read_text() for path in sorted((run / "logs").glob("job-shard-0-*.log")))
     return [(int(step), mode) for step, mode in re.findall(r"from step (\d+) on the mode is (\S+), it was", told)]

@@ -27,7 +27,7 @@ def _one_thread() -> None:
 def test_an_optimizer_without_a_rule_steps_on_the_workers(tmp_path: Path) -> None:
     """RMSprop with a shard killed in the middle: torch's own steps on the reduced gradient, to the last bit."""
     job = manifest(tmp_path, ["mlp.py", "rmsprop", str(STEPS), "--pace", "0.02", "--gates", "55:50"], checkpoint=CHECKPOINTS)
-    ran = train(tmp_path, job, *faults("kill:ps-1@step=70"))
+    ran = train(tmp_path, job, *faults("kill:shard-1@step=70"))
     struck(ran)
     model = mlp.build()
     optimizer = mlp.optimizer_for("rmsprop", model)
@@ -50,7 +50,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
     """Without `ps.shard` a restarted script makes its first steps again without effect. Then its first half is resumed with 3 shards."""
     words = ["mlp.py", "adam", str(STEPS), "--replay", "--pace", "0.02", "--gates", "55:50"]
     job = manifest(tmp_path, words, checkpoint=CHECKPOINTS)
-    ran = train(tmp_path, job, *faults("kill:ps-0@step=70"))
+    ran = train(tmp_path, job, *faults("kill:shard-0@step=70"))
     struck(ran)
     model = oracle("adam", 2, STEPS)
     assert_same_bits(ran, model)
@@ -65,7 +65,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
         path.unlink()
     # Without its gates: no checkpoint of the new run would open them.
     job = manifest(tmp_path, words[: words.index("--gates")], checkpoint=CHECKPOINTS)
-    resumed = train(tmp_path, job, "--resume", str(half), "--set", "spec.ps.shards=3")
+    resumed = train(tmp_path, job, "--resume", str(half), "--set", "spec.shards.replicas=3")
     assert resumed.summary["attempts"] == [1, 1, 1] and resumed.summary["steps"] == STEPS
     assert resumed.summary["applied"] == (STEPS - max(steps_of(half))) * 2 * 3, "only the second half was trained"
     assert_same_bits(resumed, model)

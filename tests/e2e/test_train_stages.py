@@ -77,7 +77,7 @@ def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str,
 
 
 @every_device
-@pytest.mark.parametrize("hit", [rotating("worker-1"), *(soak(hit) for hit in ("worker-0", "worker-2", "ps-0", "ps-1"))])
+@pytest.mark.parametrize("hit", [rotating("worker-1"), *(soak(hit) for hit in ("worker-0", "worker-2", "shard-0", "shard-1"))])
 def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, device: str) -> None:
     ran = train(tmp_path, job(tmp_path, 0.03, words=[device]), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
@@ -87,10 +87,10 @@ def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, d
 @pytest.mark.soak
 def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
     """Workers that are started again, the one that chose too, and shard 0 go on with the same cuts."""
-    hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:ps-0@step=40")
+    hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:shard-0@step=40")
     ran = train(tmp_path, job(tmp_path, 0.03, words=["auto"]), *hits)
     assert len(ran.summary["recoveries"]) == 3
-    said = ran.log("job-ps-0")
+    said = ran.log("job-shard-0")
     assert said.count("cuts: auto cuts the model at") == 1 and "{name: part-1, cut:" in said
     same(ran)
 
@@ -193,7 +193,7 @@ def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: 
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
 
 
-@pytest.mark.parametrize("hit", [rotating("worker-1"), *(soak(hit) for hit in ("ps-0", "worker-0", "worker-2"))])
+@pytest.mark.parametrize("hit", [rotating("worker-1"), *(soak(hit) for hit in ("shard-0", "worker-0", "worker-2"))])
 def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
     """A process that comes back computes on newer weights than the one that was lost would have."""
     ran = train(tmp_path, late(tmp_path, "plain", 0.03), *faults(f"kill:{hit}@step=25"))

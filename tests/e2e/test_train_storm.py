@@ -60,13 +60,13 @@ def plan(seed: int) -> Plan:
     local = training["mode"] == "local"
     training["compression"] = {"push": "none" if local else codec, "pull": "none"}
     training["transport"] = rng.choice(["auto", "tcp"])
-    targets = [f"ps-{index}" for index in range(SHARDS)] + [f"worker-{index}" for index in range(WORKERS)]
+    targets = [f"shard-{index}" for index in range(SHARDS)] + [f"worker-{index}" for index in range(WORKERS)]
     hits: list[str] = []
     steps = sorted(rng.sample(range(40, 150), rng.randint(1, 2)))
     for moment, step in enumerate(steps):
         for target in rng.sample(targets, rng.randint(1, 3)):
-            what = "stop" if target.startswith("ps") and rng.random() < 0.3 else "kill"
-            cut = target.startswith("ps") and rng.random() < 0.25
+            what = "stop" if target.startswith("shard") and rng.random() < 0.3 else "kill"
+            cut = target.startswith("shard") and rng.random() < 0.25
             hits.append(f"{what}:{target}@cut={moment + 2}" if cut else f"{what}:{target}@step={step // 10 if local else step}")
     tables = training["mode"] in ("sync", "async", "bounded") and "backupWorkers" not in training
     return Plan(training, tables and rng.random() < 0.5, tuple(hits))
@@ -76,9 +76,9 @@ def job(folder: Path, made: Plan) -> Path:
     every = 2 if made.training["mode"] == "local" else 20
     words = ["storm.py", str(STEPS), str(PACE), *(["table"] if made.table else [])]
     # A busy machine takes longer to answer, so it is asked for an answer soon only where a shard is stopped.
-    ps = {"shardTimeoutSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
+    of_shards = {"progressDeadlineSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
     return manifest(
-        folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, ps=ps,
+        folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, of_shards=of_shards,
         checkpoint={"everySteps": every, "interval": "1h"}, runPolicy={"backoffLimit": 50},
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def check(ran: Ran, made: Plan) -> None:
         assert len(found) == 1, f"blocks of shard {shard} hold different numbers of pushes of worker {rank}: {found}"
     missing = {place: STEPS - found.pop() for place, found in counts.items()}
     assert all(count >= 0 for count in missing.values()), f"a push counted twice: {missing}"
-    struck = [hit.partition(":")[2].partition("@")[0] for hit in made.hits if ":ps-" in hit]
+    struck = [hit.partition(":")[2].partition("@")[0] for hit in made.hits if ":shard-" in hit]
     if mode == "sync":
         assert not any(missing.values()) and lost(ran) == 0, missing
     elif len(set(struck)) == len(struck):  # of a shard that is struck twice, the first loss may be told by nobody

@@ -26,7 +26,7 @@ def job(folder: Path, words: Sequence[str], spec: dict[str, Any] | None = None) 
     container = {"name": "worker", "image": "none", "command": ["python", str(HERE / words[0]), *words[1:]]}
     whole = {
         "training": {"mode": "sync", "seed": 0},
-        "ps": {"shards": SHARDS},
+        "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
         "checkpoint": {"interval": "1h"},
         **(spec or {}),

@@ -56,10 +56,10 @@ def test_a_job_trains_as_ddp_does(tmp_path: Path, case: str) -> None:
 KILLS = {
     "a worker of the trainer": (["trainer.py", "order=random", "dropout=0.2"], ["kill:worker-1@step=13"]),
     "rank 0 of the trainer": (["trainer.py", "order=random", "dropout=0.2", "logger=tensorboard"], ["kill:worker-0@step=13"]),
-    "a shard of the trainer, accumulating": (["trainer.py", "order=random", "dropout=0.2", "accumulate=3"], ["kill:ps-1@step=5"]),
+    "a shard of the trainer, accumulating": (["trainer.py", "order=random", "dropout=0.2", "accumulate=3"], ["kill:shard-1@step=5"]),
     "rank 0 of lightning": (["lit.py", "order=random", "dropout=0.2", "logger=yes"], ["kill:worker-0@step=14"]),
-    "a shard of lightning, validating": (["lit.py", "order=random", "dropout=0.2", "accumulate=2", "validate=0.5"], ["kill:ps-0@step=9"]),
-    "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:ps-1@step=5"]),
+    "a shard of lightning": (["lit.py", "order=random", "dropout=0.2", "accumulate=2", "validate=0.5"], ["kill:shard-0@step=9"]),
+    "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:shard-1@step=5"]),
     "a worker of accelerate": (["accelerated.py", "attach=after", "order=random", "dropout=0.2"], ["kill:worker-1@step=14"]),
 }
 QUICK_KILLS = {"a worker of the trainer"}

@@ -59,7 +59,7 @@ def test_fabric_trains_as_one_process_with_all_workers_batches(tmp_path: Path) -
         assert f"first {rank == 0} {rank}" in text, "rank 0 saves"
 
 
-@pytest.mark.parametrize("fault", ["kill:worker-1@step=27", "kill:ps-0@step=15"])
+@pytest.mark.parametrize("fault", ["kill:worker-1@step=27", "kill:shard-0@step=15"])
 def test_an_unfrozen_backbone_goes_on_after_a_kill(tmp_path: Path, fault: str) -> None:
     whole = Run(tmp_path / "whole", [SCRIPT])
     killed = Run(tmp_path / "killed", [SCRIPT], [fault], {"checkpoint": {"interval": "1h", "everySteps": 4}})
@@ -69,7 +69,7 @@ def test_an_unfrozen_backbone_goes_on_after_a_kill(tmp_path: Path, fault: str) -
     assert told(killed.output)[-1]["groups"] == told(whole.output)[-1]["groups"]
 
 
-@pytest.mark.parametrize("fault", ["kill:worker-1@step=9", "kill:ps-0@step=15"])
+@pytest.mark.parametrize("fault", ["kill:worker-1@step=9", "kill:shard-0@step=15"])
 def test_fabric_goes_on_after_a_kill(tmp_path: Path, fault: str) -> None:
     whole = Run(tmp_path / "whole", ["fabricated.py"])
     killed = Run(tmp_path / "killed", ["fabricated.py"], [fault], {"checkpoint": {"interval": "1h", "everySteps": 4}})

@@ -22,7 +22,7 @@ def test_a_rewind_opens_no_second_run_and_loses_no_number(tmp_path: Path) -> Non
     kept = tmp_path / "kept"
     kept.mkdir()
     environment = {"MLFLOW_TRACKING_URI": f"file://{kept}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
-    ended = Run(tmp_path / "job", ["trackers.py", str(kept)], ["kill:ps-1@step=30"], environment=environment)
+    ended = Run(tmp_path / "job", ["trackers.py", str(kept)], ["kill:shard-1@step=30"], environment=environment)
     assert ended.code == 0, ended.output[-4000:]
     opened = re.findall(r"tracked by (\S+) (\S+)", ended.output)
     assert len(opened) >= 2 and len(set(opened)) == 1, opened

@@ -105,11 +105,11 @@ HARMLESS: dict[str, Ask] = {
 
 
 def manifest(name: str, where: str, ask: Ask) -> dict[str, Any]:
-    """A job that asks for it in spec.workers.template or spec.ps.template."""
+    """A job that asks for it in spec.workers.template or spec.shards.template."""
     at = f"spec.{where}.template.spec"
-    container: dict[str, Any] = {"name": "shard"} if where == "ps" else GOOD["spec"]["workers"]["template"]["spec"]["containers"][0]
+    container: dict[str, Any] = {"name": "shard"} if where == "shards" else GOOD["spec"]["workers"]["template"]["spec"]["containers"][0]
     pod = {**ask.pod, "containers": [{**container, **ask.container}]}
-    return changed(GOOD, {"metadata.name": name, "spec.ps.shards": 1, at: pod})
+    return changed(GOOD, {"metadata.name": name, "spec.shards.replicas": 1, at: pod})
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Job:
 
 def _jobs() -> dict[str, Job]:
     found = {}
-    for where in ("workers", "ps"):
-        asks = {**MAIN, **OTHER_RIGHTS, **PLAIN, **(OF_SHARDS if where == "ps" else {})}
+    for where in ("workers", "shards"):
+        asks = {**MAIN, **OTHER_RIGHTS, **PLAIN, **(OF_SHARDS if where == "shards" else {})}
         for name, ask in asks.items():
             found[f"{where}-{name}"] = Job(ask.row, manifest(f"{where}-{name}", where, ask), f"spec.{where}.template")
     for name, row, volume in (

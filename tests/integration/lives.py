@@ -47,7 +47,7 @@ class Life:
         self.place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": config_format}}})
 
     def pods(self, attempt: int = 1, start: int = 1) -> list[str]:
-        return [f"{self.name}-ps-0-a{attempt}", f"{self.name}-worker-0-r{start}", f"{self.name}-worker-1-r{start}"]
+        return [f"{self.name}-shard-0-a{attempt}", f"{self.name}-worker-0-r{start}", f"{self.name}-worker-1-r{start}"]
 
     def starts(self, node: str, attempt: int = 1, start: int = 1) -> None:
         """Its pods run, and so does the job."""
@@ -121,7 +121,7 @@ def recovering(life: Life) -> None:
     node = life.trains()
     life.place.end(life.pods()[0], 1)
     life.rest("Recovering")
-    life.place.run(f"{life.name}-ps-0-a2", node=node)
+    life.place.run(f"{life.name}-shard-0-a2", node=node)
     life.rest("Running")
 
 
@@ -183,7 +183,7 @@ def upgraded(life: Life) -> None:
     life.rest("Running")
     life.place.end(life.pods()[0], 1)
     life.rest("Recovering")
-    life.place.run(f"{life.name}-ps-0-a2", node=node)
+    life.place.run(f"{life.name}-shard-0-a2", node=node)
     life.rest("Running")
     life.suspends(2, 1)
     life.edit(suspend=None)

@@ -426,7 +426,7 @@ def manifest(name: str = "job", shards: int = 1, workers: int = 2, pod: Mapping[
     """A small job; `spec` adds or replaces top fields of the spec, `pod` fields of the workers' pod spec."""
     container = {"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}
     template = {"spec": {"containers": [container], **(pod or {})}}
-    body = {"ps": {"shards": shards}, "workers": {"replicas": workers, "template": template}, **spec}
+    body = {"shards": {"replicas": shards, **spec.pop("of_shards", {})}, "workers": {"replicas": workers, "template": template}, **spec}
     return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": name}, "spec": body}
 
 

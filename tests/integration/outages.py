@@ -19,7 +19,7 @@ def running(place: World) -> None:
     for number in range(JOBS):
         place.create(manifest(f"j{number}"))
     for number in range(JOBS):
-        place.run(*(f"j{number}-{pod}" for pod in ("ps-0-a1", "worker-0-r1", "worker-1-r1")), node=node)
+        place.run(*(f"j{number}-{pod}" for pod in ("shard-0-a1", "worker-0-r1", "worker-1-r1")), node=node)
     for number in range(JOBS):
         place.until_phase("Running", f"j{number}")
 

@@ -79,7 +79,7 @@ def test_live_numbers_are_for_who_may_read_the_runs_secret(place: World) -> None
     port = StatusPort(told, lambda: key)
     server = port.serve(address)
     try:
-        place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"), address=address)
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"), address=address)
         place.until_phase("Running")
         jobs = {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["get", "list"]}
         pods = {"apiGroups": [""], "resources": ["pods", "pods/proxy"], "verbs": ["get", "list"]}

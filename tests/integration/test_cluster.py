@@ -27,7 +27,7 @@ def test_kubectl_and_the_api_server_are_the_same_release(control_plane: Cluster)
 
 
 def test_the_crd_is_served_and_explained(control_plane: Cluster) -> None:
-    assert "shards" in control_plane.run_kubectl("explain", "pstrainingjobs.spec.ps").stdout
+    assert "shards" in control_plane.run_kubectl("explain", "pstrainingjobs.spec.shards").stdout
 
 
 def test_a_pod_runs_on_a_pretended_node_and_ends_as_told(control_plane: Cluster, namespace: str, kwok_nodes: KwokNodes) -> None:

@@ -14,13 +14,13 @@ from tests.unit.api_manifest import GOOD, REMOVED, changed
 pytestmark = pytest.mark.cluster
 FIXED = "is fixed; make a new job"
 FIXED_UNTIL_SUSPENDED = "is fixed while the job is not suspended; suspend the job to place its pods anew, or make a new job"
-PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
+PLACED = ("spec.workers.template", "spec.shards.template", "spec.stages")
 FULL = changed(
     GOOD,
     {
-        "spec.training.updateAt": "server",
+        "spec.training.updateAt": "shard",
         "spec.training.compression": {"push": "topk", "ratio": 0.05},
-        "spec.ps.template": {"spec": {"nodeSelector": {"a": "b"}}},
+        "spec.shards.template": {"spec": {"nodeSelector": {"a": "b"}}},
         "spec.checkpoint": {"everySteps": 10, "volume": {"persistentVolumeClaim": {"claimName": "x"}}, "resumeFrom": {"run": "r"}},
         "spec.managedBy": "psjob.dev/operator",
     },
@@ -64,11 +64,11 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.training.updateAt", None),
         ("spec.training.compression.push", "int8"),
         ("spec.training.compression.ratio", 0.1),
-        ("spec.ps.shards", 3),
-        ("spec.ps.shards", 1),
-        ("spec.ps.shardTimeoutSeconds", 20),
-        ("spec.ps.template", None),
-        ("spec.ps.template", {"spec": {"nodeSelector": {"a": "c"}}}),
+        ("spec.shards.replicas", 3),
+        ("spec.shards.replicas", 1),
+        ("spec.shards.progressDeadlineSeconds", 20),
+        ("spec.shards.template", None),
+        ("spec.shards.template", {"spec": {"nodeSelector": {"a": "c"}}}),
         ("spec.workers.replicas", 5),
         ("spec.workers.replicas", None),
         ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 2}]),
@@ -144,14 +144,14 @@ PLACING: list[dict[str, Any]] = [
 
 
 def test_a_suspended_job_may_be_placed_anew_and_resumed_in_one_write(job_api: Api, job: str) -> None:
-    for part in ("workers", "ps"):
+    for part in ("workers", "shards"):
         for template in PLACING:
             code, answer = job_api.merge(job, "digits", {"spec": {part: {"template": template}}})
             assert code == 422 and f"spec.{part}.template: Invalid value: " in answer["message"], answer
             code, answer = job_api.merge(job, "digits", {"spec": {"suspend": True, part: {"template": template}}})
             assert code == 422, "the write that suspends places nothing: its pods still run"
     assert job_api.merge(job, "digits", {"spec": {"suspend": True}})[0] == 200
-    for part in ("workers", "ps"):
+    for part in ("workers", "shards"):
         for template in PLACING:
             code, answer = job_api.merge(job, "digits", {"spec": {part: {"template": template}}})
             assert code == 200, answer
@@ -334,10 +334,10 @@ def test_a_status_that_is_none_is_refused(job_api: Api, job: str, patch: dict[st
 
 
 def test_the_rules_cost_little_at_256_shards(job_api: Api, namespace: str) -> None:
-    assert job_api.create(namespace, changed(GOOD, {"spec.ps.shards": 256, "spec.workers.replicas": 4000}))[0] == 201
+    assert job_api.create(namespace, changed(GOOD, {"spec.shards.replicas": 256, "spec.workers.replicas": 4000}))[0] == 201
     took = []
     for number in (1, 2, 3):
-        full = [{"index": i, "attempt": number, "state": "Serving", "pod": f"digits-ps-{i}-a{number}"} for i in range(256)]
+        full = [{"index": i, "attempt": number, "state": "Serving", "pod": f"digits-shard-{i}-a{number}"} for i in range(256)]
         workers = {"start": number, "succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
         began = time.monotonic()
         code, answer = job_api.merge(

@@ -45,7 +45,7 @@ def test_the_crd_is_established_and_structural(job_api: Api) -> None:
     [
         ("psj", "A training run of a PyTorch model with a parameter server."),
         ("psj.metadata.labels", "Map of string keys and values"),
-        ("psj.spec.ps.shards", "Number of shards; 1..256."),
+        ("psj.spec.shards.replicas", "Number of shards; 1..256."),
         ("psj.spec.checkpoint.interval", "Time between checkpoints"),
         ("psj.spec.workers.template", "Pod template of the workers."),
         ("psj.status.shards.attempt", "Number of its present start"),
@@ -79,7 +79,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
             "nonFinite": "pass",
             "compression": {"push": "none", "pull": "none", "ratio": 0.01},
         },
-        "ps": {"shards": 2, "shardTimeoutSeconds": 10},
+        "shards": {"replicas": 2, "progressDeadlineSeconds": 10},
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
         "checkpoint": {"interval": "30s", "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},

@@ -45,7 +45,7 @@ def test_no_recorded_status_differs_from_the_manifest(life: str) -> None:
         for live in RECORDED[life]:
             applied = yaml.safe_load(live["metadata"]["annotations"][recording.LAST_APPLIED])
             assert engines.ask({"config": applied, "live": live})["modified"] == []
-            changed = {**applied, "spec": {**applied["spec"], "ps": {"shards": 7}}}
+            changed = {**applied, "spec": {**applied["spec"], "shards": {"replicas": 7}}}
             assert engines.ask({"config": changed, "live": live})["modified"] == ["threeWay"]
     finally:
         engines.close()

@@ -172,7 +172,7 @@ def suspended(place: Place) -> dict[str, str]:
 
 def test_there_are_thirty_templates_and_more_and_the_table_has_them_all() -> None:
     asking = [job for job in JOBS_ASKING.values() if job.row != "nothing"]
-    places = {"spec.workers.template", "spec.ps.template", "spec.checkpoint.volume", "spec.checkpoint.volumeClaimTemplate"}
+    places = {"spec.workers.template", "spec.shards.template", "spec.checkpoint.volume", "spec.checkpoint.volumeClaimTemplate"}
     assert len(asking) >= 30 and {job.path for job in asking} == places
     assert {job.row for job in JOBS_ASKING.values()} == set(table())
     assert all(set(row) == set(OF_THE_TABLE) for row in table().values())
@@ -250,7 +250,7 @@ def test_a_stage_asks_for_nothing_that_the_workers_template_does_not_ask_for(pla
 def test_an_update_brings_no_template_that_a_new_job_may_not_have(place: Place, suspended: dict[str, str], who: str) -> None:
     """Templates of a suspended job may change; its volume may not."""
     for name, job in JOBS_ASKING.items():
-        other = {"spec": {part: job.body["spec"][part] for part in ("workers", "ps", "checkpoint") if part in job.body["spec"]}}
+        other = {"spec": {part: job.body["spec"][part] for part in ("workers", "shards", "checkpoint") if part in job.body["spec"]}}
         if job.row == "nothing":
             continue
         code, message = place.patch(who, suspended["workers-plain"], other, "dryRun=All")
@@ -383,7 +383,7 @@ def test_baseline_refuses_what_pod_security_refuses(place: Place) -> None:
         taken = name in HARMLESS or (older and name in SINCE_34)
         assert pod_is_taken(place, place.baseline, manifest(name, "workers", ask)) == taken, name
     for name, ask in (BEYOND_BASELINE | HARMLESS | {"unmasked": UNMASKED}).items():
-        for where in ("workers", "ps"):
+        for where in ("workers", "shards"):
             code, message = place.dry("edit", manifest(name, where, ask))
             assert code == (201 if name in HARMLESS else 403), f"{where} {name}: {message}"
             assert name in HARMLESS or (f"spec.{where}.template" in message and "Standard baseline" in message), message
@@ -432,7 +432,7 @@ def test_the_largest_manifest_is_within_the_cost(place: Place, asks: bool) -> No
     }
     workers = {**both, "containers": [*many, worker], "serviceAccountName": "trainer"}
     shards = {**both, "containers": [{"name": "shard", **context}, *many[:5]], **({"nodeName": "n"} if asks else {})}
-    body = changed(GOOD, {"metadata.name": "large", "spec.workers.template.spec": workers, "spec.ps.template": {"spec": shards}})
+    body = changed(GOOD, {"metadata.name": "large", "spec.workers.template.spec": workers, "spec.shards.template": {"spec": shards}})
     assert len(json.dumps(body)) > 90_000
     for who, code in ((CLUSTER_ADMIN, 201), ("edit", 403 if asks else 201), ("granted", 403)):
         begun = time.monotonic()

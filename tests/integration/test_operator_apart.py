@@ -92,7 +92,7 @@ def test_the_crd_is_deleted_and_put_back(plane: Cluster, place: World) -> None:
     plane.install_crd()
     began = time.monotonic()
     place.create(manifest("later", workers=1))
-    place.run("later-ps-0-a1", "later-worker-0-r1", node=node)
+    place.run("later-shard-0-a1", "later-worker-0-r1", node=node)
     place.until_phase("Running", "later")
     assert time.monotonic() - began < 10, place.story()
     assert operator.alive() and operator.ready()

@@ -65,15 +65,15 @@ def test_a_life_costs_one_request_a_pod_and_fifteen_a_job_and_four_a_restart(pla
     place.operator("--progress-seconds=3600")
     before = settled(place)
     place.create(manifest(shards=2, workers=4))
-    shards, workers = [f"job-ps-{index}-a1" for index in range(2)], [f"job-worker-{index}-r1" for index in range(4)]
+    shards, workers = [f"job-shard-{index}-a1" for index in range(2)], [f"job-worker-{index}-r1" for index in range(4)]
     place.run(*shards, *workers, node=node)
     place.until_phase("Running", seconds=60)
     running = settled(place)
     place.end(shards[1], 1)
-    place.run("job-ps-1-a2", node=node)
+    place.run("job-shard-1-a2", node=node)
     place.until_phase("Running", seconds=60)
     restart = settled(place) - running
-    for pod in [*workers, shards[0], "job-ps-1-a2"]:
+    for pod in [*workers, shards[0], "job-shard-1-a2"]:
         place.end(pod)
     place.until_phase("Complete", seconds=60)
     spent = settled(place) - before

@@ -37,7 +37,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
     stored = place.job(name)["spec"]["workers"]["template"]["spec"]["containers"][0]
     assert stored["resources"]["limits"] == {"nvidia.com/gpu": "1"} and stored["env"] == [{"name": "A", "value": "b"}]
     assert "$$(HOME)" in stored["args"][0] and yaml.safe_load(job.manifest)["spec"]["workers"]["replicas"] == 1
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
     view = job.wait(phases=["Running"], timeout=60)
     assert view.shards_ready == "1/1" and view.workers_ready == "1/1" and [one.name for one in view.workers] == [f"{name}-worker-0-r1"]
     assert view.shards[0].state == "Serving" and view.shards[0].node == node and view.workers[0].state == "Running"
@@ -46,7 +46,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
 
     client.job(name)
     place.edit(name, suspend=True)
-    for pod in (f"{name}-worker-0-r1", f"{name}-ps-0-a1"):
+    for pod in (f"{name}-worker-0-r1", f"{name}-shard-0-a1"):
         place.until(f"{pod} to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))
         place.remove(pod)
     job.suspend(timeout=60)
@@ -57,7 +57,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
         job.checkpoint(timeout=5)
 
     assert job.resume().id == name
-    shard = place.until("the next shard", lambda: next((pod for pod in place.pods(name) if f"{name}-ps-0-a" in pod), None))
+    shard = place.until("the next shard", lambda: next((pod for pod in place.pods(name) if f"{name}-shard-0-a" in pod), None))
     worker = place.until("the next worker", lambda: next((pod for pod in place.pods(name) if f"{name}-worker-0-r" in pod), None))
     place.run(shard, worker, node=node)
     job.wait(phases=["Running"], timeout=60)
@@ -69,7 +69,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
 
 def test_a_job_that_fails_says_why(place: World, client: Client, node: str, name: str) -> None:
     job = client.submit(manifest(name, workers=1, runPolicy={"backoffLimit": 0}))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
     job.wait(phases=["Running"], timeout=60)
     place.end(f"{name}-worker-0-r1", code=3)
     with pytest.raises(JobFailed, match=r"ended as Failed.*exit code 3"):
@@ -82,7 +82,7 @@ def test_a_job_that_fails_says_why(place: World, client: Client, node: str, name
 
 def test_a_checkpoint_is_asked_for_in_the_spec_and_reaches_the_config(place: World, client: Client, node: str, name: str) -> None:
     job = client.submit(manifest(name, workers=1))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
     job.wait(phases=["Running"], timeout=60)
 
     async def both() -> int:
@@ -127,5 +127,5 @@ def test_the_page_of_python_submits_to_a_cluster(place: World, tmp_path: Path) -
     name = done.stdout.strip()
     spec = place.job(name)["spec"]
     container = spec["workers"]["template"]["spec"]["containers"][0]
-    assert (spec["workers"]["replicas"], spec["ps"]["shards"], container["image"]) == (4, 2, "registry.example.com/me/train:1")
+    assert (spec["workers"]["replicas"], spec["shards"]["replicas"], container["image"]) == (4, 2, "registry.example.com/me/train:1")
     place.until("its pods", lambda: len(place.pods(name)) == 6)

@@ -19,10 +19,9 @@ MANY = MANY_NODES
 
 def pairs(place: World, name: str, *nodes: str) -> None:
     """A job of so many pairs that runs, pair i on node i."""
-    ps = {"shards": len(nodes), "placement": "colocated"}
-    place.create(manifest(name, workers=len(nodes), ps=ps, checkpoint=MANY))
+    place.create(manifest(name, workers=len(nodes), shards=len(nodes), of_shards={"placement": "colocated"}, checkpoint=MANY))
     for index, node in enumerate(nodes):
-        pods = (f"{name}-ps-{index}-a1", f"{name}-worker-{index}-r1")
+        pods = (f"{name}-shard-{index}-a1", f"{name}-worker-{index}-r1")
         place.until("its pods", lambda pods=pods: set(pods) <= set(place.pods()))  # type: ignore[misc]
         place.run(*pods, node=node)
     place.until_phase("Running", name)
@@ -49,12 +48,12 @@ def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(plac
     other = place.node(f"{node}-b")
     pairs(place, name, node, other)
     made = place.pods()
-    assert required(made[f"{name}-ps-1-a1"]) == worker(1, 1) and required(made[f"{name}-worker-1-r1"]) is None
+    assert required(made[f"{name}-shard-1-a1"]) == worker(1, 1) and required(made[f"{name}-worker-1-r1"]) is None
     place.node(other, ready=False)
-    old = [f"{name}-ps-1-a1", f"{name}-worker-1-r1"]
+    old = [f"{name}-shard-1-a1", f"{name}-worker-1-r1"]
     for pod in old:
         place.report(pod, conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": stamp()}])
-    new = [f"{name}-ps-1-a2", f"{name}-worker-1-r2"]
+    new = [f"{name}-shard-1-a2", f"{name}-worker-1-r2"]
     place.until("the pair's next starts", lambda: set(new) <= set(place.pods()))
     made = place.pods()
     assert required(made[new[0]]) == worker(1, 2), "it does not wait for the pod of a node that is gone"
@@ -74,11 +73,11 @@ def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_alon
     place.end(f"{name}-worker-1-r1", 1)
     place.until("the worker's next start", lambda: f"{name}-worker-1-r2" in place.pods())
     back = place.pods()[f"{name}-worker-1-r2"]
-    assert required(back) == {"role": "shard", "index": "1", "number": "1"} and f"{name}-ps-1-a2" not in place.pods()
+    assert required(back) == {"role": "shard", "index": "1", "number": "1"} and f"{name}-shard-1-a2" not in place.pods()
     words = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words, "lastTransitionTime": stamp()}
     place.report(f"{name}-worker-1-r2", conditions=[unplaced])
-    new = [f"{name}-ps-1-a2", f"{name}-worker-1-r3"]
+    new = [f"{name}-shard-1-a2", f"{name}-worker-1-r3"]
     place.until("the pair to move", lambda: set(new) <= set(place.pods()))
     made = place.pods()
     assert required(made[new[0]]) == worker(1, 3) and required(made[new[1]]) is None
@@ -88,8 +87,8 @@ def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_alon
 @pytest.mark.parametrize(("placement", "field"), [("spread", "topologySpreadConstraints"), ("packed", "affinity")])
 @together
 def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name: str, placement: str, field: str) -> None:
-    place.create(manifest(name, ps={"shards": 2, "placement": placement}, checkpoint=MANY))
-    shard = f"{name}-ps-1-a1"
+    place.create(manifest(name, shards={"replicas": 2, "placement": placement}, checkpoint=MANY))
+    shard = f"{name}-shard-1-a1"
     place.until("the shard", lambda: shard in place.pods(name))
     assert field in place.pods(name)[shard]["spec"] and required(place.pods(name)[shard]) is None
 
@@ -104,7 +103,7 @@ def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World
     }
     place.cluster.api.create(place.path("persistentvolumeclaims"), body)
     mine = {"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}
-    place.create(manifest(name, ps={"shards": 2, "placement": "colocated"}, checkpoint=mine))
+    place.create(manifest(name, shards={"replicas": 2, "placement": "colocated"}, checkpoint=mine))
     place.until_phase("Failed", name)
     assert f"claim {name}-mine has the modes ReadWriteOnce; name a claim with ReadWriteMany" in place.conditions(name)["Failed"]["message"]
     assert not place.pods(name)

@@ -72,7 +72,7 @@ def test_ended_after_each_write(place: World, proxy: Proxy, reply: str, part: in
     operator = place.operator("--qps=1000", "--burst=1000", url=proxy.url)
     clean, writes = live(place, proxy, operator, node, "clean", None)
     assert clean["phase"] == "Complete" and writes > 12, proxy.writes
-    assert clean["pods made"] == {"-ps-0": 2, "-worker-0": 1, "-worker-1": 1}
+    assert clean["pods made"] == {"-shard-0": 2, "-worker-0": 1, "-worker-1": 1}
     place.until("the last Event", lambda: told(place, "clean")["Completed"])
     news = told(place, "clean")
     assert {"Running": 1, "Completed": 1}.items() <= news.items(), news
@@ -113,7 +113,7 @@ def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy:
         found = life.summary()
         assert found["phase"] == "Complete" and found["succeeded"] == "0-1", found
         assert found["counted"] == 1, f"the shard that failed, and nothing else: {found}"
-        assert found["pods made"] == {"-ps-0": 2, "-worker-0": 1, "-worker-1": 1}, found
+        assert found["pods made"] == {"-shard-0": 2, "-worker-0": 1, "-worker-1": 1}, found
     assert set(proxy.weather.seen) >= {*Weather.REQUESTS, *Weather.EVENTS} - {"503"}, "the weather was too good"
 
 

@@ -41,7 +41,7 @@ OF_ALL: dict[str, tuple[Denial, str]] = {
 """Denials of all pods of a namespace, each in one of its own."""
 # Shards are restricted by themselves, unless their own template names root.
 _ROOT = {"securityContext": {"runAsUser": 0}}
-SPECS: dict[str, dict[str, Any]] = {"pod security": {"pod": _ROOT, "ps": {"shards": 1, "template": {"spec": _ROOT}}}}
+SPECS: dict[str, dict[str, Any]] = {"pod security": {"pod": _ROOT, "shards": {"replicas": 1, "template": {"spec": _ROOT}}}}
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Row:
     def wanted(self) -> dict[str, str]:
         """The pod that each job lacks."""
         new, worker, shard = (f"{self.name}-{what}" for what in ("new", "worker", "shard"))
-        return {new: f"{new}-ps-0-a1", worker: f"{worker}-worker-1-r2", shard: f"{shard}-ps-0-a2"}
+        return {new: f"{new}-shard-0-a1", worker: f"{worker}-worker-1-r2", shard: f"{shard}-shard-0-a2"}
 
     def running(self) -> list[str]:
         """Those that run before the denial."""
@@ -75,7 +75,7 @@ class Row:
         new, worker, shard = self.wanted
         self.place.create(manifest(new, **self.spec))
         self.place.remove(f"{worker}-worker-1-r1")
-        self.place.remove(f"{shard}-ps-0-a1")
+        self.place.remove(f"{shard}-shard-0-a1")
 
     def told(self, job: str) -> bool:
         """The job says whose words keep it, and why."""
@@ -115,7 +115,7 @@ def test_a_denial_that_passes_costs_nothing_but_its_time(
                 row.place.create(manifest(job, **row.spec))
         for row in rows:
             for job in row.running():
-                row.place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=row.node)
+                row.place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=row.node)
         for row in rows:
             for job in row.running():
                 row.place.until_phase("Running", job)
@@ -156,7 +156,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
     edited, unseen, lost = f"{name}edit", f"{name}new", f"{name}lost"
     for job in (edited, lost):
         place.create(labelled(job))
-        place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
         place.until_phase("Running", job)
     # For the probe alone: a job of another controller, under the label of the one to come.
     place.create(
@@ -201,7 +201,7 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
     """A replaced pod that may not be deleted stays, and its successor starts all the same."""
     first, second, third = (f"{name}-worker-1-r{number}" for number in (1, 2, 3))
     place.create(labelled(name))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", first, node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", first, node=node)
     place.until_phase("Running", name)
     # An ended pod is kept for its log until the next one of its seat has ended too.
     place.end(first, 1)
@@ -218,12 +218,12 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
 def test_a_job_that_may_not_be_deleted_in_its_time_says_so(place: World, node: str, name: str) -> None:
     jobs = {"apiGroups": ["psjob.dev"], "apiVersions": ["v1alpha1"], "resources": ["pstrainingjobs"], "operations": ["DELETE"]}
     place.create(labelled(name, workers=1, runPolicy={"ttlSecondsAfterFinished": 1}))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
     place.until_phase("Running", name)
     probe = place.path("pstrainingjobs", name) + "?dryRun=All"
     with denying.policy(place, [name], jobs, lambda: place.cluster.api.call("DELETE", probe)):
         place.end(f"{name}-worker-0-r1")
-        place.end(f"{name}-ps-0-a1")
+        place.end(f"{name}-shard-0-a1")
         place.until_phase("Complete", name)
         place.until("an Event", lambda: place.events("DeleteRefused", name), 30)
         (event,) = place.events("DeleteRefused", name)

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.cluster
 def begun(place: World, name: str, **spec: Any) -> None:
     """A job with one shard and two workers whose pods are there."""
     place.create(manifest(name, shards=1, workers=2, **spec))
-    place.until("its pods", lambda: {f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"} <= set(place.pods()))
+    place.until("its pods", lambda: {f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"} <= set(place.pods()))
 
 
 def running(place: World, name: str, node: str, **spec: Any) -> None:
     begun(place, name, **spec)
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
 
 
@@ -188,8 +188,8 @@ def test_disrupted_by_others(place: World, node: str, name: str, what: str) -> N
 @together
 def test_turned_away_by_the_node(place: World, node: str, name: str, reason: str, message: str, cause: str) -> None:
     running(place, name, node)
-    place.report(f"{name}-ps-0-a1", phase="Failed", reason=reason, message=message)
-    counts = restarted(place, name, f"{name}-ps-0-a2")
+    place.report(f"{name}-shard-0-a1", phase="Failed", reason=reason, message=message)
+    counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {cause: 1}
     assert place.status(name)["view"] == 2
 
@@ -206,11 +206,11 @@ def test_exit_75_asks_for_another_start(place: World, node: str, name: str) -> N
 def test_deleted_by_hand(place: World, node: str, name: str) -> None:
     """A shard that is asked to end takes a last checkpoint, which a successor would fence: it comes when the old one has ended."""
     running(place, name, node)
-    place.cluster.api.delete(place.path("pods", f"{name}-ps-0-a1"))
+    place.cluster.api.delete(place.path("pods", f"{name}-shard-0-a1"))
     place.until("the words", lambda: place.conditions(name)["Ready"]["reason"] == "Ending")
-    assert place.status(name)["view"] == 1 and f"{name}-ps-0-a2" not in place.pods()
-    place.end(f"{name}-ps-0-a1", 75)
-    counts = restarted(place, name, f"{name}-ps-0-a2")
+    assert place.status(name)["view"] == 1 and f"{name}-shard-0-a2" not in place.pods()
+    place.end(f"{name}-shard-0-a1", 75)
+    counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"Deleted": 1}
 
 
@@ -228,10 +228,10 @@ def test_a_node_that_kubernetes_gives_up(place: World, node: str, name: str) -> 
     """The kubelet is out of reach and confirms nothing: what it holds is taken off when the new number fences it."""
     running(place, name, node)
     place.node(node, ready=False)
-    pod = f"{name}-ps-0-a1"
+    pod = f"{name}-shard-0-a1"
     place.report(pod, conditions=_condition("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"))
     place.cluster.api.call("DELETE", place.path("pods", pod), {"gracePeriodSeconds": 1})
-    counts = restarted(place, name, f"{name}-ps-0-a2")
+    counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"NodeLost": 1}
     place.until("the old pod to be taken off", lambda: pod not in place.pods())
 
@@ -241,10 +241,10 @@ def test_a_silent_node_is_not_waited_for(place: World, node: str, name: str) -> 
     """Nobody has evicted anything yet: the node controller has marked the pods, and nothing answers there."""
     running(place, name, node)
     place.node(node, ready=False)
-    old = [f"{name}-ps-0-a1", f"{name}-worker-0-r1"]
+    old = [f"{name}-shard-0-a1", f"{name}-worker-0-r1"]
     for pod in old:
         place.report(pod, conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": stamp()}])
-    counts = restarted(place, name, f"{name}-ps-0-a2")
+    counts = restarted(place, name, f"{name}-shard-0-a2")
     place.until("the worker's next start", lambda: f"{name}-worker-0-r2" in place.pods())
     assert counts["counted"] == 0 and set(counts["causes"]) == {"NodeLost"}
     place.until("the old pods to be taken off", lambda: not place.pods().keys() & set(old))
@@ -277,11 +277,11 @@ def test_a_worker_that_fails(place: World, node: str, name: str, code: int, reas
 @together
 def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-a1", 137)
-    assert restarted(place, name, f"{name}-ps-0-a2")["counted"] == 1
-    place.run(f"{name}-ps-0-a2", node=node)
+    place.end(f"{name}-shard-0-a1", 137)
+    assert restarted(place, name, f"{name}-shard-0-a2")["counted"] == 1
+    place.run(f"{name}-shard-0-a2", node=node)
     status = place.until_phase("Running", name)
-    assert status["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-ps-0-a2"}
+    assert status["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-shard-0-a2"}
     assert status["view"] == 2
     assert f"{name}-worker-0-r1" in place.pods(), "nobody else's pod was started again"
 
@@ -337,7 +337,7 @@ def test_a_refusal_of_the_runtime_ends_the_job(place: World, node: str, name: st
 @together
 def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-a1", 78, message='{"error": "no valid manifest"}')
+    place.end(f"{name}-shard-0-a1", 78, message='{"error": "no valid manifest"}')
     place.until_phase("Failed", name)
     assert place.conditions(name)["Failed"]["reason"] == "CheckpointLost"
 
@@ -345,8 +345,8 @@ def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> N
 @together
 def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-a1", 76, message='{"fenced": {"view": 7}}')
-    counts = restarted(place, name, f"{name}-ps-0-a2")
+    place.end(f"{name}-shard-0-a1", 76, message='{"fenced": {"view": 7}}')
+    counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0
     assert place.status(name)["view"] == 8
 
@@ -368,7 +368,7 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
     for index in (0, 1):
         states = [container_status("worker", done), container_status("logs", {"running": {"startedAt": stamp()}})]
         place.report(f"{name}-worker-{index}-r1", containerStatuses=states)
-    place.end(f"{name}-ps-0-a1")
+    place.end(f"{name}-shard-0-a1")
     assert place.until_phase("Complete", name)["workers"]["succeededIndexes"] == "0-1"
 
 
@@ -392,7 +392,7 @@ def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str)
     counts = place.status(name)["restarts"]
     assert (counts["counted"], counts["countedByRole"]) == (1, {"shard": 0, "worker": 1})
     assert {(it["index"], it["count"], it["node"]) for it in counts["byProcess"]} == {(0, 1, node), (1, 1, node)}
-    place.end(f"{name}-ps-0-a1", 137, reason="OOMKilled")
+    place.end(f"{name}-shard-0-a1", 137, reason="OOMKilled")
     place.until_phase("Failed", name)
     failed = place.conditions(name)["Failed"]
     assert failed["reason"] == "FailureRule" and "spec.runPolicy.failureRules[2]" in failed["message"]
@@ -409,7 +409,7 @@ def test_shards_of_a_users_claim_stand_together_unless_many_nodes_can_mount_it(p
     }
     place.cluster.api.create(place.path("persistentvolumeclaims"), body)
     place.create(manifest(name, shards=2, checkpoint={"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}))
-    shards = [f"{name}-ps-0-a1", f"{name}-ps-1-a1"]
+    shards = [f"{name}-shard-0-a1", f"{name}-shard-1-a1"]
     place.until("the shards", lambda: set(shards) <= place.pods(name).keys())
     for pod in shards:
         raw = place.pods(name)[pod]

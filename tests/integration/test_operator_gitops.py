@@ -37,7 +37,7 @@ def trained(place: World, name: str, node: str, **spec: Any) -> dict[str, Any]:
     made = manifest(name, **spec)
     made["metadata"]["namespace"] = place.namespace
     place.apply(made)
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
     return made
 
@@ -71,7 +71,7 @@ def test_actions_do_what_they_say_and_are_no_difference(place: World, actions: E
     place.until_phase("Suspended", name)
     act("resume")
     assert "suspend" not in place.job(name)["spec"]
-    place.run(f"{name}-ps-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
+    place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
     place.until_phase("Running", name)
 
 
@@ -97,7 +97,7 @@ def test_what_left_git_is_pruned_and_nothing_else(place: World, node: str, name:
     words = ("apply", "-n", place.namespace, "--prune", f"--applyset={name}", "-f", "-")
     place.cluster.run_kubectl(*words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [stays, goes]}))
     for job in (f"{name}a", f"{name}b"):
-        place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
         place.until_phase("Running", job)
     kept = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(f"{name}a").items()}
     pruned = place.cluster.run_kubectl(*words, stdin=json.dumps(stays)).stdout
@@ -115,16 +115,16 @@ def test_a_change_of_what_cannot_change_is_refused_and_replaced_by_force(place: 
     """Replace=true,Force=true of Argo CD is `kubectl replace --force`: the object is deleted and made again."""
     made = trained(place, name, node)
     first = place.job(name)["metadata"]["uid"]
-    changed = {**made, "spec": {**made["spec"], "ps": {"shards": 2}}}
+    changed = {**made, "spec": {**made["spec"], "shards": {"replicas": 2}}}
     refused = place.apply(changed, check=False)
-    assert refused.returncode != 0 and "spec.ps" in refused.stderr, refused.stderr
+    assert refused.returncode != 0 and "spec.shards" in refused.stderr, refused.stderr
     assert modified(place, engine, made) == []
     place.cluster.run_kubectl("replace", "--force", "--grace-period=0", "-n", place.namespace, "-f", "-", stdin=json.dumps(changed))
     assert place.job(name)["metadata"]["uid"] != first
     place.until("the new run", lambda: place.status(name).get("run") == place.job(name)["metadata"]["uid"])
-    for pod in [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]:
+    for pod in [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]:
         place.remove(pod)
-    place.until("a second shard", lambda: any(f"{name}-ps-1-" in pod for pod in place.pods(name)))
+    place.until("a second shard", lambda: any(f"{name}-shard-1-" in pod for pod in place.pods(name)))
     assert modified(place, engine, changed) == []
 
 

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
 def running(place: World, name: str, node: str, number: int = 1) -> list[str]:
-    pods = [f"{name}-ps-0-a{number}", f"{name}-worker-0-r{number}"]
+    pods = [f"{name}-shard-0-a{number}", f"{name}-worker-0-r{number}"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     return pods
@@ -35,7 +35,7 @@ def test_a_claim_that_is_deleted_under_a_job_is_told_before_it_is_suspended(plac
 
 def test_an_ended_pod_that_a_finalizer_keeps_wedges_neither_suspend_nor_resume(place: World, node: str, name: str) -> None:
     keep = {"metadata": {"finalizers": ["example.com/keep"]}}
-    place.create(manifest(name, workers=1, ps={"shards": 1, "template": keep}))
+    place.create(manifest(name, workers=1, shards={"replicas": 1, "template": keep}))
     pods = running(place, name, node)
     try:
         place.edit(name, suspend=True)

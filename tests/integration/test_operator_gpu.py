@@ -31,7 +31,7 @@ def example() -> dict[str, Any]:
 def test_gpu_workers_are_placed_and_wait_in_the_schedulers_words(place: World, kwok_nodes: KwokNodes) -> None:
     job = example()
     name, count = job["metadata"]["name"], job["spec"]["workers"]["replicas"]
-    shards = job["spec"]["ps"]["shards"]
+    shards = job["spec"]["shards"]["replicas"]
     assert count >= 2
     kwok_nodes(1, {"nvidia.com/gpu": str(count - 1)})
     place.apply(job)
@@ -49,6 +49,7 @@ def test_gpu_workers_are_placed_and_wait_in_the_schedulers_words(place: World, k
         spec = pods[f"{name}-worker-{index}-r1"]["spec"]
         assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for index in range(shards):
-        spec = pods[f"{name}-ps-{index}-a1"]["spec"]
+        spec = pods[f"{name}-shard-{index}-a1"]["spec"]
         assert "nvidia.com/gpu" not in str(spec["containers"][0]["resources"])
-    assert len({pods[f"{name}-ps-{index}-a1"]["spec"]["nodeName"] for index in range(shards)}) == 1, "one node: the claim is ReadWriteOnce"
+    nodes = {pods[f"{name}-shard-{index}-a1"]["spec"]["nodeName"] for index in range(shards)}
+    assert len(nodes) == 1, "the claim is ReadWriteOnce"

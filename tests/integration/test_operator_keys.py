@@ -44,10 +44,10 @@ def test_the_secret_is_made_once_before_the_first_pod_and_never_read(place: Worl
     node = place.node(f"{place.namespace}-n")
     operator = place.operator("--progress-seconds=3600")
     uid = place.create(manifest())["metadata"]["uid"]
-    place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
+    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
     place.until_phase("Running")
     name = f"job-key-{uid[:8]}-1"
-    assert mounted(place, "job-ps-0-a1") == mounted(place, "job-worker-1-r1") == [name]
+    assert mounted(place, "job-shard-0-a1") == mounted(place, "job-worker-1-r1") == [name]
     raw = place.cluster.api.get(place.path("secrets", name))
     assert raw["immutable"] is True and raw["metadata"]["ownerReferences"][0]["uid"] == uid
     run = place.run_keys()
@@ -89,8 +89,8 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
     place.cluster.api.create(place.path("pods"), guest)
     place.edit("job", suspend=None)
     name = f"job-key-{uid[:8]}-3"
-    assert mounted(place, "job-ps-0-a1") == mounted(place, "job-worker-1-r1") == [name]
-    place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
+    assert mounted(place, "job-shard-0-a1") == mounted(place, "job-worker-1-r1") == [name]
+    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
     place.until_phase("Running")
     place.until("the Events", lambda: len(place.events("KeysTaken")) == 2)
     assert place.cluster.api.get(place.path("secrets", name))["metadata"]["ownerReferences"][0]["uid"] == uid
@@ -102,7 +102,7 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
         place.remove(pod)
     place.until_phase("Suspended")
     place.edit("job", suspend=None)
-    assert mounted(place, "job-ps-0-a2") == [f"job-key-{uid[:8]}-5"]
+    assert mounted(place, "job-shard-0-a2") == [f"job-key-{uid[:8]}-5"]
 
 
 def test_a_denial_holds_the_pods_and_is_told_in_the_api_servers_words(place: World) -> None:

@@ -68,7 +68,7 @@ def pair(place: World, proxies: Callable[[], Proxy], seconds: int | None = LEASE
 
 def running(place: World, name: str, node: str) -> None:
     place.create(manifest(name))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
 
 
@@ -113,9 +113,9 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, se
     else:
         wire.away(False)
     until("the first to stand by", lambda: first.role() == "standby", 30, also=place.story)
-    place.end("job-ps-0-a1", 1, message="fault")
-    place.until("the shard to be started again", lambda: "job-ps-0-a2" in place.pods())
-    place.run("job-ps-0-a2", node=node)
+    place.end("job-shard-0-a1", 1, message="fault")
+    place.until("the shard to be started again", lambda: "job-shard-0-a2" in place.pods())
+    place.run("job-shard-0-a2", node=node)
     never_double(place, "job", 1)
     place.until_phase("Running")
     assert second.role() == "leader" and first.role() == "standby"

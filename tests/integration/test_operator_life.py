@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     place.create(manifest(name, **spec))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     return pods
@@ -40,7 +40,7 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
                 assert entry["subresource"] == "status" and set(entry["fieldsV1"]) == {"f:status"}, entry
 
     place.apply(job)
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     status = place.until_phase("Running", name)
     assert (status["shardsReady"], status["workersReady"], status["view"]) == ("1/1", "2/2", 1)
@@ -63,7 +63,7 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
 def test_what_stands_around_the_pods(place: World, name: str) -> None:
     place.create(manifest(name, shards=2))
     place.until("the pods", lambda: len(place.pods(name)) == 4)
-    service = place.cluster.api.get(place.path("services", f"{name}-ps"))
+    service = place.cluster.api.get(place.path("services", f"{name}-shards"))
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))
     assert "ownerReferences" not in claim["metadata"] and claim["spec"]["accessModes"] == ["ReadWriteOnce"]
@@ -71,8 +71,8 @@ def test_what_stands_around_the_pods(place: World, name: str) -> None:
     for raw in [service, place.cluster.api.get(place.path("configmaps", f"{name}-config")), *place.pods(name).values()]:
         owners = raw["metadata"]["ownerReferences"]
         assert [(it["uid"], it["controller"]) for it in owners] == [(uid, True)]
-    shard = place.pods()[f"{name}-ps-1-a1"]["spec"]
-    assert (shard["hostname"], shard["subdomain"], shard["restartPolicy"]) == (f"{name}-ps-1", f"{name}-ps", "Never")
+    shard = place.pods()[f"{name}-shard-1-a1"]["spec"]
+    assert (shard["hostname"], shard["subdomain"], shard["restartPolicy"]) == (f"{name}-shard-1", f"{name}-shards", "Never")
     assert shard["automountServiceAccountToken"] is False
 
 
@@ -80,7 +80,7 @@ def test_what_stands_around_the_pods(place: World, name: str) -> None:
 def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None:
     place.create(manifest(name))
     place.until("the pods", lambda: len(place.pods(name)) == 3)
-    for kind, child in (("services", f"{name}-ps"), ("configmaps", f"{name}-config")):
+    for kind, child in (("services", f"{name}-shards"), ("configmaps", f"{name}-config")):
         uid = place.cluster.api.get(place.path(kind, child))["metadata"]["uid"]
         place.cluster.api.delete(place.path(kind, child))
         found = place.until(
@@ -94,7 +94,7 @@ def test_a_changed_service_and_config_are_mended(place: World, name: str) -> Non
     """Whoever may patch them could turn encryption off, or send workers elsewhere, and leave the labels as they were."""
     place.create(manifest(name))
     place.until("the pods", lambda: len(place.pods(name)) == 3)
-    config, service = place.path("configmaps", f"{name}-config"), place.path("services", f"{name}-ps")
+    config, service = place.path("configmaps", f"{name}-config"), place.path("services", f"{name}-shards")
     text = place.cluster.api.get(config)["data"]["config.json"]
     selector = place.cluster.api.get(service)["spec"]["selector"]
     place.cluster.api.merge(config, {"data": {"config.json": text.replace('"host": "', '"host": "elsewhere.')}})
@@ -114,7 +114,7 @@ def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     assert place.conditions(name)["Suspended"]["status"] == "True" and status["observedGeneration"] == 2
     assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
     place.edit(name, suspend=None)
-    place.run(f"{name}-ps-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
+    place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
     status = place.until_phase("Running", name)
     assert (status["restarts"]["counted"], status["view"]) == (0, 2)
 
@@ -135,7 +135,7 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
     ended(pods)
     waited("Suspended")
     place.edit(name, suspend=None)
-    again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-ps-0-a2"]
+    again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-shard-0-a2"]
     place.run(*again, node=node)
     waited("Suspended=false")
     waited("Ready")
@@ -189,7 +189,7 @@ def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, n
     running(place, name, node)
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
     place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
-    place.until("its Service to go", lambda: f"{name}-ps" not in {it["metadata"]["name"] for it in place.items("services")})
+    place.until("its Service to go", lambda: f"{name}-shards" not in {it["metadata"]["name"] for it in place.items("services")})
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
 
@@ -246,7 +246,7 @@ def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, nam
     place.cluster.run_kubectl("delete", "psj", first, "-n", place.namespace)
     place.create(manifest(first))
     place.until("the other job anew", lambda: place.status(first).get("run") not in (None, run))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
     assert place.status(name)["pinned"]["resumedFrom"] == run
     assert begins_at()["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}

@@ -39,7 +39,7 @@ def test_the_smallest_job_runs_in_a_namespace_that_limits_everybody(place: World
         place.until("its pods", lambda: len(place.pods(name)) == 2)
     finally:
         place.cluster.api.delete(there)
-    assert resources(place, f"{name}-ps-0-a1")["limits"] == {"cpu": "250m", "memory": "512Mi"}
+    assert resources(place, f"{name}-shard-0-a1")["limits"] == {"cpu": "250m", "memory": "512Mi"}
     assert place.status(name)["restarts"].get("counted", 0) == 0
 
 
@@ -49,14 +49,14 @@ def test_a_quota_that_wants_to_be_told_what_pods_ask_for_gets_it(place: World, n
     quota = place.path("resourcequotas", name)
     try:
         place.create(manifest(name, workers=1))
-        place.until("its shard", lambda: f"{name}-ps-0-a1" in place.pods(name))
-        assert resources(place, f"{name}-ps-0-a1") == {"limits": {"cpu": "100m"}, "requests": {"cpu": "100m"}}
+        place.until("its shard", lambda: f"{name}-shard-0-a1" in place.pods(name))
+        assert resources(place, f"{name}-shard-0-a1") == {"limits": {"cpu": "100m"}, "requests": {"cpu": "100m"}}
         place.cluster.api.delete(there)
         hard = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"requests.cpu": "100"}}}
         place.cluster.api.create(place.path("resourcequotas"), hard)
-        place.remove(f"{name}-ps-0-a1")
-        place.until("it to ask", lambda: f"{name}-ps-0-a2" in place.pods(name), 60)
-        assert resources(place, f"{name}-ps-0-a2")["requests"] == {"cpu": "500m", "memory": "1Gi"}
+        place.remove(f"{name}-shard-0-a1")
+        place.until("it to ask", lambda: f"{name}-shard-0-a2" in place.pods(name), 60)
+        assert resources(place, f"{name}-shard-0-a2")["requests"] == {"cpu": "500m", "memory": "1Gi"}
     finally:
         for path in (there, quota):
             place.cluster.api.delete(path)
@@ -64,24 +64,24 @@ def test_a_quota_that_wants_to_be_told_what_pods_ask_for_gets_it(place: World, n
 
 def test_limits_of_the_template_alone_are_no_fault(place: World, name: str) -> None:
     given = {"spec": {"containers": [{"name": "shard", "resources": {"limits": {"cpu": "200m", "memory": "300Mi"}}}]}}
-    place.create(manifest(name, workers=1, ps={"shards": 1, "template": given}))
-    place.until("its shard", lambda: f"{name}-ps-0-a1" in place.pods(name))
-    assert resources(place, f"{name}-ps-0-a1")["requests"] == {"cpu": "200m", "memory": "300Mi"}
+    place.create(manifest(name, workers=1, shards={"replicas": 1, "template": given}))
+    place.until("its shard", lambda: f"{name}-shard-0-a1" in place.pods(name))
+    assert resources(place, f"{name}-shard-0-a1")["requests"] == {"cpu": "200m", "memory": "300Mi"}
 
 
 def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resume(place: World, node: str, name: str) -> None:
     ran = f"{name}b"
-    place.create(manifest(ran, workers=1, ps={"shards": 1, "template": ASKS}))
-    place.run(f"{ran}-ps-0-a1", f"{ran}-worker-0-r1", node=node)
+    place.create(manifest(ran, workers=1, shards={"replicas": 1, "template": ASKS}))
+    place.run(f"{ran}-shard-0-a1", f"{ran}-worker-0-r1", node=node)
     place.until_phase("Running", ran)
     place.edit(ran, suspend=True)
-    for pod in (f"{ran}-ps-0-a1", f"{ran}-worker-0-r1"):
+    for pod in (f"{ran}-shard-0-a1", f"{ran}-worker-0-r1"):
         place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(ran)[pod]["metadata"].get("deletionTimestamp"))
         place.remove(pod)
     place.until_phase("Suspended", ran)
     there = limit(place, name, SMALL)
     try:
-        place.create(manifest(name, workers=1, ps={"shards": 1, "template": ASKS}))
+        place.create(manifest(name, workers=1, shards={"replicas": 1, "template": ASKS}))
         place.edit(ran, suspend=False)
         for job in (name, ran):
             place.until(f"{job} to name it", lambda job=job: waits(place, job, f"LimitRange {name} of namespace", "cpu limit of 250m"), 15)
@@ -94,7 +94,7 @@ def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resum
 
 def test_a_priority_class_that_is_not_there_yet_is_waited_for(place: World, name: str) -> None:
     classed = {"priorityClassName": name}
-    place.create(manifest(name, workers=1, pod=classed, ps={"shards": 1, "template": {"spec": classed}}))
+    place.create(manifest(name, workers=1, pod=classed, shards={"replicas": 1, "template": {"spec": classed}}))
     place.until("it to name the class", lambda: waits(place, name, f"no PriorityClass with name {name} was found"))
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7}
     place.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)

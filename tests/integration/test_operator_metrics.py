@@ -91,7 +91,7 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
     place.create(manifest(shards=2))
     place.until("the pods", lambda: len(place.pods()) == 4)
     shard.begin(place)
-    place.run("job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
+    place.run("job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
     place.until_phase("Running")
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
     expected = {
@@ -109,11 +109,11 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
     assert exposed == {metric.name.removesuffix("_total") for metric in METRICS}
 
     lost_at = time.time()
-    place.end("job-ps-1-a1", 137, reason="OOMKilled")
-    place.until("the next shard", lambda: "job-ps-1-a2" in place.pods())
+    place.end("job-shard-1-a1", 137, reason="OOMKilled")
+    place.until("the next shard", lambda: "job-shard-1-a2" in place.pods())
     assert place.status()["interruption"]["cause"] == "OOMKilled"
     assert value(operator, "psjob_job_interrupted_seconds", **at) >= 0
-    place.run("job-ps-1-a2", node=node, address=shard.address)
+    place.run("job-shard-1-a2", node=node, address=shard.address)
     place.until_phase("Running")
     shard.say(101, resumed={"view": 2, "start": 1, "from": 100, "step": 101, "age": 1.0}, stepsLost=25)
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
@@ -140,7 +140,7 @@ def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shar
     place.create(manifest(training={"mode": "async"}))
     place.until("the pods", lambda: len(place.pods()) == 3)
     shard.begin(place)
-    place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
+    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
     place.until_phase("Running")
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
     place.end("job-worker-1-r1", 1)

@@ -49,7 +49,7 @@ def runs(place: World, name: str, node: str) -> float:
     """A new job comes to run; seconds that took."""
     began = time.monotonic()
     place.create(manifest(name, workers=1))
-    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
     place.until_phase("Running", name)
     return time.monotonic() - began
 

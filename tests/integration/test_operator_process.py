@@ -57,19 +57,19 @@ def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
     operator = place.operator()
     for name in ("a", "b", "c"):
         place.create(manifest(name, workers=1))
-        place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+        place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
         place.until_phase("Running", name)
     operator.kill()
-    place.end("a-ps-0-a1", 1)
+    place.end("a-shard-0-a1", 1)
     place.cluster.api.delete(place.path("pstrainingjobs", "b"))
     place.end("c-worker-0-r1")
-    place.end("c-ps-0-a1")
+    place.end("c-shard-0-a1")
     place.create(manifest("d", workers=1))
     operator.start()
-    place.until("a's shard", lambda: "a-ps-0-a2" in place.pods())
+    place.until("a's shard", lambda: "a-shard-0-a2" in place.pods())
     place.until_phase("Complete", "c")
     place.until("d's pods", lambda: "d-worker-0-r1" in place.pods())
-    assert "b-ps-0-a2" not in place.pods()
+    assert "b-shard-0-a2" not in place.pods()
 
 
 def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
@@ -80,7 +80,7 @@ def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
         place.operator(url=proxy.url)
         for name in ("a", "b"):
             place.create(manifest(name, workers=1))
-            place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
+            place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
             place.until_phase("Running", name)
         proxy.blind()
         place.remove("a-worker-0-r1")
@@ -114,12 +114,12 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
     server = StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address)
     try:
         job = manifest(workers=1)
-        job["spec"]["workers"]["stepTimeoutSeconds"] = 5  # shard 0 is asked from the start
+        job["spec"]["workers"]["progressDeadlineSeconds"] = 5  # shard 0 is asked from the start
         own["run"] = place.create(job)["metadata"]["uid"]
         place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 2)
         keys.update(place.run_keys())
-        place.run("job-ps-0-a1", "job-worker-0-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1", node=place.node(f"{place.namespace}-n"))
         place.until("the checkpoint", lambda: place.status().get("checkpoint"))
         place.edit("job", checkpoint={"request": 7})
         told["step"] = 110
@@ -152,7 +152,7 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
         uid["run"] = place.create(manifest())["metadata"]["uid"]
         operator = place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 3)
-        place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
         place.until("the sentence", lambda: place.conditions().get("Ready", {}).get("reason") == "ProgressUnknown")
         assert "does not take this operator's key" in place.conditions()["Ready"]["message"] and place.status()["phase"] == "Running"
         keys.update(place.run_keys())

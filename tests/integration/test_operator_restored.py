@@ -40,7 +40,7 @@ def test_an_operator_ends_when_the_api_server_is_back_at_an_earlier_state(
             until("it to act", lambda first=first: first.role() == "leader")
         chosen, node = place.operator(*options), place.node("n")
         place.create(manifest("job"))
-        place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
         place.until_phase("Running", "job")
         etcd_restored.backup(plane, tmp_path / "etcd")
         for number in (1, 2):

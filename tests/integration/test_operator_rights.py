@@ -65,10 +65,10 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         place.create(manifest("b", workers=2))
         place.until("the pods of b", lambda: len(place.pods("b")) == 3)
         place.scheduled("b-worker-0-r1", node, ago=70)
-        place.run("b-ps-0-a1", "b-worker-1-r1", node=node)
+        place.run("b-shard-0-a1", "b-worker-1-r1", node=node)
         place.cluster.api.call("DELETE", place.path("pods", "b-worker-1-r1"), {"gracePeriodSeconds": 1})
         # Who takes our labels off hides our objects from us: they are found by name, and all but the claim made whole again.
-        whole = (("services", "b-ps"), ("configmaps", "b-config"), ("networkpolicies", "b-shards"))
+        whole = (("services", "b-shards"), ("configmaps", "b-config"), ("networkpolicies", "b-shards"))
         for kind, name in (*whole, ("persistentvolumeclaims", "b-checkpoints")):
             place.cluster.api.merge(place.path(kind, name), {"metadata": {"labels": {LABEL: None}}})
         for kind, name in whole:
@@ -83,9 +83,9 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         place.until("the pods of c", lambda: len(place.pods("c")) == 2)
         place.cluster.api.delete(place.path("limitranges", "small"))
         # The first job ends, its pods are cleaned up, and it is deleted in its time.
-        place.run("a-ps-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node)
+        place.run("a-shard-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node)
         place.until_phase("Running", "a")
-        for pod in ("a-worker-0-r1", "a-worker-1-r1", "a-ps-0-a1"):
+        for pod in ("a-worker-0-r1", "a-worker-1-r1", "a-shard-0-a1"):
             place.end(pod)
         place.until("a to be deleted", lambda: "a" not in [job["metadata"]["name"] for job in place.items("pstrainingjobs")])
         rules = [*NAMESPACED_RULES, *CLUSTER_RULES]

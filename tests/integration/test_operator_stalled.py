@@ -30,7 +30,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
         place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))
-        place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
         place.until_phase("Running", job)
     with oldercrd.without_the_rule(place):
         for job in jobs:
@@ -49,7 +49,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     for pod in place.pods(paused):
         place.remove(pod)
     place.until_phase("Suspended", paused)
-    for pod in ("worker-0-r1", "worker-1-r1", "ps-0-a1"):
+    for pod in ("worker-0-r1", "worker-1-r1", "shard-0-a1"):
         place.end(f"{done}-{pod}")
     place.edit(timed, runPolicy={"activeDeadlineSeconds": 1})
     for job in (done, timed):
@@ -83,8 +83,8 @@ def test_status_and_events_tell_no_credential_and_without_tails_no_word(own_plac
     own_place.operator(*options)
     node = own_place.node(f"{own_place.namespace}-n")
     own_place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
-    own_place.until("its pods", lambda: {"job-ps-0-a1", "job-worker-0-r1"} <= set(own_place.pods()))
-    own_place.run("job-ps-0-a1", "job-worker-0-r1", node=node)
+    own_place.until("its pods", lambda: {"job-shard-0-a1", "job-worker-0-r1"} <= set(own_place.pods()))
+    own_place.run("job-shard-0-a1", "job-worker-0-r1", node=node)
     own_place.until_phase("Running", "job")
     own_place.end("job-worker-0-r1", 3, message=LOG)
     own_place.until_phase("Failed", "job")

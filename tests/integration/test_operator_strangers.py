@@ -35,7 +35,7 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
         "phase": "Running",
         "view": 5,
         "observedGeneration": 1,
-        "shards": [{"index": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-ps-0-a7"}],
+        "shards": [{"index": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-shard-0-a7"}],
         "workers": {"desired": 2, "ready": 2, "start": 4, "succeededIndexes": "0-1", "failedIndexes": ""},
         "restarts": {"total": 9, "causes": {"OOMKilled": 9}, "counted": 9},
         "checkpoint": {"step": 900, "time": "2026-01-01T00:00:00Z", "path": f"{other}/step-900"},
@@ -56,7 +56,7 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
     assert taken["phase"] == "Suspended" and taken["shards"][0]["attempt"] == 7 and taken["workers"]["start"] == 4
     place.cluster.api.merge(path, {"spec": {"suspend": None}})
     place.until("all to start under numbers of their own", lambda: len(place.pods(name)) == 3)
-    assert set(place.pods(name)) == {f"{name}-ps-0-a8", f"{name}-worker-0-r5", f"{name}-worker-1-r5"}, "nobody has succeeded yet"
+    assert set(place.pods(name)) == {f"{name}-shard-0-a8", f"{name}-worker-0-r5", f"{name}-worker-1-r5"}, "nobody has succeeded yet"
     status = place.status(name)
     assert status["view"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
@@ -121,7 +121,7 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
 @pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
 @together
 def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
-    child = f"{name}-ps" if kind == "services" else f"{name}-checkpoints"
+    child = f"{name}-shards" if kind == "services" else f"{name}-checkpoints"
     spec = {
         "services": {"ports": [{"port": 80}], "selector": {"app": "theirs"}},
         "persistentvolumeclaims": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
@@ -147,7 +147,7 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
     """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
     place.create(manifest(name))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
@@ -171,12 +171,12 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
 @together
 def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     backup = copy.deepcopy(place.status(name))
-    place.end(f"{name}-ps-0-a1", 1)
-    place.run(f"{name}-ps-0-a2", node=node)
+    place.end(f"{name}-shard-0-a1", 1)
+    place.run(f"{name}-shard-0-a2", node=node)
     place.until_phase("Running", name)
     path = place.path("pstrainingjobs", name) + "/status"
     for old in (backup, None):
@@ -190,7 +190,7 @@ def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str
 @together
 def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     lost = f"{name}-worker-1-r1"

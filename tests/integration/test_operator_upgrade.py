@@ -48,33 +48,33 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     node = place.node(f"{place.namespace}-n")
     first = place.operator(f"--runtime-image={OLD}")
     place.create(manifest())
-    up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+    up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     pinned = place.status()["pinned"]
     begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
     assert pinned == {"runtimeImage": OLD, **begun, "templates": pinned["templates"]}
     second = place.operator(f"--runtime-image={NEW}", start=False)
     replaced(first, second)
-    place.end("job-ps-0-a1", 1)
+    place.end("job-shard-0-a1", 1)
     place.end("job-worker-1-r1", 1)
-    assert image(place, "job-ps-0-a2") == OLD and image(place, "job-worker-1-r2") == OLD
-    up(place, node, "job-ps-0-a2", "job-worker-1-r2")
+    assert image(place, "job-shard-0-a2") == OLD and image(place, "job-worker-1-r2") == OLD
+    up(place, node, "job-shard-0-a2", "job-worker-1-r2")
     place.edit("job", suspend=True)
     place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
     for pod in place.pods():
         place.remove(pod)
     place.until_phase("Suspended")
     place.edit("job", suspend=False)
-    assert image(place, "job-ps-0-a3") == NEW, "a resumed run is pinned anew"
+    assert image(place, "job-shard-0-a3") == NEW, "a resumed run is pinned anew"
     assert place.status()["pinned"] == {**pinned, "runtimeImage": NEW, "key": 2}
-    volumes = {volume["name"]: volume for volume in place.pods()["job-ps-0-a3"]["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in place.pods()["job-shard-0-a3"]["spec"]["volumes"]}
     assert volumes["psjob-secret"]["secret"]["secretName"] == f"job-key-{place.status()['run'][:8]}-2"
     assert len(set(place.run_keys().values())) == 3
     replaced(second, first)
-    place.end("job-ps-0-a3", 1)
-    assert image(place, "job-ps-0-a4") == NEW
+    place.end("job-shard-0-a3", 1)
+    assert image(place, "job-shard-0-a4") == NEW
     replaced(first, second)
     place.create(manifest("fresh"))
-    assert image(place, "fresh-ps-0-a1") == NEW
+    assert image(place, "fresh-shard-0-a1") == NEW
     assert place.status("fresh")["pinned"]["runtimeImage"] == NEW
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
         node = place.node("n")
         first = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3", launcher=before)
         place.create(manifest())
-        began = {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}
+        began = {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}
         up(place, node, *began)
         was = config(place)
         crd(CRD)
@@ -122,11 +122,11 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
             place.remove(pod)
         place.until_phase("Suspended")
         place.edit("job", suspend=False)
-        assert image(place, "job-ps-0-a2") == NEW
+        assert image(place, "job-shard-0-a2") == NEW
         begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
         assert place.status()["pinned"].items() >= {"runtimeImage": NEW, **begun}.items()
-        up(place, node, "job-ps-0-a2", "job-worker-0-r2", "job-worker-1-r2")
-        for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-ps-0-a2"):
+        up(place, node, "job-shard-0-a2", "job-worker-0-r2", "job-worker-1-r2")
+        for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-shard-0-a2"):
             place.end(pod)
         place.until_phase("Complete")
         assert not failed_turns(*place.operators)
@@ -136,19 +136,19 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     node = place.node(f"{place.namespace}-n")
     place.operator(f"--runtime-image={NEW}")
     place.create(manifest())
-    up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+    up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     path = place.path("pstrainingjobs", "job") + "/status"
     place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 99, "wire": 98}}})
     place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
     assert "config format 99 and wire 98" in place.conditions()["Ready"]["message"]
     place.until("its event", lambda: place.events("RunOfAnotherVersion"))
-    place.end("job-ps-0-a1", 1)
+    place.end("job-shard-0-a1", 1)
     place.end("job-worker-0-r1", 1)
     with pytest.raises(AssertionError, match="waited"):
-        place.until("nothing", lambda: set(place.pods()) != {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
+        place.until("nothing", lambda: set(place.pods()) != {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
     assert place.status()["phase"] == "Running" and place.status()["pinned"]["configFormat"] == 99
     place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 2}}})
-    up(place, node, "job-ps-0-a2", "job-worker-0-r2")
+    up(place, node, "job-shard-0-a2", "job-worker-0-r2")
 
 
 def opened(part: Any) -> Any:
@@ -175,7 +175,7 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
         node = place.node("n")
         operator = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3")
         place.create(manifest())
-        up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+        up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
         operator.stop()
         status = place.status()
         at = status["conditions"][0]["lastTransitionTime"]
@@ -185,9 +185,9 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
         path = place.path("pstrainingjobs", "job") + "/status"
         place.cluster.api.merge(path, {"status": {**laid, "shards": status["shards"], "conditions": status["conditions"]}})
         operator.start()
-        place.end("job-ps-0-a1", 1)
-        assert image(place, "job-ps-0-a2") == OLD
-        up(place, node, "job-ps-0-a2")
+        place.end("job-shard-0-a1", 1)
+        assert image(place, "job-shard-0-a2") == OLD
+        up(place, node, "job-shard-0-a2")
         found = place.status()
         assert (found["standby"], found["pinned"]["torch"], found["workers"]["zones"]) == ([1], "9", {"a": 1})
         assert place.conditions()["QuotaReserved"]["status"] == "Perhaps" and found["shards"][0]["state"] == "Serving"

@@ -84,7 +84,7 @@ def _job(namespace: str, template: Template, ps: Mapping[str, Any]) -> dict[str,
         "kind": "PSTrainingJob",
         "metadata": {"name": "job", "namespace": namespace},
         "spec": {
-            "ps": {"shards": 2, **ps},
+            "shards": {"replicas": 2, **ps},
             "workers": {"replicas": 1, "template": template},
             "checkpoint": MANY_NODES,
         },

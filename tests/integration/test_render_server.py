@@ -50,7 +50,7 @@ GPU = {
     ],
 }
 OVER = {
-    "metadata": {"labels": {"tier": "ps"}},
+    "metadata": {"labels": {"tier": "shards"}},
     "spec": {
         "priorityClassName": "system-cluster-critical",
         "tolerations": [{"key": "spot", "operator": "Exists"}],
@@ -74,10 +74,10 @@ def namespaces(control_plane: Cluster) -> Iterator[dict[str, str]]:
 
 
 def rendered(namespace: str, template: dict[str, Any], **spec: Any) -> list[dict[str, Any]]:
-    ps = {"shards": 1, **spec.pop("ps", {})}
+    shards = {"replicas": 1, **spec.pop("shards", {})}
     job = {
         "metadata": {"name": "job", "namespace": namespace},
-        "spec": {"ps": ps, "workers": {"replicas": 1, "template": {"spec": template}}, **spec},
+        "spec": {"shards": shards, "workers": {"replicas": 1, "template": {"spec": template}}, **spec},
     }
     return documents(PSTrainingJob.model_validate(job), "psjob-runtime:test")
 
@@ -105,7 +105,7 @@ def ask(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
         ("restricted", SAFE, {"checkpoint": {"disabled": True}}),
         ("restricted", SAFE, {"checkpoint": CLAIMED}),
         ("privileged", GPU, {}),
-        ("privileged", {**GPU, "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, {"ps": {"template": OVER}}),
+        ("privileged", {**GPU, "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, {"shards": {"template": OVER}}),
         ("privileged", GPU, {"injection": "none"}),
         ("privileged", {**PLAIN, "securityContext": {"runAsUser": 0}}, {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}}),
     ],
@@ -125,7 +125,7 @@ def test_a_shard_is_restricted_whatever_its_worker_is(control_plane: Cluster, na
     root = {**GPU, "securityContext": {"runAsUser": 0, "runAsNonRoot": False, "seccompProfile": {"type": "Unconfined"}}}
     sidecar = {"spec": {"securityContext": None, "containers": [{"name": "shard", "securityContext": None}, {"name": "log", "image": "i"}]}}
     for template, over in ((PLAIN, {}), (GPU, {}), (root, {}), (PLAIN, sidecar), (root, sidecar)):
-        *_, shard, worker = rendered(namespaces["restricted"], template, ps={"template": over})
+        *_, shard, worker = rendered(namespaces["restricted"], template, shards={"template": over})
         ask(control_plane, shard)
         with pytest.raises(ApiError, match="violates PodSecurity"):
             ask(control_plane, worker)

@@ -25,7 +25,7 @@ SMALL = {"limits": [{"type": "Container", "default": {"cpu": "250m", "memory": "
 ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "limit range": (
         [{"kind": "LimitRange", "metadata": {"name": "small"}, "spec": SMALL}],
-        {"spec.ps.template": ASKS},
+        {"spec.shards.template": ASKS},
         "LimitRange small of namespace {} limits cpu",
     ),
     "limit range that psjob's numbers give way to": ([{"kind": "LimitRange", "metadata": {"name": "small"}, "spec": SMALL}], {}, ""),

@@ -89,7 +89,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Idle]:
     env = {
         contract.ENV_ROLE: "shard", contract.ENV_INDEX: "0", contract.ENV_RUN: RUN,
         contract.ENV_ATTEMPT: "1", contract.ENV_VIEW: "1",
-        contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "ps-0",
+        contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "shard-0",
         contract.ENV_CHECKPOINTS: str(folder), contract.ENV_KEYS: key_file(folder, "shard", 0), contract.ENV_BIND: "127.0.0.1",
         contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip

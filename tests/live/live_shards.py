@@ -106,7 +106,7 @@ class Shards:
                 attempt,
                 attempt,
                 0,
-                f"ps-{index}",
+                f"shard-{index}",
                 config,
                 "127.0.0.1",
                 folder,

@@ -110,7 +110,11 @@ def manifest(folder: Path, *args: str, shards: int = 2, workers: int = 2, **spec
         "apiVersion": "psjob.dev/v1alpha1",
         "kind": "PSTrainingJob",
         "metadata": {"name": "tiny"},
-        "spec": {"ps": {"shards": shards}, "workers": {"replicas": workers, "template": {"spec": {"containers": [container]}}}, **spec},
+        "spec": {
+            "shards": {"replicas": shards, **spec.pop("of_shards", {})},
+            "workers": {"replicas": workers, "template": {"spec": {"containers": [container]}}},
+            **spec,
+        },
     }
     path = folder / "job.yaml"
     path.write_text(json.dumps(job))

@@ -56,7 +56,7 @@ class Processes:
         own = {
             contract.ENV_ROLE: "shard", contract.ENV_INDEX: str(index), contract.ENV_ATTEMPT: str(attempt), contract.ENV_VIEW: str(view),
             contract.ENV_RUN: "run-1", contract.ENV_CONFIG: str(self.path), contract.ENV_CHECKPOINTS: str(self.folder / "checkpoints"),
-            contract.ENV_POD: f"ps-{index}-{attempt}", contract.ENV_BIND: "127.0.0.1",
+            contract.ENV_POD: f"shard-{index}-{attempt}", contract.ENV_BIND: "127.0.0.1",
             contract.ENV_KEYS: key_file(self.folder, "shard", index, attempt),
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-{index}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip

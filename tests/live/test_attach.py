@@ -245,7 +245,7 @@ def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
     mine = model()
     sentence = job(mine, torch.optim.RMSprop(mine.parameters()), config={"mode": "async"})
     assert "RMSprop has no rule on the shards" in sentence and "use SGD, Adam, AdamW, NAdam or Adagrad" in sentence
-    assert "training.updateAt is server, but RMSprop" in job(mine, torch.optim.RMSprop(mine.parameters()), config={"updateAt": "server"})
+    assert "training.updateAt is shard, but RMSprop" in job(mine, torch.optim.RMSprop(mine.parameters()), config={"updateAt": "server"})
     assert "training.mode async" in job(mine, sgd(mine), config={"mode": "async", "updateAt": "worker"})
 
 

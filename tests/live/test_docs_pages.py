@@ -123,7 +123,7 @@ STEERING = ("checkpoint", "suspend", "resume", "delete")
 
 def manifest(pause: float) -> dict[str, Any]:
     worker = {"name": "worker", "image": "none", "command": ["python", "train.py", str(pause)]}
-    spec = {"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {"spec": {"containers": [worker]}}}}
+    spec = {"shards": {"replicas": 1}, "workers": {"replicas": 1, "template": {"spec": {"containers": [worker]}}}}
     return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "digits"}, "spec": spec}
 
 

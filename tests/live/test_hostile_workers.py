@@ -118,7 +118,7 @@ def test_the_manifests_rule_and_its_numbers_hold_whatever_a_worker_says(tmp_path
         ({"mode": "async", "update_rule": "dc-asgd"}, "sgd", "the manifest says dc-asgd"),
         ({"mode": "async", "update_rule": "dc-asgd"}, "dc-asgd", None),
         ({"mode": "local"}, "sgd", "the manifest says outer-nesterov"),
-        ({"update_at": "server"}, "reduce", "updateAt: server"),
+        ({"update_at": "shard"}, "reduce", "updateAt: shard"),
         ({"update_at": "worker"}, "reduce", None),
         ({}, "adam", None),
     ],

@@ -66,26 +66,26 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
         "key": 1,
     }
     assert {path.name for path in (folder / "logs").glob("*.log")} == {
-        "tiny-ps-0-a1.log", "tiny-ps-1-a1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
+        "tiny-shard-0-a1.log", "tiny-shard-1-a1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("shard", [0, rotating(1)])
 def test_a_killed_shard_is_started_again_with_the_next_attempt(tmp_path: Path, shard: int) -> None:
-    ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:ps-{shard}@step=40", "--summary", "s.json")
+    ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:shard-{shard}@step=40", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
     assert told["attempts"] == [2 if index == shard else 1 for index in range(2)] and told["view"] == 2
     assert sum(told["restarts"].values()) == 1
     (recovery,) = told["recoveries"]
     assert recovery["step"] >= 40 and recovery["secondsToFirstPush"] > 0 and recovery["secondsToPassStep"] > 0
-    assert f"fault kill:ps-{shard}@step=40: SIGKILL to tiny-ps-{shard}-a1 at step" in ended.stderr
+    assert f"fault kill:shard-{shard}@step=40: SIGKILL to tiny-shard-{shard}-a1 at step" in ended.stderr
     assert "first push applied again after" in ended.stderr
 
 
 def test_a_stopped_shard_counts_as_lost_after_its_timeout(tmp_path: Path) -> None:
-    job = manifest(tmp_path, "9", ps={"shards": 2, "shardTimeoutSeconds": 2})
-    ended = run(tmp_path, job, "--fault", "stop:ps-1@step=20", "--summary", "s.json")
+    job = manifest(tmp_path, "9", of_shards={"progressDeadlineSeconds": 2})
+    ended = run(tmp_path, job, "--fault", "stop:shard-1@step=20", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
     assert told["attempts"] == [1, 2] and told["restarts"] == {"Unresponsive": 1}

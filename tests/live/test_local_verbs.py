@@ -55,7 +55,7 @@ def test_a_job_is_started_followed_suspended_resumed_and_removed(home: Path) -> 
         job = client.submit(read(manifest(home, "60")))
         view = job.wait(phases=["Running"], timeout=60)
         assert view.fresh and view.name == "tiny" and view.shards_ready == "2/2" and client.get("tiny").id == job.id
-        assert yaml.safe_load(job.manifest)["spec"]["ps"]["shards"] == 2
+        assert yaml.safe_load(job.manifest)["spec"]["shards"]["replicas"] == 2
         lines = client.logs(job.id, "worker-0", follow=True)
         assert str(next(lines)) == f"worker 0 start 1 of {home.resolve()}"
         with pytest.raises(Conflict, match="runs"):
@@ -165,7 +165,7 @@ def test_each_verb_prints_for_people_and_for_programs(home: Path) -> None:
     assert "there are: rate, test_accuracy" in psjob(home, "metrics", "tiny", "--name", "x", fails=True).stderr
     assert psjob(home, "logs", "tiny", "-p", "worker-1").stdout == f"worker 1 start 1 of {home.resolve()}\n"
     assert psjob(home, "logs", "tiny", "--tail", "1").stdout.splitlines()[0].startswith("worker-")
-    assert "names them" in psjob(home, "logs", "tiny", "-p", "ps-7").stderr
+    assert "names them" in psjob(home, "logs", "tiny", "-p", "shard-7").stderr
     assert psjob(home, "checkpoints", "tiny").stdout.splitlines()[1].split()[0].isdigit()
     assert psjob(home, "top", "--once").stdout.splitlines()[0].split()[0] == "NAME"
     assert "phase:       Complete" in psjob(home, "top", "tiny").stdout

@@ -97,20 +97,21 @@ TABLE = {
         "render hello/job.yaml",
     ),
     "a number in quotes": Mistake(
-        "run hello/job.yaml", ('hello/job.yaml: spec.ps.shards: Invalid value: "2": must be of type integer; write it without quotes',),
-        "validate hello/job.yaml", replaced("shards: 1", 'shards: "2"'), replaced("shards: 1", "shards: 2"),
+        "run hello/job.yaml",
+        ('hello/job.yaml: spec.shards.replicas: Invalid value: "2": must be of type integer; write it without quotes',),
+        "validate hello/job.yaml", replaced("replicas: 1", 'replicas: "2"'), replaced("replicas: 1", "replicas: 2"),
     ),
     "a word for a number": Mistake(
         "run hello/job.yaml",
-        ('hello/job.yaml: spec.ps.shards: Invalid value: "two": must be of type integer; Number of shards; 1..256.',),
-        "validate hello/job.yaml", replaced("shards: 1", 'shards: "two"'), replaced("shards: 1", "shards: 2"),
+        ('hello/job.yaml: spec.shards.replicas: Invalid value: "two": must be of type integer; Number of shards; 1..256.',),
+        "validate hello/job.yaml", replaced("replicas: 1", 'replicas: "two"'), replaced("replicas: 1", "replicas: 2"),
     ),
     "two errors of two kinds": Mistake(
         "run hello/job.yaml",
-        ('hello/job.yaml: spec.ps.shards: Required value; Number of shards; 1..256.',
-         'hello/job.yaml: spec.ps.shard: unknown field "spec.ps.shard"; did you mean spec.ps.shards?',
+        ('hello/job.yaml: spec.shards.replicas: Required value; Number of shards; 1..256.',
+         'hello/job.yaml: spec.shards.replica: unknown field "spec.shards.replica"; did you mean spec.shards.replicas?',
          "hello/job.yaml: spec.workers.replicas: Invalid value: -1: must be 1..4000; to run none for a while set spec.suspend: true"),
-        "validate hello/job.yaml", both(replaced("shards: 1", "shard: 1"), replaced("replicas: 2", "replicas: -1")),
+        "validate hello/job.yaml", both(replaced("replicas: 1", "replica: 1"), replaced("replicas: 2", "replicas: -1")),
     ),
     "a mode that decides what else may be said": Mistake(
         "run hello/job.yaml",

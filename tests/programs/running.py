@@ -171,7 +171,7 @@ def in_job(program: Program, folder: Path, mode: str = "sync") -> Ran:
     }  # fmt: skip
     spec = {
         "training": {"mode": "async" if mode == "async" else "sync", "seed": 0, **dict(program.training)},
-        "ps": {"shards": SHARDS},
+        "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
         "checkpoint": {"interval": "1h", "everySteps": 3},
     }
@@ -179,7 +179,7 @@ def in_job(program: Program, folder: Path, mode: str = "sync") -> Ran:
     (folder / "job.yaml").write_text(json.dumps(job))
     argv = ["run", "job.yaml", "--no-progress", "--summary", "summary.json"]
     if mode in ("shard", "worker"):
-        argv += ["--fault", f"kill:ps-1@step={program.shard}" if mode == "shard" else f"kill:worker-1@step={program.worker}"]
+        argv += ["--fault", f"kill:shard-1@step={program.shard}" if mode == "shard" else f"kill:worker-1@step={program.worker}"]
     begin = time.monotonic()
     code, output = warm.run(folder, argv, environment(program, folder), SECONDS, IMPORTS)
     seconds = time.monotonic() - begin

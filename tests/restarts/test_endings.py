@@ -103,7 +103,7 @@ if __name__ == "__main__":
     (tmp_path / "plain").mkdir()
     (tmp_path / "hit").mkdir()
     wanted = run(tmp_path / "plain", *PLAIN)
-    ran = run(tmp_path / "hit", "pass", body, "kill:ps-0@step=11", "kill:ps-0@step=20")
+    ran = run(tmp_path / "hit", "pass", body, "kill:shard-0@step=11", "kill:shard-0@step=20")
     assert ran.code == 0 and ran.summary["steps"] == 24, ran.err[-3000:]
     assert sum(ran.summary["restarts"].values()) == 2 and "Traceback" not in ran.err, ran.err[-3000:]
     assert (ran.out + ran.err).count("result 1000") == 1
@@ -116,7 +116,7 @@ def test_a_loop_in_a_thread_begins_again_in_place(tmp_path: Path) -> None:
     (tmp_path / "hit").mkdir()
     wanted = run(tmp_path / "plain", *PLAIN)
     body = "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"
-    ran = run(tmp_path / "hit", "pass", body, "kill:ps-0@step=11")
+    ran = run(tmp_path / "hit", "pass", body, "kill:shard-0@step=11")
     assert ran.code == 0 and ran.summary["restarts"] == {"Signal": 1} and "Traceback" not in ran.err, ran.err[-3000:]
     assert ran.sha == wanted.sha
 

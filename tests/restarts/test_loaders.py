@@ -147,7 +147,7 @@ def test_each_sample_is_trained_once_and_a_kill_changes_no_bit(tmp_path: Path, n
         assert sorted(seen) == sorted(samples * 2)
     if "noise" in name:
         return
-    struck = run(tmp_path / "struck", made, *faults("kill:ps-1@step=3", "kill:worker-1@step=8"), steps=6)
+    struck = run(tmp_path / "struck", made, *faults("kill:shard-1@step=3", "kill:worker-1@step=8"), steps=6)
     assert struck.code == 0 and struck.sha == calm.sha, struck.err[-3000:]
 
 

@@ -51,17 +51,17 @@ class Fault:
 
 
 FAULTS = {
-    "shard 0 in a pass": Fault(("kill:ps-0@step=14",)),
-    "shard 1 at the end of a pass": Fault(("kill:ps-1@step=16",)),
+    "shard 0 in a pass": Fault(("kill:shard-0@step=14",)),
+    "shard 1 at the end of a pass": Fault(("kill:shard-1@step=16",)),
     "a worker in a pass": Fault(("kill:worker-0@step=14",)),
     "the other worker at the end of a pass": Fault(("kill:worker-1@step=12",)),
-    "shard 0 in a tail": Fault(("kill:ps-0@step=13",), "tail"),
+    "shard 0 in a tail": Fault(("kill:shard-0@step=13",), "tail"),
     "a worker in a tail": Fault(("kill:worker-0@step=13",), "tail"),
-    "shard 1 in an evaluation": Fault(("kill:ps-1@step=13",), "evaluation"),
+    "shard 1 in an evaluation": Fault(("kill:shard-1@step=13",), "evaluation"),
     "a worker in an evaluation": Fault(("kill:worker-0@step=13",), "evaluation"),
-    "all at once": Fault(("kill:ps-0@step=13", "kill:ps-1@step=13", "kill:worker-1@step=13", "kill:worker-0@step=13"), "tail"),
-    "before the first checkpoint": Fault(("kill:ps-0@step=2",)),
-    "twice": Fault(("kill:ps-1@step=10", "kill:ps-0@step=18")),
+    "all at once": Fault(("kill:shard-0@step=13", "kill:shard-1@step=13", "kill:worker-1@step=13", "kill:worker-0@step=13"), "tail"),
+    "before the first checkpoint": Fault(("kill:shard-0@step=2",)),
+    "twice": Fault(("kill:shard-1@step=10", "kill:shard-0@step=18")),
 }
 ASYNC = ("shard 0 in a pass", "shard 1 at the end of a pass", "a worker in a pass", "a worker in a tail", "all at once", "twice")
 PLAIN_QUICK = "early_stopping: shard 1 at the end of a pass"

@@ -251,7 +251,7 @@ for epoch in range(4):
     passes(epoch)
 """,
 }
-FAULTS = ("kill:worker-1@step=8", "kill:ps-0@step=13")
+FAULTS = ("kill:worker-1@step=8", "kill:shard-0@step=13")
 
 
 def run(folder: Path, name: str, *what: str) -> Ran:

@@ -66,7 +66,7 @@ def manifest(folder: Path, command: list[str], training: dict[str, str] | None =
     containers = [{"name": "worker", "image": "none", "command": ["python", *command]}]
     spec = {
         "training": {"mode": "sync", "seed": 0, **(training or {})},
-        "ps": {"shards": SHARDS},
+        "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": containers}}},
         "checkpoint": {"interval": "1h", "everySteps": 3},
     }

@@ -62,7 +62,7 @@ UNKEPT: dict[str, str] = {
     "swa": "averaged (",
 }
 """Scripts that a restart may refuse, with the variable that it names."""
-KILLS = ("--fault", "kill:worker-1@step=4", "--fault", "kill:ps-0@step=8")
+KILLS = ("--fault", "kill:worker-1@step=4", "--fault", "kill:shard-0@step=8")
 QUICK_REFUSED = {
     "clamps_weights", "kfold_in_one_process", "lbfgs", "sparse_gradients", "two_models_unnamed", "weights_loaded_after_attach",
 }  # fmt: skip

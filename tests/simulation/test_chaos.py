@@ -113,7 +113,7 @@ def zombie(world: World, role: str, index: int, ahead: int) -> None:
     if world.status is None or not world.status.shards:
         return
     number = (world.status.shards[index].attempt if role == "shard" else world.status.workers.start) + ahead
-    word = f"{world.name}-ps-{index}-a{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
+    word = f"{world.name}-shard-{index}-a{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
     assert role in ("shard", "worker")
     pod = Process(
         word, f"{word}-z", "shard" if role == "shard" else "worker", index, number, world.uid, "Running", world.now, started=world.now

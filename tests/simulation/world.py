@@ -18,7 +18,7 @@ from psjob_operator.plan.observed_state import Claim, Exit, Process
 def make_spec(**overrides: Any) -> JobSpec:
     """Two shards, three workers; camelCase keys laid over it."""
     container = {"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}
-    base: dict[str, Any] = {"ps": {"shards": 2}, "workers": {"replicas": 3, "template": {"spec": {"containers": [container]}}}}
+    base: dict[str, Any] = {"shards": {"replicas": 2}, "workers": {"replicas": 3, "template": {"spec": {"containers": [container]}}}}
     for key, value in overrides.items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return JobSpec.model_validate(base)
@@ -123,7 +123,7 @@ class World:
         if self.final:
             self._finish()
             return
-        shards = [self.current("shard", index) for index in range(self.spec.ps.shards)]
+        shards = [self.current("shard", index) for index in range(self.spec.shards.replicas)]
         workers = [self.current("worker", index) for index in range(self.spec.workers.replicas)]
         if not all(pod is not None and pod.ready for pod in [*shards, *workers]):
             return

@@ -93,7 +93,7 @@ class Desk:
         peers = tuple(ShardAddress("127.0.0.1", 1 + index, 0) for index in range(shards))
         config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0, **more)
         self.folder = folder / run
-        places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
+        places = [Place("shard", i, run, number, number, 0, f"shard-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
         self.rule = "reduce" if update_at == "worker" else more.get("update_rule") or (OUTER if mode == "local" else "sgd")
         self.coordination = cast(CoordinatorDriver, self.servers[0].coordinator)

@@ -317,7 +317,7 @@ def test_prune_leaves_the_highest_claim_alone(tmp_path: Path) -> None:
         (tmp_path / f"CLAIM-{view:06d}").write_text("{}")
     claim.prune(tmp_path, 4)
     assert names(tmp_path) == ["CLAIM-000001", "CLAIM-000002"], "not claimed itself: the highest of these still holds"
-    claim.claim(tmp_path, 4, "ps-0")
+    claim.claim(tmp_path, 4, "shard-0")
     (made,) = committed(tmp_path, 3, view=4)
     manifest.prune(tmp_path, 1, made)
     assert names(tmp_path, "CLAIM") == ["CLAIM-000004"]

@@ -96,7 +96,7 @@ def test_a_full_volume_at_the_claim_is_waited_for(tmp_path: Path, volume: Volume
     volume.full = ()
     desk.tick(later=3.0)
     desk.settle()
-    assert claim.highest(desk.folder) == (1, "ps-0-1")
+    assert claim.highest(desk.folder) == (1, "shard-0-1")
     desk.begun()
 
 

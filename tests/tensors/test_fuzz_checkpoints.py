@@ -164,7 +164,7 @@ def test_a_changed_admission_table_is_damaged_or_read(tmp_path: Path, made: Mani
 
 @counts(50, 50_000)
 def test_a_changed_claim_is_nobodys_or_read(tmp_path: Path, cases: int) -> None:
-    claim.claim(tmp_path, 3, "ps-0")
+    claim.claim(tmp_path, 3, "shard-0")
     path = tmp_path / "CLAIM-000003"
     raw = path.read_bytes()
 

@@ -243,7 +243,7 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
         ({"non_finite": "skip"}, "training.nonFinite skip"),
         ({"lr_scaling": "linear"}, "training.lrScaling linear"),
         ({"max_grad_norm": 1.0, "schedule": "pipedream"}, "training.maxGradNorm under training.pipeline.schedule pipedream"),
-        ({"step_timeout": 1.0}, "workers.stepTimeoutSeconds"),
+        ({"step_timeout": 1.0}, "workers.progressDeadlineSeconds"),
     ],
 )
 def test_what_does_not_go_with_stages_is_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str) -> None:

@@ -63,7 +63,7 @@ class WholeShard:
         config = Config("job", RUN, "0" * 64, mode, 5, None, 1, peers, NEVER, "AllWorkers", 10.0, 60.0)
         self.folder = checkpoints / RUN
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.place = Place("shard", 0, RUN, 1, 1, 0, "ps-0", config, None, checkpoints, 0, "", handed("shard", 0))
+        self.place = Place("shard", 0, RUN, 1, 1, 0, "shard-0", config, None, checkpoints, 0, "", handed("shard", 0))
         self.server = server = Server(self.place, self.folder)
         coordinator = server.coordinator
         assert coordinator is not None

@@ -28,8 +28,8 @@ _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
     ("spec.training.streams", 1, 8),
     ("spec.training.staleness", 0, 100_000),
-    ("spec.ps.shards", 1, 256),
-    ("spec.ps.shardTimeoutSeconds", 2, 3600),
+    ("spec.shards.replicas", 1, 256),
+    ("spec.shards.progressDeadlineSeconds", 2, 3600),
     ("spec.workers.replicas", 1, 4000),
     ("spec.checkpoint.everySteps", 1, 10**9),
     ("spec.checkpoint.request", 1, 2**53 - 1),
@@ -155,10 +155,7 @@ REFUSED: list[Case] = [
         )
         for value in values
     ),
-    *(
-        Case(f"step-timeout-{value}", {"spec.workers.stepTimeoutSeconds": value}, "spec.workers.stepTimeoutSeconds", "must be 5..86400; ")
-        for value in (4, 86_401)
-    ),
+    *(Case(f"no-step-{value}", {(at := "spec.workers.progressDeadlineSeconds"): value}, at, "must be 5..86400; ") for value in (4, 86_401)),
     *(
         Case(f"processes-{value}", {"spec.workers.processes": value}, "spec.workers.processes", "must be 1..64 or auto; ")
         for value in (0, -1, 65, "all", "2", "")
@@ -314,10 +311,10 @@ REFUSED: list[Case] = [
         "must be 0 with spec.training.updateRule; no round waits for others then",
     ),
     Case(
-        "local-server-update",
-        {"spec.training": {"mode": "local", "updateAt": "server"}},
+        "local-shard-update",
+        {"spec.training": {"mode": "local", "updateAt": "shard"}},
         "spec.training.updateAt",
-        "must not be server in spec.training.mode: local; the optimizer steps on the workers",
+        "must not be shard in spec.training.mode: local; the optimizer steps on the workers",
     ),
     Case(
         "async-worker-update",
@@ -375,9 +372,9 @@ REFUSED: list[Case] = [
     ),
     Case(
         "shards-one-port",
-        {"spec.ps": {"shards": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
-        "spec.ps.template.spec.hostNetwork",
-        "must not be true with two or more spec.ps.shards and a claim for checkpoints without ReadWriteMany; ",
+        {"spec.shards": {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
+        "spec.shards.template.spec.hostNetwork",
+        "must not be true with two or more spec.shards.replicas and a claim for checkpoints without ReadWriteMany; ",
     ),
     # -- unknown fields, types, enums, missing parts
     Case(
@@ -388,7 +385,7 @@ REFUSED: list[Case] = [
         server_sentence='unknown field "spec.chekpoint"',
     ),
     Case(
-        "typo-deep", {"spec.ps.shard": 3}, "spec.ps.shard", "did you mean spec.ps.shards?", server_sentence='unknown field "spec.ps.shard"'
+        "typo-deep", {(at := "spec.shards.replica"): 3}, at, "did you mean spec.shards.replicas?", server_sentence=f'unknown field "{at}"'
     ),
     Case("typo-top", {"specs": {}}, "specs", "did you mean spec?", server_sentence='unknown field "specs"'),
     *(
@@ -403,13 +400,13 @@ REFUSED: list[Case] = [
     ),
     Case(
         "shards-text",
-        {"spec.ps.shards": "2"},
-        "spec.ps.shards",
+        {"spec.shards.replicas": "2"},
+        "spec.shards.replicas",
         _TYPE + "integer; write it without quotes",
         server_sentence=_TYPE + "integer",
     ),
-    Case("shards-part", {"spec.ps.shards": 1.5}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "int"),
-    Case("shards-yes", {"spec.ps.shards": True}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "int32"),
+    Case("shards-part", {"spec.shards.replicas": 1.5}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int"),
+    Case("shards-yes", {"spec.shards.replicas": True}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int32"),
     Case(
         "interval-number",
         {"spec.checkpoint.interval": 30},
@@ -432,8 +429,8 @@ REFUSED: list[Case] = [
     ),
     Case(
         "shards-missing",
-        {"spec.ps.shards": REMOVED},
-        "spec.ps.shards",
+        {"spec.shards.replicas": REMOVED},
+        "spec.shards.replicas",
         "Required value; Number of shards",
         server_sentence="Required value",
     ),
@@ -451,14 +448,14 @@ REFUSED: list[Case] = [
         for path, value, choices in (
             ("training.mode", "backup", ", ".join(f'"{mode}"' for mode in MODES)),
             ("training.lrScaling", "square", '"none", "linear"'),
-            ("training.updateAt", "shard", '"server", "worker"'),
+            ("training.updateAt", "chief", '"shard", "worker"'),
             ("workers.localSum", "ring", '"auto", "shared", "gloo", "nccl"'),
             ("training.compression.push", "lz4", '"none", "bf16", "fp16", "int8", "topk", "randomk", "auto"'),
             ("checkpoint.persistentVolumeClaimRetentionPolicy.whenDeleted", "Never", '"Retain", "Delete"'),
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
             ("injection", "image", '"auto", "none"'),
-            ("ps.placement", "beside", '"spread", "packed", "colocated"'),
+            ("shards.placement", "beside", '"spread", "packed", "colocated"'),
         )
     ),
     *TEMPLATES_REFUSED,
@@ -474,7 +471,7 @@ PASSED: list[Case] = [
     *(Case(f"managed-{text}", {"spec.managedBy": text}) for text in ("psjob.dev/operator", "kueue.x-k8s.io/multikueue", "a.b/C_d.e")),
     Case("compression", {"spec.training.compression": {"push": "topk", "pull": "bf16", "ratio": 0.05}}),
     Case("compression-auto", {"spec.training.compression": {"push": "auto", "pull": "auto"}}),
-    Case("async-server", {"spec.training": {"mode": "async", "updateAt": "server"}}),
+    Case("async-shard", {"spec.training": {"mode": "async", "updateAt": "shard"}}),
     *(Case(f"bounded-{given}", {"spec.training": {"mode": "bounded", "staleness": given}}) for given in (0, 8)),
     Case("scaling", {"spec.training": {"lrScaling": "linear", "warmupSteps": 10, "reduction": "median"}}),
     Case("warmup-async", {"spec.training": {"mode": "async", "warmupSteps": 10}}),

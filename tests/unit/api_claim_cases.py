@@ -48,7 +48,7 @@ CLAIMS_REFUSED = [
     ),
     Case(
         "modes-pod-and-more",
-        {AT: modes("ReadWriteOncePod", "ReadWriteOnce"), "spec.ps.shards": 1},
+        {AT: modes("ReadWriteOncePod", "ReadWriteOnce"), "spec.shards.replicas": 1},
         _MODES,
         "must not have ReadWriteOncePod beside others; Kubernetes takes it by itself only; leave one of them out",
     ),
@@ -56,7 +56,7 @@ CLAIMS_REFUSED = [
         "modes-pod-of-two-shards",
         {AT: modes("ReadWriteOncePod")},
         _MODES,
-        "must not have ReadWriteOncePod with two or more spec.ps.shards; one pod at a time can mount it; take ReadWriteOnce",
+        "must not have ReadWriteOncePod with two or more spec.shards.replicas; one pod at a time can mount it; take ReadWriteOnce",
     ),
     Case(
         "claim-block",
@@ -117,7 +117,7 @@ CLAIMS_REFUSED = [
 CLAIMS_PASSED = [
     *(Case(f"storage-{value}", {AT: sized(value)}) for value in ("1Mi", "10Gi", "2T", "1.5Gi", "1e9", 10737418240)),
     *(Case(f"modes-{'-'.join(names)}", {AT: modes(*names)}) for names in (("ReadWriteMany",), ("ReadWriteOnce", "ReadWriteMany"))),
-    Case("modes-pod", {AT: modes("ReadWriteOncePod"), "spec.ps.shards": 1}),
+    Case("modes-pod", {AT: modes("ReadWriteOncePod"), "spec.shards.replicas": 1}),
     Case("claim-empty", {AT: {}}),
     Case("claim-nothing-said", {AT: {"metadata": {}, "spec": {}}}),
     Case(
@@ -143,14 +143,14 @@ CLAIMS_PASSED = [
     Case(
         "one-port-apart",
         {
-            "spec.ps": {"shards": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
+            "spec.shards": {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
             AT: modes("ReadWriteMany"),
         },
     ),
     Case(
         "one-port-on-a-server",
         {
-            "spec.ps": {"shards": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
+            "spec.shards": {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
             "spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/b"}},
         },
     ),

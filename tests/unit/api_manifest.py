@@ -12,7 +12,7 @@ GOOD: dict[str, Any] = {
     "kind": "PSTrainingJob",
     "metadata": {"name": "digits"},
     "spec": {
-        "ps": {"shards": 2},
+        "shards": {"replicas": 2},
         "workers": {
             "replicas": 4,
             "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}},

@@ -6,7 +6,7 @@ from tests.unit.api_manifest import REMOVED, Case
 
 POD = "spec.workers.template.spec"
 WORKER = f"{POD}.containers.0"
-SHARD_POD = "spec.ps.template"
+SHARD_POD = "spec.shards.template"
 _CLAIM = "spec.checkpoint.volumeClaimTemplate"
 _TYPE = "must be of type "
 _KEYS = "digits-key-0a1b2c3d-1"
@@ -584,6 +584,7 @@ TEMPLATES_PASSED: list[Case] = [
     Case("shard-own-ports", {f"{SHARD_POD}.spec.containers": [{"name": "x", "ports": [{"containerPort": 7071}]}]}),
     Case("shard-empty", {SHARD_POD: {}}),
     Case(
-        "one-shard-on-host", {"spec.ps": {"shards": 1, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}}
+        "one-shard-on-host",
+        {"spec.shards": {"replicas": 1, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
     ),
 ]

@@ -19,7 +19,7 @@ UID = "run-1"
 
 def job(**overrides: Any) -> ObservedState:
     """A job that nobody has seen; keys that a spec has are laid over the spec, the others over the snapshot."""
-    fields = {"ps", "workers", "stages", "training", "checkpoint", "runPolicy", "suspend", "managedBy", "injection"}
+    fields = {"shards", "workers", "stages", "training", "checkpoint", "runPolicy", "suspend", "managedBy", "injection"}
     spec = make_spec(**{key: value for key, value in overrides.items() if key in fields})
     rest = {key: value for key, value in overrides.items() if key not in fields}
     base = ObservedState("job", "ns", UID, 1, "1", NOW - 100, spec, None, live=True)

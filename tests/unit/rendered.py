@@ -60,4 +60,4 @@ def rich(**overrides: Any) -> ObservedState:
 
 def shard(snapshot: ObservedState, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
     place = 0 if shares_volume(snapshot) else None
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, volume_group=place, pinned=PINNED), user)
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-shard-1-a4", known, volume_group=place, pinned=PINNED), user)

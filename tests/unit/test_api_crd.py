@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from hack.crdlint import EXCEPTIONS, findings
 from psjob_operator import contract
+from psjob_operator.api.base import seconds
 from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, node, schema
-from psjob_operator.api.quantity import seconds
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import definition
 from tests.unit.crd_schema import nodes
@@ -81,7 +81,7 @@ def test_every_list_says_who_owns_it_and_its_keys_are_required() -> None:
 
 
 def test_lists_of_a_template_have_the_keys_of_the_pod_api() -> None:
-    pod, places = definition("PodTemplateSpec"), ("spec.workers.template", "spec.ps.template", "spec.stages[].template")
+    pod, places = definition("PodTemplateSpec"), ("spec.workers.template", "spec.shards.template", "spec.stages[].template")
     for place in places:
         template = node(schema(), place)
         for at, part in nodes(template):
@@ -104,12 +104,12 @@ def test_a_status_survives_the_way_through_json() -> None:
         phase="Running",
         run="u",
         view=3,
-        shards=({"index": 0, "attempt": 2, "state": "Serving", "pod": "a-ps-0-a2"},),  # type: ignore[arg-type]
+        shards=({"index": 0, "attempt": 2, "state": "Serving", "pod": "a-shard-0-a2"},),  # type: ignore[arg-type]
         restarts={"total": 1, "causes": {"OOMKilled": 1}, "counted": 1},  # type: ignore[arg-type]
         progress={"step": 5, "loss": 1},  # type: ignore[arg-type]
     )
     assert JobStatus.model_validate(status.to_manifest()) == status
-    assert status.to_manifest()["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": "a-ps-0-a2"}
+    assert status.to_manifest()["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": "a-shard-0-a2"}
 
 
 def test_a_status_of_a_newer_operator_is_read() -> None:
@@ -136,7 +136,7 @@ def test_the_crd_is_clean() -> None:
 @pytest.mark.parametrize(
     ("rule", "at", "gone", "put"),
     [
-        ("integers", "spec.ps.shards", ("format",), {}),
+        ("integers", "spec.shards.replicas", ("format",), {}),
         ("integers", "status.view", ("maximum",), {}),
         ("integers", "spec.workers.replicas", (), {"maximum": 2**40}),
         ("nofloats", "spec.runPolicy.backoffLimit", (), {"type": "number"}),
@@ -149,8 +149,8 @@ def test_the_crd_is_clean() -> None:
         ("ssatags", "spec.workers.template.spec.containers[].env", (), {"x-kubernetes-list-map-keys": ["key"]}),
         ("nonullable", "spec.suspend", (), {"nullable": True}),
         ("commentstart", "status.phase", ("description",), {}),
-        ("optionalorrequired", "spec.ps", (), {"required": ["shards", "machines"]}),
-        ("optionalorrequired", "spec.ps", (), {"required": ["shardTimeoutSeconds"]}),
+        ("optionalorrequired", "spec.shards", (), {"required": ["shards", "machines"]}),
+        ("optionalorrequired", "spec.shards", (), {"required": ["progressDeadlineSeconds"]}),
         ("statusoptional", "status", (), {"required": ["phase"]}),
         ("conditions", CONDITIONS, (), {"x-kubernetes-list-map-keys": ["reason"]}),
     ],

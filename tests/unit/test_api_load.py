@@ -69,8 +69,8 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f
         ("a: &a [1, *a]", "line 1: an alias stands inside the value that it names"),
         ("[" * 5000, "nested too deep"),
         ("a: 9999-99-99", "must be"),
-        (TEXT.replace("shards: 2", "shards: .nan"), "must be of type integer"),
-        (TEXT.replace("shards: 2", "shards: 2026-01-01"), "must be of type integer"),
+        (TEXT.replace("replicas: 2", "replicas: .nan"), "must be of type integer"),
+        (TEXT.replace("replicas: 2", "replicas: 2026-01-01"), "must be of type integer"),
         (TEXT.replace("name: digits", "name:"), "metadata.name: Required value"),
         (TEXT.replace("name: digits", "name: 5"), "metadata.name: Invalid value: 5: must be of type string"),
         (TEXT.replace("  name: digits", "  generateName: digits-"), "metadata.name: Required value"),
@@ -106,10 +106,10 @@ json_values = st.recursive(
 PLACES = [
     "",
     "spec",
-    "spec.ps",
-    "spec.ps.shards",
-    "spec.ps.template",
-    "spec.ps.template.spec.containers",
+    "spec.shards",
+    "spec.shards.replicas",
+    "spec.shards.template",
+    "spec.shards.template.spec.containers",
     "spec.workers",
     "spec.workers.template",
     "spec.workers.template.spec",
@@ -173,9 +173,9 @@ ODD = (
     b"- a\n-\n- - b\n  - c\n- &x {a: 1}\n- *x\n- {<<: *x, b: 2}\n",
     "ü: ö # ä\n'ß': \"\\u00fc \\\n  b\"\r\nk:\r\n".encode(),
     b"c: 0o7\nd: 07\ne: 1:30\nf: 2001-01-01\ng: ~\nh: 1e3\ni: .5\nj: yes\n",
-    TEXT.replace("shards: 2", "shards: 2\n    shards: 3").encode(),
-    TEXT.replace("shards: 2", "shards: {2").encode(),
-    TEXT.replace("shards: 2", "\tshards: 2").encode(),
+    TEXT.replace("replicas: 2", "replicas: 2\n    replicas: 3").encode(),
+    TEXT.replace("replicas: 2", "replicas: {2").encode(),
+    TEXT.replace("replicas: 2", "\treplicas: 2").encode(),
 )
 
 
@@ -218,7 +218,7 @@ SEEDS: dict[str, dict[str, Any]] = {
     "env": {f"{WORKER}.env": ENV},
     "unknown": {f"{POD}.{name}{number}": 1 for number in range(20) for name in ("volume", "x")},
     "empty": {f"{POD}.containers": [{}, {}, {}]},
-    "tolerations": {f"{POD}.tolerations": [{"key": "a"}] * 10, "spec.ps.template": {"spec": {"tolerations": [{"key": "a"}] * 10}}},
+    "tolerations": {f"{POD}.tolerations": [{"key": "a"}] * 10, "spec.shards.template": {"spec": {"tolerations": [{"key": "a"}] * 10}}},
     "words": {f"{WORKER}.command": ["x"] * 50, f"{WORKER}.args": ["x"] * 50},
     "mounts": {f"{WORKER}.volumeMounts": [{"name": "a", "mountPath": "/a"}] * 9, f"{POD}.volumes": [{"name": "a", "emptyDir": {}}] * 9},
     "rules": {"spec.runPolicy": {"failureRules": [{"action": "Ignore", "exitCodes": [1, 2]}] * 9}},
@@ -296,7 +296,7 @@ def test_of_a_spec_that_is_too_large_small_fields_hold() -> None:
     job = store.job(Key("space", body["metadata"]["name"]))
     assert job is not None and job.size > LARGEST_SPEC and not job.large
     spec, problems = _spec(job, SimpleNamespace(observed=None))  # type: ignore[arg-type]
-    assert (spec.suspend, spec.managed_by, spec.ps.shards) == (True, "example.com/other", body["spec"]["ps"]["shards"])
+    assert (spec.suspend, spec.managed_by, spec.shards.replicas) == (True, "example.com/other", body["spec"]["shards"]["replicas"])
     assert len(problems) == 1 and f"is {job.size} bytes as JSON" in problems[0]
 
 
@@ -309,7 +309,7 @@ WHOLE = changed(
                             "volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
                                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}}},
         "spec.runPolicy": {"backoffLimit": 6, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 9, "cleanPodPolicy": "Running"},
-        "spec.workers.stepTimeoutSeconds": 60,
+        "spec.workers.progressDeadlineSeconds": 60,
         "spec.workers.template.spec.volumes": [{"name": "data", "emptyDir": {}}],
         "spec.workers.template.spec.containers.0.resources": {"limits": {"cpu": "1", "nvidia.com/gpu": 1}},
         "metadata.labels": {"team": "a"},

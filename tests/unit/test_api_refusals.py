@@ -144,7 +144,7 @@ SPEC: dict[str, Any] = {
     "managedBy": "example.com/other",
     "runPolicy": {"activeDeadlineSeconds": 60},
     "training": {"mode": "sync"},
-    "ps": {"shards": 3},
+    "shards": {"replicas": 3},
     "workers": {"replicas": 5, "template": {"spec": {"containers": []}}},
 }
 STATUS: dict[str, Any] = {"shards": [{}, {}], "workers": {"desired": 4}}
@@ -164,28 +164,29 @@ def test_what_cannot_be_read_hides_nothing_else(broken: dict[str, Any]) -> None:
     spec = _lenient({**SPEC, **broken}, STATUS)
     assert spec.suspend is True and spec.managed_by == "example.com/other"
     assert spec.run_policy.active_deadline_seconds == 60
-    assert (spec.ps.shards, spec.workers.replicas) == (3, 5)
+    assert (spec.shards.replicas, spec.workers.replicas) == (3, 5)
 
 
 BROKEN_STAGES: dict[str, Any] = {"stages": [{"name": 7, "replicas": 3}, {"replicas": "x"}], "workers": {"template": {}}}
 
 
 @pytest.mark.parametrize(
-    "broken", [{"ps": {"shards": "many"}, "workers": {"replicas": []}}, {"ps": "two", "workers": None}, {"ps": 2, **BROKEN_STAGES}]
+    "broken",
+    [{"shards": {"replicas": "many"}, "workers": {"replicas": []}}, {"shards": "two", "workers": None}, {"shards": 2, **BROKEN_STAGES}],
 )
 def test_a_job_whose_size_cannot_be_read_has_that_of_its_status(broken: dict[str, Any]) -> None:
     spec = _lenient({**SPEC, **broken}, STATUS)
-    assert (spec.ps.shards, spec.workers.replicas, spec.suspend) == (2, 4, True)
+    assert (spec.shards.replicas, spec.workers.replicas, spec.suspend) == (2, 4, True)
 
 
 @pytest.mark.parametrize(
-    "broken", [{"ps": {"deep": []}}, {"managedBy": ["example.com/other"]}, {"managedBy": "example.com/other", "workers": [7]}]
+    "broken", [{"shards": {"deep": []}}, {"managedBy": ["example.com/other"]}, {"managedBy": "example.com/other", "workers": [7]}]
 )
 def test_another_controllers_job_is_not_touched_whatever_its_spec_is_like(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe, "PRUNINGS", 1)
     spec = _lenient({**SPEC, "a": {"b": 1}, "runPolicy": {"backoffLimit": "x"}, **broken}, STATUS)
     assert spec.managed_by not in (None, OURS) and spec.suspend is True
-    decided = plan(replace(running(), spec=spec, spec_problems=("spec.ps: must be of type object",)), NOW)
+    decided = plan(replace(running(), spec=spec, spec_problems=("spec.shards: must be of type object",)), NOW)
     assert not (decided.intent or decided.actions or decided.events or decided.wake_at or decided.want_progress)
 
 
@@ -312,7 +313,7 @@ def test_details_that_name_no_field_are_no_causes(details: Any) -> None:
 
 
 def _resources(asks_nothing: bool = False, **spec: Any) -> list[dict[str, Any]]:
-    process = CreateProcess("shard", 0, 1, 1, "job-ps-0-a1", pinned=Pinned(runtime_image="r:1", container="worker", key=1))
+    process = CreateProcess("shard", 0, 1, 1, "job-shard-0-a1", pinned=Pinned(runtime_image="r:1", container="worker", key=1))
     made = render.Pods(job(**spec), asks_nothing=asks_nothing).pod(process)["spec"]
     return [made["containers"][0].get("resources", {}), made["initContainers"][0]["resources"]]
 
@@ -328,19 +329,19 @@ def _resources(asks_nothing: bool = False, **spec: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_shard_never_asks_for_more_than_its_limits(given: dict[str, Any], requests: dict[str, Any]) -> None:
-    asked = _resources(ps={"template": {"spec": {"containers": [{"name": "shard", "resources": given}]}}})
+    asked = _resources(shards={"template": {"spec": {"containers": [{"name": "shard", "resources": given}]}}})
     assert [it["requests"] for it in asked] == [requests, requests]
 
 
 def test_a_template_that_speaks_of_the_whole_pod_has_no_requests_of_psjobs_beside_it() -> None:
-    container, _ = _resources(ps={"template": {"spec": {"resources": {"limits": {"memory": "512Mi"}}}}})
+    container, _ = _resources(shards={"template": {"spec": {"resources": {"limits": {"memory": "512Mi"}}}}})
     assert container == {}
 
 
 def test_what_psjob_asks_for_by_itself_gives_way_and_what_a_template_says_does_not() -> None:
     assert _resources(asks_nothing=True) == [{}, {}]
     given = {"requests": {"cpu": "500m"}}
-    assert _resources(True, ps={"template": {"spec": {"containers": [{"name": "shard", "resources": given}]}}}) == [given, given]
+    assert _resources(True, shards={"template": {"spec": {"containers": [{"name": "shard", "resources": given}]}}}) == [given, given]
     process = CreateProcess("worker", 0, 1, 1, "job-worker-0-r1", pinned=Pinned(runtime_image="r:1", container="worker", key=1))
     inits = [render.Pods(job(), asks_nothing=asks).pod(process)["spec"]["initContainers"][0]["resources"] for asks in (False, True)]
     assert inits == [{"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}}, {}]

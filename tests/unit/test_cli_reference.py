@@ -110,8 +110,8 @@ def test_names_of_runs_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("compare job.yaml --modes as", {"async"}),
         ("compare job.yaml --modes sync,as", {"sync,async"}),
         ("run job.yaml --set spec.training.mo", {"spec.training.mode="}),
-        ("run job.yaml --set spec.ps.pl", {"spec.ps.placement="}),
-        ("run job.yaml --set spec.training.updateAt", {"spec.training.updateAt=server", "spec.training.updateAt=worker"}),
+        ("run job.yaml --set spec.shards.pl", {"spec.shards.placement="}),
+        ("run job.yaml --set spec.training.updateAt", {"spec.training.updateAt=shard", "spec.training.updateAt=worker"}),
         ("submit job.yaml --set spec.susp", {"spec.suspend="}),
         ("render job.yaml --set nonsense", set()),
     ],
@@ -198,7 +198,7 @@ def test_a_script_gets_the_words_that_were_typed(tmp_path: Path, script: Script,
 
 def test_what_was_chosen_stands_in_the_manifest() -> None:
     spec = yaml.safe_load(Script("train.py", workers=4, shards=2, mode="async").manifest(manifest_template()))["spec"]
-    assert (spec["workers"]["replicas"], spec["ps"]["shards"], spec["training"]["mode"]) == (4, 2, "async")
+    assert (spec["workers"]["replicas"], spec["shards"]["replicas"], spec["training"]["mode"]) == (4, 2, "async")
 
 
 def test_the_command_to_go_on_is_that_of_the_script() -> None:

@@ -216,7 +216,7 @@ def test_the_removal_of_one_object_does_not_take_the_next_of_its_name() -> None:
 
 def test_the_last_words_of_shard_0_outlive_its_pod() -> None:
     def shard(version: int, uid: str, **status: Any) -> dict[str, Any]:
-        raw = pod(f"job-ps-0-a{uid}", version, uid, **status)
+        raw = pod(f"job-shard-0-a{uid}", version, uid, **status)
         raw["metadata"]["labels"] |= {LABEL_ROLE: "shard", LABEL_INDEX: "0", LABEL_NUMBER: uid}
         raw["spec"]["containers"] = [{"name": "shard"}]
         return raw
@@ -261,10 +261,10 @@ def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
 
 def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:
     store = JobStore()
-    service = {"metadata": {**pod()["metadata"], "name": "job-ps", "uid": "s"}}
+    service = {"metadata": {**pod()["metadata"], "name": "job-shards", "uid": "s"}}
     assert store.put(SERVICES, service) == KEY
-    assert [(it.name, it.owner) for it in store.children(SERVICES, KEY)] == [("job-ps", "run")]
-    job = {"metadata": {"name": "job", "namespace": "n", "uid": "run", "resourceVersion": "7", "generation": 2}, "spec": {"ps": {}}}
+    assert [(it.name, it.owner) for it in store.children(SERVICES, KEY)] == [("job-shards", "run")]
+    job = {"metadata": {"name": "job", "namespace": "n", "uid": "run", "resourceVersion": "7", "generation": 2}, "spec": {"shards": {}}}
     assert store.put(JOBS, job) == KEY
     found = store.job(KEY)
     assert found is not None and (found.uid, found.generation, found.deleting) == ("run", 2, False)

@@ -103,7 +103,7 @@ def written(stored: dict[str, Any], wanted: JobStatus) -> dict[str, Any]:
 def test_what_is_not_understood_stands_after_a_turn_that_changes_much() -> None:
     lost = replace(running(shard_0=pod("shard", 0, **ended(1))), status=JobStatus.read(NEWER))
     decided = plan(lost, NOW)
-    assert names(decided) == ["job-ps-0-a2"] and decided.status.phase == "Recovering"
+    assert names(decided) == ["job-shard-0-a2"] and decided.status.phase == "Recovering"
     after = written(NEWER, decided.status)
     assert (after["standby"], after["workers"]["zones"], after["pinned"]["torch"]) == ({"index": 3}, {"a": 2}, "2.9")
     assert after["shards"][1]["zone"] == "b" and after["shards"][0]["attempt"] == 2
@@ -194,7 +194,7 @@ def test_whatever_stands_there_a_turn_is_made_of_it(laid: dict[str, Any]) -> Non
     Memory("run-1").see(stored, NOW, ours=False)
 
 
-LABEL = "NetworkPolicy/job-ps"
+LABEL = "NetworkPolicy/job-shards"
 
 
 def after(*times: float) -> Contests:
@@ -229,7 +229,7 @@ def test_three_corrections_in_two_minutes_are_a_contest(times: tuple[float, ...]
 
 def test_each_object_counts_by_itself_and_one_more_correction_renews_the_rest() -> None:
     contests = after(0.0, 0.1, 0.2)
-    assert contests.rests_until("Service/job-ps", 0.3) is None
+    assert contests.rests_until("Service/job-shards", 0.3) is None
     contests.correct(LABEL, 700.0)
     assert contests.rests_until(LABEL, 701.0) is None, "it may be over"
     contests.correct(LABEL, 700.1)

@@ -18,7 +18,7 @@ _versions = iter(range(1, 1_000_000))
 
 def job(phase: str | None, run: str | None = "u", workers: int = 2, **metadata: Any) -> dict[str, Any]:
     status = {"phase": phase, **({"run": run} if run else {})} if phase else {}
-    spec = {"ps": {"shards": 1}, "workers": {"replicas": workers}}
+    spec = {"shards": {"replicas": 1}, "workers": {"replicas": workers}}
     return {
         "metadata": {"namespace": "n", "name": "job", "uid": "u", "resourceVersion": str(next(_versions)), **metadata},
         "spec": spec,
@@ -75,7 +75,7 @@ def test_a_job_that_is_gone_or_goes_is_not_urgent() -> None:
     assert queue.urgency(store, KEY) == queue.LATER
 
 
-@pytest.mark.parametrize("spec", [{}, {"ps": None, "workers": 3}, {"ps": {"shards": "x"}, "workers": {"replicas": None}}])
+@pytest.mark.parametrize("spec", [{}, {"shards": None, "workers": 3}, {"shards": {"replicas": "x"}, "workers": {"replicas": None}}])
 def test_a_spec_that_cannot_be_read_has_a_rank(spec: dict[str, Any]) -> None:
     store = JobStore()
     store.put(JOBS, {**job("Running"), "spec": spec})

@@ -46,7 +46,7 @@ FORMAT_1: dict[str, Any] = {
     "gradientBytes": 4096 << 20,
     "compression": {"push": "none", "pull": "none", "ratio": 0.01},
     "workers": 3,
-    "shards": [{"host": f"job-ps-{index}.job-ps", "port": 7070, "statusPort": 7071} for index in range(2)],
+    "shards": [{"host": f"job-shard-{index}.job-shards", "port": 7070, "statusPort": 7071} for index in range(2)],
     "checkpoint": {"intervalSeconds": 30.0, "everySteps": None, "keep": 3, "request": None, "disabled": False, "resumeFrom": None},
     "successPolicy": "AllWorkers",
     "shardTimeoutSeconds": 10.0,
@@ -206,7 +206,7 @@ def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> 
 
 def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
     """On a cluster machines are machines: two pairs of one node may share memory where they can."""
-    pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint=MANY_NODES)
+    pairs = job(shards={"replicas": 2, "placement": "colocated"}, checkpoint=MANY_NODES)
     made = objects.cluster_config(pairs)
     assert "sharing" not in made and made == objects.cluster_config(job(checkpoint=MANY_NODES))
     assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"

@@ -49,7 +49,7 @@ def test_what_is_written_passes_validation_and_holds_its_notes(name: str) -> Non
 def test_masters_and_workers_are_workers() -> None:
     job = one(PYTORCH_NCCL)
     spec = job.manifest["spec"]
-    assert (spec["workers"]["replicas"], spec["ps"]) == (4, {"shards": 1})
+    assert (spec["workers"]["replicas"], spec["shards"]) == (4, {"replicas": 1})
     assert job.manifest["metadata"] == {"name": "dist-mnist-nccl", "namespace": "team-a", "labels": {"app": "mnist"}}
     assert worker(job)["args"] == ["--backend", "nccl"] and worker(job)["command"] == ["python", "train.py"]
     assert worker(job)["resources"] == {"limits": {"nvidia.com/gpu": 1}} and "ports" not in worker(job)
@@ -92,8 +92,8 @@ def test_names_and_places_of_psjob_are_freed() -> None:
 def test_parameter_servers_become_shards() -> None:
     job = one(TF_MNIST)
     spec = job.manifest["spec"]
-    assert (spec["ps"]["shards"], spec["workers"]["replicas"]) == (2, 5)
-    assert spec["ps"]["template"]["spec"] == {
+    assert (spec["shards"]["replicas"], spec["workers"]["replicas"]) == (2, 5)
+    assert spec["shards"]["template"]["spec"] == {
         "tolerations": [{"key": "spot", "operator": "Exists"}],
         "containers": [{"name": "shard", "resources": {"requests": {"cpu": 2}}}],
     }
@@ -101,13 +101,13 @@ def test_parameter_servers_become_shards() -> None:
     assert "TensorFlow" in told(job, "script") and "DistributedDataParallel" not in told(job, "script")
     for field in ("Evaluator", "Chief", "PS.restartPolicy", "PS.template.spec.containers"):
         assert told(job, f"spec.tfReplicaSpecs.{field}"), field
-    assert one(TF_MNIST, shards=7).manifest["spec"]["ps"]["shards"] == 7
+    assert one(TF_MNIST, shards=7).manifest["spec"]["shards"]["replicas"] == 7
 
 
 def test_an_mxjob_keeps_servers_and_drops_the_scheduler() -> None:
     job = one(MX_GPU)
     spec = job.manifest["spec"]
-    assert (spec["ps"], spec["workers"]["replicas"]) == ({"shards": 2}, 3)
+    assert (spec["shards"], spec["workers"]["replicas"]) == ({"replicas": 2}, 3)
     assert worker(job)["command"] == ["python"] and worker(job)["args"][0] == "/example/train_mnist.py"
     assert "MXNet" in told(job, "script") and told(job, "spec.mxReplicaSpecs.Scheduler")
 

@@ -60,7 +60,7 @@ TABLE: dict[str, tuple[list[Digest], str | None, str | None]] = {
     ),
     "other processors": (
         [digest(alone=True, machine="A"), digest("x234", alone=True, machine="B")],
-        "their processors may round otherwise (A, B); take updateAt: server",
+        "their processors may round otherwise (A, B); take updateAt: shard",
         None,
     ),
     "by hand, the workers update": (

@@ -43,7 +43,7 @@ COORDINATOR: dict[str, Any] = {
     "resumed": {"view": 1, "start": 1, "from": 3, "step": 4, "age": 5.0}, "passed": [[3, 999_990.0], [4, 999_995.0]],
 }  # fmt: skip
 STATUS: dict[str, Any] = {
-    "run": UID, "index": 0, "attempt": 1, "view": 1, "pod": "ps-0", "state": "serving",
+    "run": UID, "index": 0, "attempt": 1, "view": 1, "pod": "shard-0", "state": "serving",
     "transfer": {"doing": "writing", "done": 1, "total": 2}, "problem": None,
     "counters": {"pushes": 9, "pushBytes": 90, "applied": 8, "dropped": 0, "duplicatesRefused": 0, "fenced": 0,
     "updatesLost": 0, "acknowledged": {"0": 5}, "firstApplied": 999_000.0, "badConnections": 0}, "transports": {"0": "tcp"},
@@ -73,7 +73,7 @@ class Child:
 @counts(100, 100_000)
 def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
     """On its status port while it lives, and in its last words."""
-    base = running(job(workers={"stepTimeoutSeconds": 5}, stages=[{"name": "front", "replicas": 2}, {"name": "back", "cut": "x"}]))
+    base = running(job(workers={"progressDeadlineSeconds": 5}, stages=[{"name": "front", "replicas": 2}, {"name": "back", "cut": "x"}]))
 
     def read(case: Case) -> None:
         body = raw(case)
@@ -94,7 +94,7 @@ def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
 @counts(100, 100_000)
 def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
     """As `psjob run` watches its own shards, and as the other verbs show a job."""
-    hit = [Recovery(fault, "shard-0", 0, 1.0, 1) for fault in parse_faults(["kill:ps-0@step=1", "kill:worker-0@step=1"], 1, 1)]
+    hit = [Recovery(fault, "shard-0", 0, 1.0, 1) for fault in parse_faults(["kill:shard-0@step=1", "kill:worker-0@step=1"], 1, 1)]
     child: Any = Child()
 
     def read(case: Case) -> None:

@@ -31,12 +31,12 @@ TOLD = {
 SHARD = {"index": 0, "attempt": 2, "counters": {"pushes": 7, "applied": 6}, "memory": {"rssBytes": 1 << 20}, "problem": None}
 STORY: list[dict[str, Any]] = [
     {"time": 900, "what": "phase", "phase": "Pending"},
-    {"time": 901, "what": "start", "name": "j-ps-0-a1", "role": "shard", "index": 0, "number": 1, "at": 901},
+    {"time": 901, "what": "start", "name": "j-shard-0-a1", "role": "shard", "index": 0, "number": 1, "at": 901},
     {"time": 902, "what": "start", "name": "j-worker-0-r1", "role": "worker", "index": 0, "number": 1, "at": 902},
-    {"time": 903, "what": "serving", "name": "j-ps-0-a1"},
+    {"time": 903, "what": "serving", "name": "j-shard-0-a1"},
     {"time": 904, "what": "phase", "phase": "Running"},
-    {"time": 910, "what": "end", "name": "j-ps-0-a1", "code": 137, "signal": 9, "problem": "", "asked": False},
-    {"time": 911, "what": "start", "name": "j-ps-0-a2", "role": "shard", "index": 0, "number": 2, "at": 911},
+    {"time": 910, "what": "end", "name": "j-shard-0-a1", "code": 137, "signal": 9, "problem": "", "asked": False},
+    {"time": 911, "what": "start", "name": "j-shard-0-a2", "role": "shard", "index": 0, "number": 2, "at": 911},
 ]
 STATUS = {"phase": "Running", "shards": [{"index": 0, "attempt": 2, "state": "Serving"}], "restarts": {"total": 1, "causes": {"Signal": 1}}}
 
@@ -63,7 +63,7 @@ def test_a_running_run() -> None:
     )
     assert job.progress.step == 40 and job.progress.total == 100 and job.progress.loss is None and job.progress.metrics == {"acc": 0.5}
     (shard,) = job.shards
-    assert (shard.attempt, shard.restarts, shard.pushes, shard.memory_bytes, shard.name) == (2, 1, 7, 1 << 20, "j-ps-0-a2")
+    assert (shard.attempt, shard.restarts, shard.pushes, shard.memory_bytes, shard.name) == (2, 1, 7, 1 << 20, "j-shard-0-a2")
     first, second = job.workers
     assert (first.state, first.clock, first.behind, first.idle, first.rewinds, first.passes_again) == ("Running", 42, 0, 0.25, 1, 3)
     assert (second.state, second.behind, second.passes_again) == ("Waiting", 2, 0)
@@ -139,12 +139,12 @@ def test_the_timeline_has_a_span_a_phase_and_a_process() -> None:
 
 
 def test_events_are_what_is_news() -> None:
-    assert [(one.reason, one.about) for one in translate.run_events(STORY)] == [("Ended", "j-ps-0-a1"), ("Started", "j-ps-0-a2")]
+    assert [(one.reason, one.about) for one in translate.run_events(STORY)] == [("Ended", "j-shard-0-a1"), ("Started", "j-shard-0-a2")]
 
 
 def pod(role: str, index: int, number: int, **status: Any) -> dict[str, Any]:
     labels = {"psjob.dev/role": role, "psjob.dev/index": str(index), "psjob.dev/number": str(number)}
-    name = f"j-{'ps' if role == 'shard' else 'worker'}-{index}-{'a' if role == 'shard' else 'r'}{number}"
+    name = f"j-{role}-{index}-{'a' if role == 'shard' else 'r'}{number}"
     owner = [{"controller": True, "uid": "u"}]
     metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return {"metadata": metadata, "spec": {"containers": [{"name": role}], "nodeName": "n1"}, "status": {"phase": "Running", **status}}
@@ -160,9 +160,9 @@ RAW: dict[str, Any] = {
         "name": "j", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [1],
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "x"},
     },
-    "spec": {"training": {"mode": "sync"}, "ps": {"shards": 1}},
+    "spec": {"training": {"mode": "sync"}, "shards": {"replicas": 1}},
     "status": {
-        "phase": "Running", "run": "u", "shards": [{"index": 0, "attempt": 2, "state": "Serving", "pod": "j-ps-0-a2"}],
+        "phase": "Running", "run": "u", "shards": [{"index": 0, "attempt": 2, "state": "Serving", "pod": "j-shard-0-a2"}],
         "workers": {"problems": [{"index": 1, "reason": "ImagePullBackOff", "message": "no such image"}]},
         "progress": {"step": 9, "loss": 0.5, "rate": 2.0, "time": "2026-01-01T00:01:00Z"},
         "conditions": [

@@ -20,7 +20,7 @@ GOOD: dict[str, Any] = {
     "kind": "PSTrainingJob",
     "metadata": {"name": "tiny"},
     "spec": {
-        "ps": {"shards": 2},
+        "shards": {"replicas": 2},
         "workers": {
             "replicas": 3,
             "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}},
@@ -62,8 +62,8 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
     [
         (("spec.workers.replicas=0",), ["spec.workers.replicas", "0", "1..4000"]),
         (("spec.workers.replicas='4'",), ["spec.workers.replicas", "integer", "without quotes"]),
-        (("spec.ps.shards=-1",), ["spec.ps.shards", "-1", "1..256"]),
-        (("spec.ps.shards=99999999999999",), ["spec.ps.shards", "1..256"]),
+        (("spec.shards.replicas=-1",), ["spec.shards.replicas", "-1", "1..256"]),
+        (("spec.shards.replicas=99999999999999",), ["spec.shards.replicas", "1..256"]),
         (("spec.chekpoint.interval=30s",), ["spec.chekpoint", "did you mean spec.checkpoint"]),
         (("spec.checkpoint.interval=30",), ["spec.checkpoint.interval", "string"]),
         (("spec.training.mode=bsp",), ["spec.training.mode", "sync", "async"]),
@@ -74,8 +74,8 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
         (("a..b=3",), ["--set a..b=3", "path=value"]),
         (("a[b]=3",), ["--set a[b]=3", "path=value"]),
         (("=3",), ["--set =3", "path=value"]),
-        (("spec.ps.shards=[",), ["--set spec.ps.shards=[", "YAML"]),
-        (("spec.ps.shards.deep=1",), ["--set spec.ps.shards.deep=1", "no object"]),
+        (("spec.shards.replicas=[",), ["--set spec.shards.replicas=[", "YAML"]),
+        (("spec.shards.replicas.deep=1",), ["--set spec.shards.replicas.deep=1", "no object"]),
         ((f"{COMMAND[:-3]}[5].image=x",), ["[5]", "has 1 items"]),
         ((f"{COMMAND}.env=[{{name: A, valueFrom: {{secretKeyRef: {{name: s, key: k}}}}}}]",), ["A has valueFrom", "give it a value"]),
         ((f"{COMMAND}.envFrom=[{{secretRef: {{name: s}}}}]",), ["envFrom", "write the values under env"]),
@@ -108,7 +108,7 @@ def test_a_bad_value_is_one_line_with_field_and_remedy(tmp_path: Path, settings:
 )
 def test_a_file_that_is_no_manifest(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path, text)
-    for settings in ((), ("spec.ps.shards=1",)):
+    for settings in ((), ("spec.shards.replicas=1",)):
         assert any(words in line for line in said(path, *settings))
 
 
@@ -143,38 +143,38 @@ def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("kill:ps-2@step=1", "ps-0 to ps-1"),
+        ("kill:shard-2@step=1", "shard-0 to shard-1"),
         ("kill:worker-3@step=1", "worker-0 to worker-2"),
         ("stop:worker-0@step=1", "use kill"),
-        ("kill:ps-0@step=0", "1 or more"),
-        ("stop:ps-1@cut=0", "1 or more"),
+        ("kill:shard-0@step=0", "1 or more"),
+        ("stop:shard-1@cut=0", "1 or more"),
         ("kill:worker-0@cut=2", "name a shard"),
-        ("kill:ps-0@cut=2+1s", "takes no seconds"),
-        ("kill:ps-0@step=2+1", "a step or a cut"),
-        ("kill:ps-0", "such as kill:ps-1@step=200"),
-        ("kill:ps-0@view=2", "a step or a cut"),
-        ("burn:ps-0@step=5", "kill, crash, hang or stop"),
+        ("kill:shard-0@cut=2+1s", "takes no seconds"),
+        ("kill:shard-0@step=2+1", "a step or a cut"),
+        ("kill:shard-0", "such as kill:shard-1@step=200"),
+        ("kill:shard-0@view=2", "a step or a cut"),
+        ("burn:shard-0@step=5", "kill, crash, hang or stop"),
         ("", "kill, crash, hang or stop"),
-        ("kill:ps-0@step=٣", "kill, crash, hang or stop"),
+        ("kill:shard-0@step=٣", "kill, crash, hang or stop"),
     ],
 )
 def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:
     with pytest.raises(BadInput) as refused:
-        parse_faults(["kill:ps-1@step=9", text], shards=2, workers=3)
+        parse_faults(["kill:shard-1@step=9", text], shards=2, workers=3)
     assert len(refused.value.lines) == 1 and words in refused.value.lines[0] and f"--fault {text}" in refused.value.lines[0]
 
 
 def test_faults_come_in_the_order_of_their_numbers() -> None:
-    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@cut=3", "kill:worker-2@step=9+0.25s"], shards=2, workers=3)
+    faults = parse_faults(["kill:shard-1@step=9", "stop:shard-0@cut=3", "kill:worker-2@step=9+0.25s"], shards=2, workers=3)
     assert [(fault.target, fault.when, fault.number, fault.later) for fault in faults] == [
-        ("ps-0", "cut", 3, 0),
-        ("ps-1", "step", 9, 0),
+        ("shard-0", "cut", 3, 0),
+        ("shard-1", "step", 9, 0),
         ("worker-2", "step", 9, 0.25),
     ]
 
 
 def test_a_fault_in_a_cut_is_due_from_the_checkpoint_before_on() -> None:
-    (fault,) = parse_faults(["kill:ps-0@cut=2"], shards=1, workers=1)
+    (fault,) = parse_faults(["kill:shard-0@cut=2"], shards=1, workers=1)
     assert [fault.due(500, checkpoints) for checkpoints in range(3)] == [False, True, True]
 
 
@@ -208,7 +208,7 @@ def test_what_a_shard_has_begun_to_write_and_not_finished(shard: int, attempt: i
 @pytest.mark.parametrize(
     "args",
     [
-        ["run", "JOB", "--fault", "kill:ps-9@step=1"],
+        ["run", "JOB", "--fault", "kill:shard-9@step=1"],
         ["run", "JOB", "--resume", "nowhere"],
         ["run", "JOB", "--summary", "no/such/folder/summary.json"],
         ["run", "JOB", "--set", "spec.suspend=true"],

@@ -119,7 +119,7 @@ def test_a_scripts_own_exit_code_is_its_error_whatever_the_number() -> None:
 def test_what_was_asked_to_end_is_no_failure() -> None:
     failures = Failures()
     failures.note(ended("worker-0", 1, deleting=1.0), 0, "KeyboardInterrupt")
-    failures.note(ended("ps-0", 1, role="shard"), 0, "MemoryError")
+    failures.note(ended("shard-0", 1, role="shard"), 0, "MemoryError")
     assert failures.verdict(0, None, 2.5) is None
 
 
@@ -143,7 +143,7 @@ def test_a_standstill_is_told_again_and_again_with_its_reason() -> None:
     assert [now for now, _ in said] == [30, 60, 120, 240, 480, 780]
     assert said[0][1] == (
         "no step for 30 s, at step 7: they wait for worker 1 for 28.0 s; "
-        "spec.workers.stepTimeoutSeconds has such a worker started again; Ctrl-C stops the job"
+        "spec.workers.progressDeadlineSeconds has such a worker started again; Ctrl-C stops the job"
     )
     assert standing.see(8, hung, 1000) == [] and standing.see(8, {"waiting": "shards [1] are restoring, for 31 s"}, 1031)[0].startswith(
         "no step for 31 s, at step 8: shards [1] are restoring"

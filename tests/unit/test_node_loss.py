@@ -41,7 +41,7 @@ def view(role: str, index: int, node: str, unheard: bool = True, number: int = 1
 def parsed(status: dict[str, Any]) -> PodView:
     """Shard 0's first pod on n1, as the API server has it with that status."""
     labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
-    metadata = {"name": "job-ps-0-a1", "uid": "u", "labels": labels}
+    metadata = {"name": "job-shard-0-a1", "uid": "u", "labels": labels}
     seen = pods.parse({"metadata": metadata, "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]}, "status": status})
     assert seen is not None
     return seen
@@ -61,27 +61,28 @@ def lost(
 
 
 def test_a_node_that_took_all_with_it() -> None:
-    assert lost((*SHARDS, *WORKERS), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1"}
+    assert lost((*SHARDS, *WORKERS), Memory(UID), {"n1"}, set()) == {"job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1"}
 
 
 def test_pods_that_are_not_marked_yet_go_with_those_that_are() -> None:
     views = (view("shard", 0, "n1"), view("shard", 1, "n1", unheard=False), view("shard", 2, "n2", unheard=False))
-    assert lost(views, Memory(UID), {"n1"}, {"shard-2"}) == {"job-ps-0-a1", "job-ps-1-a1"}
+    assert lost(views, Memory(UID), {"n1"}, {"shard-2"}) == {"job-shard-0-a1", "job-shard-1-a1"}
 
 
 def test_a_pod_whose_process_had_ended_goes_with_its_node() -> None:
     """For Kubernetes it runs: its kubelet is not there to say that it has ended."""
     over = replace(view("shard", 1, "n1"), process=pod("shard", 1, 1, node="n1", **ended(1)), unheard=False)
     successor, first = view("shard", 1, "n1", unheard=False, number=2), view("shard", 0, "n1")
-    assert lost((first, replace(over, holds=True), successor), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a1", "job-ps-1-a2"}
-    assert lost((first, over, successor), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a2"}
+    seen = (first, replace(over, holds=True), successor)
+    assert lost(seen, Memory(UID), {"n1"}, set()) == {"job-shard-0-a1", "job-shard-1-a1", "job-shard-1-a2"}
+    assert lost((first, over, successor), Memory(UID), {"n1"}, set()) == {"job-shard-0-a1", "job-shard-1-a2"}
     assert not lost((first, replace(over, holds=True), successor), Memory(UID), set(), set())
 
 
 def test_a_pod_that_its_node_never_began_is_lost_once_the_others_have_gone() -> None:
     """Its kubelet said that it is not ready yet, so that the node controller marks nothing."""
     memory, waits = Memory(UID), view("worker", 1, "n1", unheard=False, number=2)
-    assert lost((view("shard", 0, "n1"), waits), memory, {"n1"}, set()) == {"job-ps-0-a1", "job-worker-1-r2"}
+    assert lost((view("shard", 0, "n1"), waits), memory, {"n1"}, set()) == {"job-shard-0-a1", "job-worker-1-r2"}
     moved = view("shard", 0, "n2", unheard=False, number=2)
     assert not lost((moved, waits), memory, {"n1"}, {"shard-0"}), "the new shard 0 was not asked yet"
     memory.progress, memory.progress_at = JOINED, NOW + 1
@@ -111,7 +112,7 @@ def test_a_shard_that_answers_lives_and_so_do_the_workers_that_it_has() -> None:
     assert not lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2)
     assert lost((*SHARDS, view("worker", 1, "n1")), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2) == {"job-worker-1-r1"}
     assert lost((*SHARDS, view("worker", 0, "n1", number=2)), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2) == {"job-worker-0-r2"}
-    assert lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-1"}, NOW + 2) == {"job-ps-0-a1", "job-worker-0-r1"}
+    assert lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-1"}, NOW + 2) == {"job-shard-0-a1", "job-worker-0-r1"}
     assert not lost((*SHARDS, *WORKERS), memory, set(), set()) and not memory.silent
 
 

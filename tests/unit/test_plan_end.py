@@ -75,12 +75,12 @@ def test_success_is_remembered_when_pods_are_collected() -> None:
 
 def test_a_done_job_whose_pods_were_collected_before_any_word_runs_through_again() -> None:
     decided = plan(running(shard_0=None, shard_1=None, worker_0=None, worker_1=None, worker_2=None), NOW)
-    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-0-r2", "job-worker-1-r2", "job-worker-2-r2"]
+    assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-0-r2", "job-worker-1-r2", "job-worker-2-r2"]
 
 
 def test_a_worker_that_failed_after_the_last_manifest_brings_the_shards_back() -> None:
     decided = plan(running(**{**OVER, "worker_2": pod("worker", 2, **ended(1))}), NOW)
-    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-2-r2"]
+    assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-2-r2"]
     assert decided.status.restarts.causes == {"Error": 1, "Finished": 2} and decided.status.restarts.counted == 1
 
 
@@ -100,7 +100,7 @@ def test_shards_come_back_for_a_worker_that_has_not_met_them(number: int, last_w
     over = {**OVER, "shard_0": pod("shard", 0, **ended(0, message=last_words)), "worker_2": pod("worker", 2, number)}
     snapshot = started_again(running(**over), number)
     decided = plan(snapshot, NOW)
-    assert names(decided) == (["job-ps-0-a2", "job-ps-1-a2"] if back else [])
+    assert names(decided) == (["job-shard-0-a2", "job-shard-1-a2"] if back else [])
     assert decided.intent == back and decided.status.workers.start == number
     assert decided.status.restarts.causes == ({"Finished": 2} if back else {}) and decided.status.restarts.counted == 0
     assert not after(snapshot, decided).intent, "raised once"
@@ -116,7 +116,7 @@ def test_shards_do_not_come_back_before_the_worker_does() -> None:
     once = failed.status.restarts.model_copy(update={"counted": 1, "last_counted": stamp(NOW - 4)})
     failed = replace(failed, status=failed.status.model_copy(update={"restarts": once}))
     assert not names(plan(failed, NOW)) and plan(failed, NOW).wake_at == NOW + 6
-    assert names(plan(failed, NOW + 6)) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-2-r2"]
+    assert names(plan(failed, NOW + 6)) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-2-r2"]
 
 
 @pytest.mark.parametrize(("worker", "words"), [(pod("worker", 2, **ended(5)), "exit code 5"), (pod("worker", 2, 2), "started again")])
@@ -135,7 +135,7 @@ def started_again(snapshot: ObservedState, start: int) -> ObservedState:
     return replace(snapshot, status=snapshot.status.model_copy(update={"workers": workers}))
 
 
-FINISHED = ["job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1"]
+FINISHED = ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1"]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_resumption_gives_everything_new_numbers() -> None:
     status = plan(replace(snapshot, status=told, processes=()), NOW + 9).status
     decided = plan(suspend(replace(snapshot, status=status, processes=()), None), NOW + 100)
     assert decided.intent and decided.status.view == 2
-    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-1-r2", "job-worker-2-r2"]
+    assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-1-r2", "job-worker-2-r2"]
     assert decided.status.start_time == stamp(NOW + 100), "the deadline counts from the resumption"
     assert decided.status.restarts.total == 0 and decided.status.phase == "Pending"
     assert [event.reason for event in decided.events] == ["Resumed"]
@@ -367,7 +367,7 @@ def test_a_job_made_suspended_has_no_numbers_and_no_objects() -> None:
     assert not decided.actions and decided.status.phase == "Suspended"
     assert decided.status.view is None and decided.status.shards == ()
     resumed = plan(suspend(job(status=decided.status), None), NOW)
-    assert names(resumed)[0] == "job-ps-0-a1" and resumed.status.view == 1
+    assert names(resumed)[0] == "job-shard-0-a1" and resumed.status.view == 1
 
 
 def test_only_a_lost_node_is_forced() -> None:

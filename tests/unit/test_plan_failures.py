@@ -128,7 +128,7 @@ def test_a_fenced_shard_stays_above_the_view_that_it_met_whatever_a_rule_says() 
 
 def test_a_hung_worker_meets_a_rule() -> None:
     told = {"run": "run-1", "coordinator": {"step": 3, "hung": [{"rank": 1, "start": 1, "seconds": 60}]}}
-    base = job(runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Hung"]}]}, workers={"stepTimeoutSeconds": 30})
+    base = job(runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Hung"]}]}, workers={"progressDeadlineSeconds": 30})
     decided = plan(replace(running(base), progress=told, progress_at=NOW), NOW)
     assert said(decided.status)["Failed"].reason == "FailureRule"
 

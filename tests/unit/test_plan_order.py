@@ -22,7 +22,7 @@ DONE: dict[str, Any] = {
 FAILED: dict[str, Any] = {"worker_1": pod("worker", 1, **ended(1))}
 REFUSED: dict[str, Any] = {"shard_1": pod("shard", 1, **ended(77))}
 UNREADABLE = ("spec.training.lrScaling: linear is for mode sync",)
-TAKEN = Objects(strangers=("Service/job-ps",))
+TAKEN = Objects(strangers=("Service/job-shards",))
 
 
 def world(

@@ -17,7 +17,7 @@ from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, said
 from tests.unit.plan_given import running as up
 
 NODES = {"checkpoint": MANY_NODES}
-PAIRS = job(ps={"shards": 2, "placement": "colocated"}, **NODES)
+PAIRS = job(shards={"replicas": 2, "placement": "colocated"}, **NODES)
 """Two shards beside the first two of three workers."""
 DRAINED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
 WORDS = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
@@ -46,8 +46,8 @@ def beside(decided: Plan) -> dict[str, str]:
 
 def test_of_pairs_that_start_together_the_workers_go_anywhere() -> None:
     assert beside(plan(PAIRS, NOW)) == {
-        "job-ps-0-a1": "worker-0-1",
-        "job-ps-1-a1": "worker-1-1",
+        "job-shard-0-a1": "worker-0-1",
+        "job-shard-1-a1": "worker-1-1",
         "job-worker-0-r1": "",
         "job-worker-1-r1": "",
         "job-worker-2-r1": "",
@@ -57,7 +57,7 @@ def test_of_pairs_that_start_together_the_workers_go_anywhere() -> None:
 
 def test_who_fails_alone_comes_back_to_the_other() -> None:
     shard = plan(running(shard_1=on("shard", 1, **ended(1))), NOW)
-    assert beside(shard) == {"job-ps-1-a2": "worker-1-1"}
+    assert beside(shard) == {"job-shard-1-a2": "worker-1-1"}
     worker = plan(running(worker_1=on("worker", 1, **ended(1))), NOW)
     assert beside(worker) == {"job-worker-1-r2": "shard-1-1"} and worker.status.view == 1, "its shard goes on"
     assert beside(plan(running(worker_2=on("worker", 2, **ended(1))), NOW)) == {"job-worker-2-r2": ""}, "it has no shard"
@@ -75,8 +75,8 @@ def test_who_fails_alone_comes_back_to_the_other() -> None:
 def test_a_machine_takes_both_and_neither_waits_for_a_pod_that_is_gone(loss: dict[str, dict[str, Any]]) -> None:
     """Whichever of the two is seen to be lost first."""
     decided = plan(running(**{seat: on(seat[:-2], 1, **seen) for seat, seen in loss.items()}), NOW)
-    assert beside(decided) == {"job-ps-1-a2": "worker-1-2", "job-worker-1-r2": ""}
-    here = {"job-ps-1-a1"} | ({"job-worker-1-r1"} if "exit" not in loss.get("worker_1", {}) else set())
+    assert beside(decided) == {"job-shard-1-a2": "worker-1-2", "job-worker-1-r2": ""}
+    here = {"job-shard-1-a1"} | ({"job-worker-1-r1"} if "exit" not in loss.get("worker_1", {}) else set())
     assert set(deleted(decided)) == here, "the log of one that has ended is kept"
     assert decided.status.restarts.total == 2 and decided.status.restarts.counted == 0
     assert {(it.role, it.index): it.count for it in decided.status.restarts.by_process} == {("shard", 1): 1, ("worker", 1): 1}
@@ -88,7 +88,7 @@ def test_a_machine_that_dies_costs_one_restart_each() -> None:
     decided = plan(running(**both), NOW)
     assert {(it.role, it.index): it.count for it in decided.status.restarts.by_process} == {("shard", 1): 1, ("worker", 1): 1}
     forced = {it.name: it.grace_seconds for it in decided.actions if isinstance(it, DeleteProcess)}
-    assert forced == {"job-ps-1-a1": 0, "job-worker-1-r1": 0}
+    assert forced == {"job-shard-1-a1": 0, "job-worker-1-r1": 0}
     begun = tuple(it for it in running(**both).processes if it.index != 1)
     new = (pod("shard", 1, 2, **{**PENDING, "created": NOW, "unschedulable": WORDS}), pod("worker", 1, 2, **{**PENDING, "created": NOW}))
     later = replace(running(), status=decided.status, processes=(*begun, *new))
@@ -103,7 +103,7 @@ def test_a_shard_that_takes_its_last_checkpoint_is_waited_for_by_both() -> None:
     )
     held = plan(drained, NOW)
     assert not names(held) and held.wake_at is not None and held.wake_at <= NOW + 40
-    assert beside(plan(drained, NOW + 41)) == {"job-ps-1-a2": "worker-1-2", "job-worker-1-r2": ""}
+    assert beside(plan(drained, NOW + 41)) == {"job-shard-1-a2": "worker-1-2", "job-worker-1-r2": ""}
 
 
 def test_a_pod_that_has_no_place_beside_the_other_moves_both_and_waits_longer_each_time() -> None:
@@ -112,8 +112,8 @@ def test_a_pod_that_has_no_place_beside_the_other_moves_both_and_waits_longer_ea
         waiting = plan(stuck, NOW)
         assert not names(waiting) and waiting.wake_at == NOW + 6, role
         moved = plan(replace(stuck, status=waiting.status), NOW + 6)
-        assert beside(moved) == {"job-ps-1-a2": "worker-1-2", "job-worker-1-r2": ""}, role
-        assert deleted(moved) == ["job-ps-1-a1", "job-worker-1-r1"]
+        assert beside(moved) == {"job-shard-1-a2": "worker-1-2", "job-worker-1-r2": ""}, role
+        assert deleted(moved) == ["job-shard-1-a1", "job-worker-1-r1"]
         assert {it.waited for it in moved.actions if isinstance(it, CreateProcess)} == {10}
         assert moved.status.restarts.by_process == () and moved.status.restarts.causes == {"Moved": 2}
         others = tuple(it for it in stuck.processes if it.index != 1)
@@ -132,17 +132,17 @@ def test_a_cluster_without_room_moves_no_pair(words: str) -> None:
 @pytest.mark.parametrize(("lost", "waits"), [("shard", "worker"), ("worker", "shard")])
 def test_who_may_require_the_node_of_the_lost_one_starts_again_with_it(lost: str, waits: str) -> None:
     both = {f"{lost}_1": on(lost, 1, **ended(1)), f"{waits}_1": pod(waits, 1, **PENDING)}
-    assert beside(plan(running(**both), NOW)) == {"job-ps-1-a2": "worker-1-2", "job-worker-1-r2": ""}
+    assert beside(plan(running(**both), NOW)) == {"job-shard-1-a2": "worker-1-2", "job-worker-1-r2": ""}
 
 
 def test_a_worker_does_not_wait_for_a_shard_that_could_not_be_created() -> None:
-    refused = Refusal("job-ps-1-a1", 403, "quota", NOW, 1)
+    refused = Refusal("job-shard-1-a1", 403, "quota", NOW, 1)
     here = running(shard_1=None, worker_1=on("worker", 1, **ended(1)))
     decided = plan(replace(here, granted=frozenset({refused.name}), refusals=(refused,)), NOW)
     assert beside(decided) == {"job-worker-1-r2": ""}
     later = replace(here, status=decided.status, granted=frozenset({refused.name}))
     later = replace(later, processes=(*(it for it in here.processes if it.index != 1), on("worker", 1, 2)))
-    assert beside(plan(later, NOW + 5)) == {"job-ps-1-a1": "worker-1-2"}
+    assert beside(plan(later, NOW + 5)) == {"job-shard-1-a1": "worker-1-2"}
 
 
 def test_a_pair_of_which_both_failed_waits_for_the_later_turn() -> None:
@@ -153,30 +153,30 @@ def test_a_pair_of_which_both_failed_waits_for_the_later_turn() -> None:
     at = NOW + 4
     held = plan(again, at)
     assert not names(held) and said(held.status)["Ready"].reason == "BackOff"
-    assert held.wake_at is not None and set(beside(plan(again, held.wake_at + 1))) == {"job-ps-1-a2", "job-worker-1-r3"}
+    assert held.wake_at is not None and set(beside(plan(again, held.wake_at + 1))) == {"job-shard-1-a2", "job-worker-1-r3"}
 
 
 def test_a_shard_whose_worker_is_through_goes_anywhere() -> None:
     through = on("worker", 1, **ended(0))
-    assert beside(plan(running(worker_1=through, shard_1=on("shard", 1, **ended(1))), NOW)) == {"job-ps-1-a2": ""}
+    assert beside(plan(running(worker_1=through, shard_1=on("shard", 1, **ended(1))), NOW)) == {"job-shard-1-a2": ""}
     stuck = running(worker_1=through, shard_1=pod("shard", 1, **{**STUCK, "created": NOW - 10}))
-    assert beside(plan(stuck, NOW)) == {"job-ps-1-a2": ""}, "a pod that has ended holds no place to stand beside"
+    assert beside(plan(stuck, NOW)) == {"job-shard-1-a2": ""}, "a pod that has ended holds no place to stand beside"
     lost = running(worker_1=through, shard_1=on("shard", 1, node_lost=True))
-    assert beside(plan(lost, NOW)) == {"job-ps-1-a2": ""}
+    assert beside(plan(lost, NOW)) == {"job-shard-1-a2": ""}
 
 
 def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
     mine = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}, "nodeAffinity": {"x": 1}}
     container = {"name": "worker", "image": "i", "command": ["python", "t.py"]}
     laid = {"replicas": 3, "template": {"spec": {"containers": [container], "affinity": mine}}}
-    snapshot = job(ps={"shards": 2, "placement": "colocated"}, workers=laid, **NODES)
+    snapshot = job(shards={"replicas": 2, "placement": "colocated"}, workers=laid, **NODES)
     made = render.Pods(snapshot)
     back = made.pod(CreateProcess("worker", 1, 2, 3, "job-worker-1-r2", beside=Beside("shard", 1, 4)))
     first, second = back["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    labels = made.pod(CreateProcess("shard", 1, 4, 3, "job-ps-1-a4"))["metadata"]["labels"]
+    labels = made.pod(CreateProcess("shard", 1, 4, 3, "job-shard-1-a4"))["metadata"]["labels"]
     assert first["topologyKey"] == "kubernetes.io/hostname" and first["labelSelector"]["matchLabels"].items() <= labels.items()
-    older = made.pod(CreateProcess("shard", 1, 3, 2, "job-ps-1-a3"))["metadata"]["labels"]
-    other = made.pod(CreateProcess("shard", 0, 4, 3, "job-ps-0-a4"))["metadata"]["labels"]
+    older = made.pod(CreateProcess("shard", 1, 3, 2, "job-shard-1-a3"))["metadata"]["labels"]
+    other = made.pod(CreateProcess("shard", 0, 4, 3, "job-shard-0-a4"))["metadata"]["labels"]
     assert not any(first["labelSelector"]["matchLabels"].items() <= it.items() for it in (older, other))
     assert second == {"topologyKey": "zone"} and back["spec"]["affinity"]["nodeAffinity"] == {"x": 1}
     free = made.pod(CreateProcess("worker", 0, 2, 3, "job-worker-0-r2"))
@@ -189,7 +189,7 @@ def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
 ])  # fmt: skip
 def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: str, modes: tuple[str, ...] | None, refused: bool) -> None:
     snapshot = job(
-        ps={"shards": 2, **({"placement": placement} if placement else {})},
+        shards={"replicas": 2, **({"placement": placement} if placement else {})},
         checkpoint=MY_CLAIM,
     )
     decided = plan(replace(snapshot, objects=replace(snapshot.objects, modes=modes)), NOW)
@@ -203,15 +203,15 @@ def test_a_shard_beside_a_worker_tolerates_what_that_tolerates(placement: str) -
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     container = {"name": "worker", "image": "i", "command": ["python", "t.py"]}
     laid = {"replicas": 3, "template": {"spec": {"containers": [container], "tolerations": [gpu]}}}
-    snapshot = job(ps={"shards": 2, "placement": placement}, workers=laid, **NODES)
-    made = render.pod(snapshot, CreateProcess("shard", 1, 4, 3, "job-ps-1-a4"))
+    snapshot = job(shards={"replicas": 2, "placement": placement}, workers=laid, **NODES)
+    made = render.pod(snapshot, CreateProcess("shard", 1, 4, 3, "job-shard-1-a4"))
     assert (gpu in made["spec"]["tolerations"]) == (placement == "colocated") and len(made["spec"]["tolerations"]) >= 2
 
 
 def test_spread_and_packed_say_so_to_the_scheduler_and_bind_nothing() -> None:
     def spec(placement: str | None, **given: Any) -> dict[str, Any]:
-        snapshot = job(ps={"shards": 2, **({"placement": placement} if placement else {}), **given}, **NODES)
-        made: dict[str, Any] = render.pod(snapshot, CreateProcess("shard", 0, 1, 1, "job-ps-0-a1"))
+        snapshot = job(shards={"replicas": 2, **({"placement": placement} if placement else {}), **given}, **NODES)
+        made: dict[str, Any] = render.pod(snapshot, CreateProcess("shard", 0, 1, 1, "job-shard-0-a1"))
         for where in _selectors(made["spec"]):
             assert where.items() <= made["metadata"]["labels"].items()
         return dict(made["spec"])

@@ -49,7 +49,7 @@ def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
 def test_a_newer_operator_makes_the_pods_of_a_run_as_it_was_begun() -> None:
     snapshot = begun(shard_1=pod("shard", 1, **ended(1)), worker_0=pod("worker", 0, **ended(137, "OOMKilled")))
     decided = plan(snapshot, NOW)
-    assert names(decided) == ["job-ps-1-a2", "job-worker-0-r2"]
+    assert names(decided) == ["job-shard-1-a2", "job-worker-0-r2"]
     assert images(decided, snapshot) == {OLD} and decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
 
 
@@ -252,7 +252,7 @@ def test_a_phase_of_a_newer_operator_stands_until_more_is_known() -> None:
     assert plan(waiting, NOW).status.phase == "Draining"
     assert plan(replace(waiting, processes=begun().processes), NOW).status.phase == "Running"
     lost = plan(replace(begun(shard_0=pod("shard", 0, **ended(1))), status=status), NOW)
-    assert lost.status.phase == "Recovering" and names(lost) == ["job-ps-0-a2"]
+    assert lost.status.phase == "Recovering" and names(lost) == ["job-shard-0-a2"]
     over = replace(waiting, status=JobStatus.read({**status.to_manifest(), "completionTime": "2026-01-01T00:00:00Z"}))
     assert plan(over, NOW).status.phase == "Draining" and not names(plan(over, NOW)), "an end is an end, whatever its word"
 

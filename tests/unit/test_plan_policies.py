@@ -29,7 +29,7 @@ def test_first_sight_is_one_intent_and_everything_in_one_turn() -> None:
     decided = plan(job(objects=Objects()), NOW)
     assert decided.intent and not decided.needs_live
     assert [type(action) for action in decided.actions[:3]] == [EnsureService, EnsureConfig, EnsureClaim]
-    assert names(decided) == ["job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1"]
+    assert names(decided) == ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1"]
     assert decided.grants == set(names(decided))
     status = decided.status
     assert (status.run, status.view, status.workers.start, status.phase) == ("run-1", 1, 1, "Pending")
@@ -46,7 +46,7 @@ def test_a_status_of_another_run_gives_only_minimum_numbers() -> None:
     assert [shard.attempt for shard in decided.status.shards] == [3, 2]
     assert (decided.status.view, decided.status.workers.start) == (3, 2)
     assert decided.status.restarts.total == 0 and decided.status.checkpoint is None
-    assert names(decided)[0] == "job-ps-0-a3"
+    assert names(decided)[0] == "job-shard-0-a3"
 
 
 def test_nothing_is_done_to_a_job_of_another_controller_or_one_that_goes() -> None:
@@ -353,8 +353,8 @@ def test_without_checkpoints_a_lost_shard_fails_the_job(lost: Process | None) ->
 
 def test_without_checkpoints_a_shard_that_never_began_is_just_started() -> None:
     first = plan(job(checkpoint={"disabled": True}), NOW)
-    snapshot = job(checkpoint={"disabled": True}, status=first.status, granted=frozenset(names(first)) - {"job-ps-1-a1"})
-    assert "job-ps-1-a2" in names(plan(snapshot, NOW + 20))
+    snapshot = job(checkpoint={"disabled": True}, status=first.status, granted=frozenset(names(first)) - {"job-shard-1-a1"})
+    assert "job-shard-1-a2" in names(plan(snapshot, NOW + 20))
 
 
 # ---- a spec that cannot be read ----------------------------------------------------------------------------------------------------

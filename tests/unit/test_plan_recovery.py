@@ -30,7 +30,7 @@ def instead(snapshot: ObservedState, name: str, role: str, index: int, **end: An
 def lost(mode: str = "sync") -> tuple[ObservedState, JobStatus]:
     """Shard 1 is killed while training is at step 125; the snapshot with its next process, and the status that raised its number."""
     up = replace(running(), progress=told(125, mode=mode), progress_at=NOW - 1)
-    killed = instead(up, "job-ps-1-a1", "shard", 1, **ended(137, "OOMKilled"))
+    killed = instead(up, "job-shard-1-a1", "shard", 1, **ended(137, "OOMKilled"))
     raised = plan(killed, NOW + 0.25)
     again = replace(killed, status=raised.status, processes=(*killed.processes, pod("shard", 1, 2, created=NOW)))
     return again, raised.status
@@ -104,7 +104,7 @@ def test_a_sum_stays_within_what_the_status_may_hold() -> None:
 
 def test_what_was_counted_before_the_loss_is_not_counted_again() -> None:
     up = replace(running(), progress=told(125, stepsLost=10), progress_at=NOW - 1)
-    lost = instead(up, "job-ps-1-a1", "shard", 1, **ended(137))
+    lost = instead(up, "job-shard-1-a1", "shard", 1, **ended(137))
     raised = plan(lost, NOW).status
     again = replace(lost, status=raised, processes=(*lost.processes, pod("shard", 1, 2, created=NOW)))
     decided = plan(replace(again, progress=told(103, first(), stepsLost=35), progress_at=NOW + 9), NOW + 9)

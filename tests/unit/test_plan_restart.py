@@ -59,7 +59,7 @@ def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) 
     assert status.restarts.causes == {cause: 1}
     assert status.restarts.counted == (1 if counts else 0)
     assert (status.restarts.last_counted is not None) == counts
-    assert names(decided) == (["job-ps-1-a2"] if role == "shard" else ["job-worker-1-r2"])
+    assert names(decided) == (["job-shard-1-a2"] if role == "shard" else ["job-worker-1-r2"])
     assert [shard.attempt for shard in status.shards] == ([1, 2] if role == "shard" else [1, 1])
     assert status.view == (2 if role == "shard" else 1)
     assert status.workers.start == (1 if role == "shard" else 2)
@@ -130,7 +130,7 @@ def test_several_shards_raise_the_view_once() -> None:
     decided = plan(running(shard_0=pod("shard", 0, **ended(1)), shard_1=pod("shard", 1, deleting=NOW)), NOW)
     assert decided.status.view == 2
     assert [shard.attempt for shard in decided.status.shards] == [2, 2]
-    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2"]
+    assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2"]
     assert decided.status.restarts.causes == {"Deleted": 1, "Error": 1}
 
 
@@ -242,8 +242,8 @@ def test_pods_ahead_of_the_status_are_never_adopted() -> None:
     decided = plan(back, NOW)
     assert [shard.attempt for shard in decided.status.shards] == [1, 6]
     assert decided.status.workers.start == 4
-    assert names(decided) == ["job-ps-1-a6", "job-worker-0-r4"]
-    assert {"job-ps-1-a5", "job-worker-0-r3", "job-ps-1-a1", "job-worker-0-r1"} == set(deleted(decided))
+    assert names(decided) == ["job-shard-1-a6", "job-worker-0-r4"]
+    assert {"job-shard-1-a5", "job-worker-0-r3", "job-shard-1-a1", "job-worker-0-r1"} == set(deleted(decided))
 
 
 def test_a_pod_ahead_of_a_seat_that_is_done_asks_for_nothing() -> None:

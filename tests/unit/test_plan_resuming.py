@@ -174,12 +174,12 @@ def asleep() -> ObservedState:
 
 def changed(snapshot: ObservedState, over: Template, role: str = "workers", suspend: bool | None = None) -> ObservedState:
     spec = snapshot.spec
-    part = spec.workers if role == "workers" else spec.ps
+    part = spec.workers if role == "workers" else spec.shards
     made = part.model_copy(update={"template": laid(part.template or {}, over)})
     return replace(snapshot, spec=spec.model_copy(update={role: made, "suspend": suspend}), generation=snapshot.generation + 1)
 
 
-@pytest.mark.parametrize("role", ["workers", "ps"])
+@pytest.mark.parametrize("role", ["workers", "shards"])
 @pytest.mark.parametrize("over", [row[1] for row in PLACED], ids=[row[0] for row in PLACED])
 def test_what_places_pods_takes_effect_at_the_resumption(over: Template, role: str) -> None:
     slept = asleep()
@@ -201,7 +201,7 @@ def test_what_places_pods_takes_effect_at_the_resumption(over: Template, role: s
                 assert there == value
 
 
-@pytest.mark.parametrize("role", ["workers", "ps"])
+@pytest.mark.parametrize("role", ["workers", "shards"])
 @pytest.mark.parametrize("over", [row[1] for row in OTHER], ids=[row[0] for row in OTHER])
 def test_a_run_is_not_resumed_as_another_program(over: Template, role: str) -> None:
     held = changed(asleep(), over, role)

@@ -102,7 +102,7 @@ def test_numbers_stay_in_their_bounds_and_sentences_short() -> None:
 
 def test_the_most_stages_stay_small_in_status() -> None:
     stages = [{"name": f"{'s' * 60}-{number:02d}", "replicas": 4} for number in range(64)]
-    large = job(stages=stages, ps={"shards": 256}, workers={"replicas": 256})
+    large = job(stages=stages, shards={"replicas": 256}, workers={"replicas": 256})
     said = [
         {**FRONT, "name": stage["name"], "rssBytes": 2**52, "peakBytes": 2**52, "devicePeakBytes": 2**52, "waiting": "w" * 300}
         for stage in stages

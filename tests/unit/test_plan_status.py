@@ -324,7 +324,7 @@ def test_progress_is_pulled_while_shard_0_serves() -> None:
 
 
 def test_a_large_job_stays_small_in_status_and_quick() -> None:
-    large = job(ps={"shards": 256}, workers={"replicas": 4000, "template": job().spec.workers.template})
+    large = job(shards={"replicas": 256}, workers={"replicas": 4000, "template": job().spec.workers.template})
     first = plan(large, NOW)
     assert len(names(first)) == 4256
     pods = [pod("shard", i) for i in range(256)]
@@ -393,7 +393,7 @@ def snapshots(draw: st.DrawFn) -> ObservedState:
         processes=draw(processes()),
         live=draw(st.booleans()),
         progress=draw(st.sampled_from([None, told()])),
-        granted=draw(st.sampled_from([frozenset(), frozenset(["job-ps-0-a1", "job-worker-2-r1", "elsewhere-ps-0-a1"])])),
+        granted=draw(st.sampled_from([frozenset(), frozenset(["job-shard-0-a1", "job-worker-2-r1", "elsewhere-shard-0-a1"])])),
     )
 
 
@@ -443,8 +443,8 @@ def test_pending_starts_are_read_leniently() -> None:
 
 def test_names_go_round() -> None:
     for role in ("shard", "worker"):
-        assert objects.parse_process_name("a-ps-0", objects.process_name("a-ps-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
-    for other in ("a-ps-0-a1x", "ab-ps-0-a1", "a-worker-1", "", "a-ps-1-r1", "a-b-ps-0-a1"):
+        assert objects.parse_process_name("a-shard-0", objects.process_name("a-shard-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
+    for other in ("a-shard-0-a1x", "ab-shard-0-a1", "a-worker-1", "", "a-shard-1-r1", "a-b-shard-0-a1"):
         assert objects.parse_process_name("a", other) is None
 
 

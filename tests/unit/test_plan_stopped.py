@@ -96,7 +96,7 @@ def test_a_worker_that_a_suspension_ended_with_0_is_made_at_the_resumption(which
 
 def limited(told: Any, limit: int | None = 5, **changes: Any) -> ObservedState:
     """The job in full swing, with a limit for steps; shard 0 tells `told` of who hangs."""
-    snapshot = running(job(workers={} if limit is None else {"stepTimeoutSeconds": limit}), **changes)
+    snapshot = running(job(workers={} if limit is None else {"progressDeadlineSeconds": limit}), **changes)
     return replace(snapshot, progress={"run": UID, "coordinator": {"step": 3, "hung": told}}, progress_at=NOW)
 
 
@@ -173,7 +173,7 @@ SIDECAR = pod("worker", 1, **ended(0), deleting=NOW - 50, lingering=True, node="
     ("left", "phase", "words"),
     [
         ((), "Suspended", "last checkpoint"),
-        ((STUCK,), "Suspended", "pod job-ps-0-a1 has ended and is kept by its finalizer example.com/keep"),
+        ((STUCK,), "Suspended", "pod job-shard-0-a1 has ended and is kept by its finalizer example.com/keep"),
         ((GOING,), "Suspended", "last checkpoint"),
         ((STUCK, ALIVE), "Running", "pod job-worker-1-r1 was to end by "),
         ((ALIVE,), "Running", "node n1 has not said that it ended"),
@@ -189,7 +189,7 @@ def test_what_still_runs_is_waited_for_and_named(left: tuple[Process, ...], phas
 
 def test_a_pod_that_was_not_told_to_go_is_told_though_it_has_ended() -> None:
     decided = plan(suspended_going(replace(STUCK, deleting=None)), NOW)
-    assert decided.status.phase == "Running" and [action.name for action in decided.actions if hasattr(action, "uid")] == ["job-ps-0-a1"]
+    assert decided.status.phase == "Running" and [action.name for action in decided.actions if hasattr(action, "uid")] == ["job-shard-0-a1"]
 
 
 def test_who_is_late_is_named_at_its_time() -> None:
@@ -204,6 +204,6 @@ def test_a_job_is_resumed_beside_ended_pods_that_somebody_keeps(left: tuple[Proc
     down = plan(suspended_going(*left), NOW)
     assert down.status.phase == "Suspended"
     resumed = plan(replace(suspended_going(*left, wanted=None), status=down.status), NOW + 1)
-    assert {"job-ps-0-a2", "job-worker-1-r2"} <= set(names(resumed))
+    assert {"job-shard-0-a2", "job-worker-1-r2"} <= set(names(resumed))
     at_once = plan(suspended_going(*left, wanted=None), NOW)
-    assert {"job-ps-0-a2", "job-worker-1-r2"} <= set(names(at_once)), "before it was seen to be Suspended too"
+    assert {"job-shard-0-a2", "job-worker-1-r2"} <= set(names(at_once)), "before it was seen to be Suspended too"

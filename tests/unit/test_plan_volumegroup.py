@@ -39,12 +39,12 @@ def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
     assert {action.volume_group for action in creates(begun) if action.role == "worker"} == {None}
     crashed = plan(running(shard_1=pod("shard", 1, **ended(1))), NOW)
     assert (crashed.status.view, crashed.status.placement) == (2, 1)
-    assert [(action.name, action.volume_group) for action in creates(crashed)] == [("job-ps-1-a2", 1)]
+    assert [(action.name, action.volume_group) for action in creates(crashed)] == [("job-shard-1-a2", 1)]
 
 
 def test_the_affinity_names_the_placement() -> None:
     def selector(snapshot: ObservedState, placement: int | None) -> dict[str, str]:
-        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", volume_group=placement))
+        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-shard-0-a2", volume_group=placement))
         (term,) = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels: dict[str, str] = term["labelSelector"]["matchLabels"]
         assert labels.items() <= made["metadata"]["labels"].items(), "the first of a placement may go anywhere only if it matches itself"
@@ -52,7 +52,7 @@ def test_the_affinity_names_the_placement() -> None:
 
     assert selector(SHARED, 3)["psjob.dev/placement"] == "3"
     assert "psjob.dev/placement" not in selector(SHARED, 0), "a run that began without numbers stays where its shards are"
-    assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2"))["spec"]
+    assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-shard-0-a2"))["spec"]
 
 
 def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
@@ -66,19 +66,19 @@ def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
         "shard_1": on("n1", "shard", 1, **ended(EXIT_RETRY), deleting=NOW, **EVICTED),
     }
     moved = plan(running(**left), NOW)
-    assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"]
+    assert names(moved) == ["job-shard-0-a2", "job-shard-1-a2"]
     assert moved.status.placement == moved.status.view == 2
     assert {action.volume_group for action in creates(moved)} == {2}
     assert moved.status.restarts.causes == {"Drained": 1, "Retry": 1} and moved.status.restarts.counted == 0
     late = plan(ending, NOW + 41)
-    assert names(late) == ["job-ps-0-a2", "job-ps-1-a2"], "who does not end in its time is not waited for longer"
+    assert names(late) == ["job-shard-0-a2", "job-shard-1-a2"], "who does not end in its time is not waited for longer"
     assert late.status.restarts.causes == {"Drained": 1, "Moved": 1}
-    assert deleted(late) == ["job-ps-0-a1"]
+    assert deleted(late) == ["job-shard-0-a1"]
 
 
 def test_only_what_shares_a_volume_moves() -> None:
     shard = on("n1", "shard", 1, **ended(EXIT_RETRY), deleting=NOW, **EVICTED)
-    assert names(plan(running(APART, shard_1=shard), NOW)) == ["job-ps-1-a2"]
+    assert names(plan(running(APART, shard_1=shard), NOW)) == ["job-shard-1-a2"]
     worker = on("n1", "worker", 1, **ended(143), deleting=NOW, **EVICTED)
     decided = plan(running(SHARED, worker_1=worker), NOW)
     assert names(decided) == ["job-worker-1-r2"] and decided.status.placement == 1
@@ -94,9 +94,9 @@ def test_pods_of_a_lost_node_are_taken_off_by_force_once_they_are_fenced() -> No
     )
     decided = plan(lost, NOW)
     assert decided.intent and decided.status.placement == decided.status.view == 2, "stored before anything is deleted"
-    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-1-r2"]
+    assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-1-r2"]
     forced = {action.name: action.grace_seconds for action in decided.actions if isinstance(action, DeleteProcess)}
-    assert forced == {"job-ps-0-a1": 0, "job-ps-1-a1": 0, "job-worker-1-r1": 0}
+    assert forced == {"job-shard-0-a1": 0, "job-shard-1-a1": 0, "job-worker-1-r1": 0}
     assert decided.status.restarts.causes == {"NodeLost": 3} and decided.status.restarts.counted == 0
 
 
@@ -105,7 +105,7 @@ def test_a_shard_without_a_place_moves_all_and_waits_longer_each_time() -> None:
     waiting = plan(stuck, NOW)
     assert not names(waiting) and waiting.wake_at == NOW + 6
     moved = plan(replace(stuck, status=waiting.status), NOW + 6)
-    assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"] and deleted(moved) == ["job-ps-0-a1", "job-ps-1-a1"]
+    assert names(moved) == ["job-shard-0-a2", "job-shard-1-a2"] and deleted(moved) == ["job-shard-0-a1", "job-shard-1-a1"]
     assert {(action.volume_group, action.waited) for action in creates(moved)} == {(2, 10)}
     assert after(stuck, moved, NOW + 6).status == moved.status
     again = on("n2", "shard", 0, 2, waited=10), pod("shard", 1, 2, **{**STUCK, "created": NOW + 6, "waited": 10})
@@ -174,7 +174,7 @@ def test_shards_of_a_users_claim_are_one_placement_unless_it_can_be_mounted_by_m
     made = render.pod(snapshot, first[1], "runtime")
     assert ("affinity" in made["spec"]) == together
     lost = plan(running(snapshot, shard_0=on("n1", "shard", 0, node_lost=True), shard_1=on("n1", "shard", 1)), NOW)
-    assert names(lost) == (["job-ps-0-a2", "job-ps-1-a2"] if together else ["job-ps-0-a2"])
+    assert names(lost) == (["job-shard-0-a2", "job-shard-1-a2"] if together else ["job-shard-0-a2"])
 
 
 @pytest.mark.parametrize("checkpoint", [{"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"disabled": True}])

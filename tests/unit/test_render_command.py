@@ -19,7 +19,7 @@ metadata: {name: digits, namespace: team}
 spec:
   suspend: true
   managedBy: kueue.x-k8s.io/multikueue
-  ps: {shards: 2}
+  shards: {replicas: 2}
   workers: {replicas: 4, template: {spec: {containers: [{name: worker, image: me/digits:1, command: [python, train.py]}]}}}
 """
 
@@ -34,11 +34,11 @@ def manifest(tmp_path: Path) -> Path:
 def test_all_objects_in_order(manifest: Path) -> None:
     made = documents(read_job(manifest), "image:1")
     assert [(it["kind"], it["metadata"]["name"]) for it in made] == [
-        ("Service", "digits-ps"),
+        ("Service", "digits-shards"),
         ("ConfigMap", "digits-config"),
         ("PersistentVolumeClaim", "digits-checkpoints"),
         ("Secret", "digits-key-00000000-1"),
-        *(("Pod", f"digits-ps-{index}-a1") for index in range(2)),
+        *(("Pod", f"digits-shard-{index}-a1") for index in range(2)),
         *(("Pod", f"digits-worker-{index}-r1") for index in range(4)),
     ]
     assert {it["metadata"]["namespace"] for it in made} == {"team"}
@@ -63,10 +63,10 @@ def test_the_output_is_yaml_and_the_same_each_time(manifest: Path, capsys: pytes
 
 def test_a_bad_manifest_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(MANIFEST.replace("shards: 2", "shards: 0"))
+    path.write_text(MANIFEST.replace("shards: {replicas: 2", "shards: {replicas: 0"))
     with pytest.raises(BadInput) as refusal:
         render(path)
-    assert "spec.ps.shards" in str(refusal.value)
+    assert "spec.shards.replicas" in str(refusal.value)
 
 
 def test_children_have_fixed_metadata_and_that_of_their_template_alone(manifest: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_shard_has_the_variables_that_its_python_is_found_by_and_no_others() -
     assert list(given) == ["PATH", "TOOLS", "BASE", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "UV_NO_SYNC", "HOME"]
     assert given["PATH"] == "$(TOOLS)/bin:/usr/bin" and container["workingDir"] == "/app"
     over = {"spec": {"containers": [{"name": "shard", "env": [{"name": "PATH", "value": "/mine"}]}]}}
-    laid = shard(job(workers={"template": snapshot.spec.workers.template}, ps={"template": over}))["spec"]["containers"][0]
+    laid = shard(job(workers={"template": snapshot.spec.workers.template}, shards={"template": over}))["spec"]["containers"][0]
     assert [item["value"] for item in laid["env"] if item["name"] == "PATH"] == ["/mine"]
 
 

@@ -116,12 +116,12 @@ def test_a_reference_is_replaced_whole() -> None:
 def test_a_shard_that_goes_beside_its_worker_tolerates_each_taint_once() -> None:
     given = {"tolerations": [LOST[0] | {"tolerationSeconds": 300}, {"key": "gpu", "operator": "Exists"}]}
     container = {"name": "worker", "image": "a", "command": ["python", "a.py"]}
-    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, ps={"placement": "colocated"})
+    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "colocated"})
     assert made["spec"]["tolerations"] == [*LOST, given["tolerations"][1]]
 
 
 def _shard(**spec: Any) -> dict[str, Any]:
-    process = CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", pinned=Pinned(runtime_image="r:1", container="worker", key=2))
+    process = CreateProcess("shard", 1, 4, 5, "job-shard-1-a4", pinned=Pinned(runtime_image="r:1", container="worker", key=2))
     return render.pod(job(**spec), process)
 
 
@@ -133,7 +133,7 @@ METADATA = {
 
 
 def test_what_a_template_says_of_its_pods_reaches_them() -> None:
-    metadata = _shard(ps={"template": {"metadata": METADATA}})["metadata"]
+    metadata = _shard(shards={"template": {"metadata": METADATA}})["metadata"]
     given = {key: value for key, value in metadata["labels"].items() if "psjob.dev/" not in key}
     shared = {"app.kubernetes.io/instance": "job", "app.kubernetes.io/component": "shard", "app.kubernetes.io/managed-by": "psjob-operator"}
     assert given == shared | METADATA["labels"]
@@ -143,7 +143,7 @@ def test_what_a_template_says_of_its_pods_reaches_them() -> None:
 
 
 def test_how_long_a_pod_was_held_back_is_not_taken_from_a_template() -> None:
-    pod = _shard(ps={"template": {"metadata": METADATA}})
+    pod = _shard(shards={"template": {"metadata": METADATA}})
     pod["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     view = parse(pod)
     assert view is not None and view.process.waited == 0
@@ -158,7 +158,7 @@ def labels(role: str) -> dict[str, str]:
 
 def test_the_service_finds_this_runs_shards() -> None:
     made = render.service(job())
-    assert made["metadata"]["name"] == "job-ps" and made["spec"]["clusterIP"] == "None" and made["spec"]["publishNotReadyAddresses"]
+    assert made["metadata"]["name"] == "job-shards" and made["spec"]["clusterIP"] == "None" and made["spec"]["publishNotReadyAddresses"]
     assert made["spec"]["selector"].items() <= labels("shard").items()
     assert not made["spec"]["selector"].items() <= labels("worker").items()
 
@@ -200,7 +200,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "connectSeconds",
         "encryption",
     }
-    assert content["shards"][1] == {"host": "job-ps-1.job-ps", "port": 7070, "statusPort": 7071}
+    assert content["shards"][1] == {"host": "job-shard-1.job-shards", "port": 7070, "statusPort": 7071}
     assert content["checkpoint"] == {
         "intervalSeconds": 90.0,
         "everySteps": None,

@@ -197,16 +197,17 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "PSJOB_INDEX": "1",
         "PSJOB_RUN": "run-1",
         "PSJOB_CONFIG": "/psjob-config/config.json",
-        "PSJOB_POD": "job-ps-1-a4",
+        "PSJOB_POD": "job-shard-1-a4",
         "PSJOB_KEYS": "/psjob-keys/keys",
         "PSJOB_ATTEMPT": "4",
         "PSJOB_VIEW": "5",
         "PSJOB_CHECKPOINTS": "/psjob-checkpoints",
     }
     assert env(shard(rich(), known=True)["spec"]["containers"][0])["PSJOB_MIN_STEP"] == "1"
-    encrypted = render.pod(rich(), CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", pinned=PINNED.model_copy(update={"encryption": "tls"})))
+    tls = PINNED.model_copy(update={"encryption": "tls"})
+    encrypted = render.pod(rich(), CreateProcess("shard", 1, 4, 5, "job-shard-1-a4", pinned=tls))
     assert env(encrypted["spec"]["containers"][0])["PSJOB_ENCRYPTION"] == "tls"
-    assert (spec["hostname"], spec["subdomain"]) == ("job-ps-1", "job-ps")
+    assert (spec["hostname"], spec["subdomain"]) == ("job-shard-1", "job-shards")
     labels = made["metadata"]["labels"]
     assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
 
@@ -226,9 +227,9 @@ def test_a_shard_runs_when_its_workers_do(name: str, value: str) -> None:
     assert shard(job(workers=workers))["spec"][name] == value
     assert name not in shard(job())["spec"]
     own = {"shards": 2, "template": {"spec": {name: "other"}}}
-    assert shard(job(workers=workers, ps=own))["spec"][name] == "other", "the shards' own word holds"
+    assert shard(job(workers=workers, shards=own))["spec"][name] == "other", "the shards' own word holds"
     taken = {"shards": 2, "template": {"spec": {name: None}}}
-    assert name not in shard(job(workers=workers, ps=taken))["spec"]
+    assert name not in shard(job(workers=workers, shards=taken))["spec"]
 
 
 @pytest.mark.parametrize("asked", [{"limits": {"nvidia.com/gpu": 1}}, {"requests": {"amd.com/gpu": 1}}, {"limits": {"cpu": 1}}])
@@ -242,7 +243,7 @@ def test_a_runtime_class_of_workers_with_devices_is_not_the_shards(asked: dict[s
 
 
 def test_a_shard_is_guarded() -> None:
-    spec = shard(job(ps={"shardTimeoutSeconds": 10}))["spec"]
+    spec = shard(job(shards={"progressDeadlineSeconds": 10}))["spec"]
     container = spec["containers"][0]
     assert container["startupProbe"]["httpGet"] == {"path": contract.STARTED_PATH, "port": contract.STATUS_PORT}
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] > 600
@@ -292,7 +293,7 @@ def test_a_shard_takes_no_powers_of_its_workers(context: dict[str, Any]) -> None
 def test_a_shards_template_chooses_the_user_and_no_powers(over: dict[str, Any], user: dict[str, Any]) -> None:
     power = {"privileged": True, "allowPrivilegeEscalation": True, "capabilities": {"add": ["SYS_ADMIN", "NET_BIND_SERVICE"]}}
     containers = [{"name": "shard", "securityContext": None}, {"name": "log", "image": "i", "securityContext": power}]
-    spec = shard(job(ps={"template": {"spec": {**over, "containers": containers, "initContainers": [{"name": "a"}]}}}))["spec"]
+    spec = shard(job(shards={"template": {"spec": {**over, "containers": containers, "initContainers": [{"name": "a"}]}}}))["spec"]
     assert user.items() <= spec["securityContext"].items() and spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     powerless = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     found = {it["name"]: it["securityContext"] for it in [*spec["containers"], *spec["initContainers"]]}
@@ -317,14 +318,14 @@ def test_a_shards_image_is_read_only_but_for_what_is_mounted() -> None:
 def test_a_shards_template_may_have_its_image_written_to_and_a_tmp_of_its_own() -> None:
     own = {"name": "shard", "securityContext": {"readOnlyRootFilesystem": False}, "volumeMounts": [{"name": "big", "mountPath": "/tmp"}]}
     laid = {"spec": {"containers": [own], "volumes": [{"name": "big", "emptyDir": {"sizeLimit": "9Gi"}}]}}
-    container = shard(job(ps={"template": laid}))["spec"]["containers"][0]
+    container = shard(job(shards={"template": laid}))["spec"]["containers"][0]
     assert container["securityContext"]["readOnlyRootFilesystem"] is False
     assert [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"] == ["big"]
 
 
 @pytest.mark.parametrize("timeout", [2, 3, 5, 10, 60, 3600])
-def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
-    live = shard(job(ps={"shardTimeoutSeconds": timeout}))["spec"]["containers"][0]["livenessProbe"]
+def test_the_liveness_probe_takes_about_the_progress_deadline(timeout: int) -> None:
+    live = shard(job(shards={"progressDeadlineSeconds": timeout}))["spec"]["containers"][0]["livenessProbe"]
     assert timeout / 2 <= live["periodSeconds"] * live["failureThreshold"] <= timeout
     assert 1 <= live["timeoutSeconds"] <= live["periodSeconds"] <= 30
 
@@ -357,7 +358,7 @@ def test_where_checkpoints_lie(checkpoint: dict[str, Any], source: dict[str, Any
 
 
 OVER = yaml.safe_load("""
-metadata: {labels: {tier: ps}, annotations: {a: b}}
+metadata: {labels: {tier: shards}, annotations: {a: b}}
 spec:
   nodeSelector: {disk: fast}
   priorityClassName: shards
@@ -379,10 +380,10 @@ spec:
 
 
 def test_the_shards_template_is_laid_over() -> None:
-    made = shard(rich(ps={"template": OVER}))
+    made = shard(rich(shards={"template": OVER}))
     spec = made["spec"]
     container = spec["containers"][0]
-    assert made["metadata"]["labels"]["tier"] == "ps" and made["metadata"]["annotations"]["a"] == "b"
+    assert made["metadata"]["labels"]["tier"] == "shards" and made["metadata"]["annotations"]["a"] == "b"
     assert spec["nodeSelector"] == {"disk": "fast"} and spec["priorityClassName"] == "shards"
     assert [it["key"] for it in spec["tolerations"]] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot"]
     assert len(spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]) == 2, "one node stays one node"
@@ -401,7 +402,7 @@ def test_the_shards_template_is_laid_over() -> None:
     assert container["env"][-1] == {"name": "MALLOC", "value": "jemalloc"} and container["env"][0]["name"] == "PSJOB_ROLE"
     powerless = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert spec["containers"][1] == {"name": "metrics", "image": "exporter", "securityContext": powerless}
-    renamed = shard(job(ps={"template": {"spec": {"containers": [{"name": "mine", "resources": {}}]}}}))["spec"]["containers"]
+    renamed = shard(job(shards={"template": {"spec": {"containers": [{"name": "mine", "resources": {}}]}}}))["spec"]["containers"]
     assert [it["name"] for it in renamed] == ["mine"] and renamed[0]["command"]
 
 

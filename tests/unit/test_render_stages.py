@@ -65,7 +65,7 @@ def test_a_worker_is_made_of_its_stages_template() -> None:
 
 
 def test_others_have_no_stage() -> None:
-    shard = render.pod(staged(), CreateProcess("shard", 0, 1, 1, "job-ps-0-a1", volume_group=0, pinned=PINNED))
+    shard = render.pod(staged(), CreateProcess("shard", 0, 1, 1, "job-shard-0-a1", volume_group=0, pinned=PINNED))
     assert shard["spec"]["containers"][0]["image"] == "me/digits:1" and "psjob.dev/stage" not in shard["metadata"]["labels"]
     alone = render.pod(job(), CreateProcess("worker", 0, 1, 1, "job-worker-0-r1", pinned=PINNED))
     assert "psjob.dev/stage" not in alone["metadata"]["labels"]

@@ -95,8 +95,9 @@ def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:
     over = {"training": {"maxGradNorm": 1.0}, "checkpoint": {"everySteps": 5}}
     made = manifest.build(["python", "train.py"], name="n", workers=3, shards=2, mode="sync", resources={"gpu": 2}, spec=over)
     spec = made["spec"]
-    assert (
-        spec["training"] == {"mode": "sync", "maxGradNorm": 1.0} and spec["ps"] == {"shards": 2} and spec["checkpoint"] == {"everySteps": 5}
+    assert spec["training"] == {"mode": "sync", "maxGradNorm": 1.0} and (spec["shards"], spec["checkpoint"]) == (
+        {"replicas": 2},
+        {"everySteps": 5},
     )
     container = spec["workers"]["template"]["spec"]["containers"][0]
     assert container["command"] == ["python", "train.py"] and container["resources"]["requests"] == {"nvidia.com/gpu": "2"}

@@ -56,7 +56,7 @@ def test_a_model_is_cut_until_it_fits_and_the_plan_can_be_judged_again(profile: 
     assert [stage.get("cut") for stage in spec["stages"]] == [None, *cuts.split(",")]
     assert ",".join(str(stage["replicas"]) for stage in spec["stages"]) == replicas
     container = {"name": "worker", "image": "i", "command": ["c"]}
-    job = {"ps": {"shards": 1}, "workers": {"template": {"spec": {"containers": [container]}}}, **spec}
+    job = {"shards": {"replicas": 1}, "workers": {"template": {"spec": {"containers": [container]}}}, **spec}
     assert JobSpec.model_validate(job).workers.replicas == sum(stage["replicas"] for stage in spec["stages"])
     assert text.endswith(f"to judge it again: --cuts {cuts} --replicas {replicas}\n")
 

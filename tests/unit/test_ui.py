@@ -90,7 +90,7 @@ def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, 
 
 @pytest.mark.parametrize(
     "manifest",
-    [None, {}, {"spec": []}, {"spec": {"workers": [], "ps": 3}}, {"spec": {"workers": {"template": {"spec": {"containers": "x"}}}}}],
+    [None, {}, {"spec": []}, {"spec": {"workers": [], "shards": 3}}, {"spec": {"workers": {"template": {"spec": {"containers": "x"}}}}}],
 )
 def test_a_manifest_that_is_none_has_no_hyperparameters_and_no_error(manifest: Any) -> None:
     assert all(isinstance(value, str) for value in settings(manifest).values())

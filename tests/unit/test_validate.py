@@ -24,8 +24,8 @@ apiVersion: psjob.dev/v1alpha1
 kind: PSTrainingJob
 metadata: {name: digits}
 spec:
-  ps:
-    shards: 0
+  shards:
+    replicas: 0
   workers:
     replicas: 4
     template:
@@ -46,7 +46,7 @@ metadata: {name: data}
 ADVISED = {
     **GOOD,
     "spec": {
-        "ps": {"shards": 2},
+        "shards": {"replicas": 2},
         "workers": {
             "replicas": 4,
             "template": {
@@ -82,7 +82,7 @@ def test_each_finding_has_its_line() -> None:
         FILE.replace("command: python train.py", "command: [python]").replace("value: 1", "value: '1'").replace("  chekpoint: {}\n", "")
     )
     (found_range,) = lines(ranges)
-    assert found_range.startswith("job.yaml:7: spec.ps.shards: Invalid value: 0: must be 1..256")
+    assert found_range.startswith("job.yaml:7: spec.shards.replicas: Invalid value: 0: must be 1..256")
 
 
 def test_a_file_may_hold_several_jobs_a_list_and_other_objects() -> None:
@@ -143,7 +143,7 @@ def test_a_good_job_has_no_warning() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"spec.ps.shards": 40}, "spec.ps.shards", "mixed up"),
+        ({"spec.shards.replicas": 40}, "spec.shards.replicas", "mixed up"),
         ({"spec.workers.replicas": 1, "spec.training": {"mode": "async"}}, "spec.training.mode", "no difference"),
         ({"spec.runPolicy": {"backoffLimit": 0}}, "spec.runPolicy.backoffLimit", "first failure"),
         ({"spec.runPolicy": {"activeDeadlineSeconds": 20}}, "spec.runPolicy.activeDeadlineSeconds", "30s"),

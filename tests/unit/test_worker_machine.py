@@ -19,7 +19,7 @@ CONNECT = 600.0
 
 
 def machine(shards: int = 2, mode: ServedMode | None = None, reduces: bool = False) -> WorkerMachine:
-    return WorkerMachine(1, mode or Sync(), reduces, [f"ps-{index}:7000" for index in range(shards)], CONNECT)
+    return WorkerMachine(1, mode or Sync(), reduces, [f"shard-{index}:7000" for index in range(shards)], CONNECT)
 
 
 def welcome(link: int, attempt: int = 1, **fields: Any) -> e.Welcomed:
@@ -88,7 +88,7 @@ def test_a_shard_that_was_never_found_ends_the_turn_and_one_that_was_does_not() 
     m = machine()
     m.handle(e.Started(), 0.0)
     assert m.handle(e.NotFound(0), CONNECT + 1) == []
-    assert m.ending == Ending("lost", "shard 0 at ps-0:7000 was not found in 600 s; starting again")
+    assert m.ending == Ending("lost", "shard 0 at shard-0:7000 was not found in 600 s; starting again")
     known = joined()
     known.handle(e.StreamEnded(1), 1.0)
     assert known.handle(e.NotFound(1), 10 * CONNECT) == [a.Dial(1, 0.1)] and known.ending is None

@@ -80,5 +80,5 @@ namespace
 
 {{- /* Ends a filter of `restricted` (jobpolicy.yaml): under baseline what a worker's template says by itself is left to that level. */ -}}
 {{- define "psjob.policy.judged" -}}
-{{- if ne .Values.jobPolicy "restricted" }} && c.at.startsWith('spec.ps.'){{ end -}}
+{{- if ne .Values.jobPolicy "restricted" }} && c.at.startsWith('spec.shards.'){{ end -}}
 {{- end -}}

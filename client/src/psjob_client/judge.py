@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from psjob_operator.api.base import seconds
 from psjob_operator.api.field_rule import Problem, shown
 from psjob_operator.api.load import Document, load_documents
-from psjob_operator.api.quantity import seconds
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.template import TRAINED, asks_devices, container_of
 from psjob_operator.api.validate import every_problem
@@ -45,7 +45,7 @@ class FileFinding:
     problem: Problem
 
     def __str__(self) -> str:
-        """`job.yaml:7: spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
+        """`job.yaml:7: spec.shards.replicas: Invalid value: 0: must be 1..256; …`."""
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         if self.level == "error":
             return f"{where}: {self.problem}"
@@ -138,10 +138,10 @@ def likely_wrong(job: PSTrainingJob) -> list[Problem]:
 
 def _numbers(job: PSTrainingJob) -> Iterator[Problem]:
     spec = job.spec
-    workers, shards, mode = spec.workers.replicas, spec.ps.shards, spec.training.mode
+    workers, shards, mode = spec.workers.replicas, spec.shards.replicas, spec.training.mode
     if shards > MANY_SHARDS * workers:
         yield Problem(
-            "spec.ps.shards", shards, f"is more than {MANY_SHARDS} times spec.workers.replicas ({workers})", "are the two mixed up?"
+            "spec.shards.replicas", shards, f"is more than {MANY_SHARDS} times spec.workers.replicas ({workers})", "are the two mixed up?"
         )
     if workers == 1 and mode != "sync":
         yield Problem("spec.training.mode", mode, "makes no difference with one worker", "leave it out, or raise spec.workers.replicas")
@@ -172,14 +172,14 @@ def _policies(job: PSTrainingJob) -> Iterator[Problem]:
 
 
 def _runtime_class(job: PSTrainingJob) -> Iterator[Problem]:
-    worker, shard = job.spec.workers.template.get("spec") or {}, (job.spec.ps.template or {}).get("spec") or {}
+    worker, shard = job.spec.workers.template.get("spec") or {}, (job.spec.shards.template or {}).get("spec") or {}
     name = worker.get("runtimeClassName")
     if name and asks_devices(worker) and "runtimeClassName" not in shard:
         yield Problem(
             "spec.workers.template.spec.runtimeClassName",
             name,
             "is not the shards' too, since nodes without devices may not have it",
-            "set it in spec.ps.template.spec where it isolates pods, or set it there to null",
+            "set it in spec.shards.template.spec where it isolates pods, or set it there to null",
         )
 
 

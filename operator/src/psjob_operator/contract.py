@@ -100,7 +100,8 @@ default. Keys that a reader does not know are passed over, so that one that may 
 Keys of the config (all present, but for processes, localSum and those of stages):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
-mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
+mode: one of MODES · seed: int · updateAt: "server" (the spec's shard) | "worker" | null
+(null: server where the optimizer is known)
 backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) · splits: int | null (softsync: 1)
 local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
 updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
@@ -122,8 +123,9 @@ checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "d
              "request": int | null (a checkpoint is taken soon after it has changed while the job runs),
              "resumeFrom": {"path": str} | null}   (resumeFrom.path: a run's folder as the shard sees it)
 successPolicy: "AllWorkers" | "FirstWorker"
-shardTimeoutSeconds: float
-stepTimeoutSeconds: float | null (a worker without a step for so long while others wait for it is started again; null: never)
+shardTimeoutSeconds: float (spec.shards.progressDeadlineSeconds)
+stepTimeoutSeconds: float | null (spec.workers.progressDeadlineSeconds: a worker without a step for so long while others wait for it
+is started again; null: never)
 encryption: one of ENCRYPTION (absent: none)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 sharing: "host" | "index" (absent: host. index: only a worker and a shard of one index share memory, as if each index were a machine)
@@ -245,8 +247,8 @@ some hundreds over the time since this start of shard 0. Steps go back where a r
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
 HEALTH_PATH: Final = "/healthz"
-"""200 while the process makes progress, else 503. Progress: its main loop and its disk thread gave a sign of life within shardTimeout.
-A transfer that moves bytes and a system call that is under way are such signs, so that a slow disk is no hang."""
+"""200 while the process makes progress, else 503. Progress: its main loop and its disk thread gave a sign of life within
+shardTimeoutSeconds. A transfer that moves bytes and a system call that is under way are such signs, so that a slow disk is no hang."""
 STARTED_PATH: Final = "/startedz"
 """200 once the shard can be ordered something: its coordinator runs, or it has heard the coordinator; 503 before. The startup probe.
 From then on HEALTH_PATH tells whether the shard makes progress: a restore may take hours, and one that hangs is not waited for."""

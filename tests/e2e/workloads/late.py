@@ -27,7 +27,7 @@ def crash() -> None:
 
 def wait_until_gone() -> None:
     """Return when shard 0 has ended; a deadline of `SECONDS`."""
-    ending = Path(os.environ[contract.ENV_CONFIG]).parent / "logs" / "job-ps-0-a1.end"
+    ending = Path(os.environ[contract.ENV_CONFIG]).parent / "logs" / "job-shard-0-a1.end"
     deadline = time.monotonic() + SECONDS
     while not ending.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

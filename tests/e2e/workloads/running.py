@@ -60,12 +60,12 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     container = {"name": "worker", "image": "none", "command": words, "env": [{"name": "PYTHONPATH", "value": path}]}
     replicas = {"replicas": workers, "template": {"spec": {"containers": [container]}}}
-    ps = {"shards": shards, **spec.pop("ps", {})}
+    of_shards = {"replicas": shards, **spec.pop("of_shards", {})}
     job = {
         "apiVersion": "psjob.dev/v1alpha1",
         "kind": "PSTrainingJob",
         "metadata": {"name": "job"},
-        "spec": {"ps": ps, "workers": replicas, **spec},
+        "spec": {"shards": of_shards, "workers": replicas, **spec},
     }
     path = folder / "job.yaml"
     path.write_text(json.dumps(job, indent=1))

@@ -170,7 +170,7 @@ for _ in range(2):
 
 # %% clips_two_models_together: Actor and critic, each with its optimizer, and one norm over the parameters of both.
 # arguments: Adam SGD
-# training: updateAt=server
+# training: updateAt=shard
 x = torch.randn(42, 4)
 kind = getattr(torch.optim, sys.argv[1])
 actor, critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), nn.Linear(6, 1)

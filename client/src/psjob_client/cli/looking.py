@@ -106,7 +106,7 @@ def get(
 
 def logs(
     name: Name,
-    process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, ps-1, or a whole name; absent: all.")] = None,
+    process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, shard-1, or a whole name; absent: all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each process.")] = None,
     where: Where = ANYWHERE,

@@ -38,7 +38,7 @@ LIKELY, SURE = 0.6, 0.85
 LAUNCHERS = PYTHONS | {"torchrun"}
 FIELDS = {
     "workers": "spec.workers.replicas",
-    "shards": "spec.ps.shards",
+    "shards": "spec.shards.replicas",
     "mode": "spec.training.mode",
     "image": "spec.workers.template.spec.containers[0].image",
 }

@@ -83,7 +83,7 @@ def _no_certificates(snapshot: ObservedState, action: EnsureKey) -> dict[str, by
     """Empty files, of the names that they will have."""
     if not action.certificates:
         return {}
-    shards = [CERTIFICATE.format(index=index) for index in range(snapshot.spec.ps.shards)]
+    shards = [CERTIFICATE.format(index=index) for index in range(snapshot.spec.shards.replicas)]
     workers = [WORKER_CERTIFICATE.format(index=index) for index in range(listening_workers(snapshot.spec))]
     return dict.fromkeys([AUTHORITY, *shards, *workers], b"")
 

@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 
   psjob run job.yaml --set spec.training.mode=async --set spec.workers.replicas=2
 
-  psjob run job.yaml --fault kill:ps-1@step=200 --summary summary.json
+  psjob run job.yaml --fault kill:shard-1@step=200 --summary summary.json
 
   psjob run job.yaml --resume .psjob/digits-1121-120000-a1b2c3
 
@@ -53,7 +53,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="WHAT:PROCESS@step=N[+Ss]|cut=N",
-            help="kill or stop ps-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete. +Ss: S "
+            help="kill or stop shard-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete. +Ss: S "
             "seconds later. cut=N: a shard while it writes checkpoint N. Repeatable.",
         ),
     ] = None,

@@ -24,7 +24,7 @@ from psjob_client.problems import BadInput, Conflict
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.manifest import IMAGE, build, imported_beside
 from psjob_client.text import span
-from psjob_operator.api import quantity
+from psjob_operator.api.base import seconds as seconds_of
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.plan import objects
 
@@ -58,7 +58,7 @@ CLEAN_EXAMPLES = """Examples:
 def seconds(text: str) -> float:
     """`90s`, `10m`, `1h30m`, or a number of seconds. Raises BadInput."""
     try:
-        return float(text) if text.replace(".", "", 1).isdigit() else quantity.seconds(text)
+        return float(text) if text.replace(".", "", 1).isdigit() else seconds_of(text)
     except ValueError:
         raise BadInput(f"{text!r} is no span of time; give such as 90s, 10m or 1h30m") from None
 

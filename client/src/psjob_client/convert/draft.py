@@ -75,9 +75,9 @@ class Draft:
     shards: int = 1
     replicas: int = 1
     template: dict[str, Any] = field(default_factory=dict)
-    ps_template: dict[str, Any] | None = None
+    shard_template: dict[str, Any] | None = None
     spec: dict[str, Any] = field(default_factory=dict)
-    """What stands beside `ps` and `workers`."""
+    """What stands beside `shards` and `workers`."""
     policy: dict[str, Any] = field(default_factory=dict)
     """runPolicy."""
     notes: list[Note] = field(default_factory=list)
@@ -89,9 +89,8 @@ class Draft:
     def note_shards(self) -> None:
         """Tell that shards are new to who comes from all-reduce."""
         shards = self.shards if self.wishes.shards is None else self.wishes.shards
-        self.note(
-            "spec.ps.shards", str(shards), "is new: shards hold the parameters; one serves most models, more spread memory and traffic"
-        )
+        remedy = "is new: shards hold the parameters; one serves most models, more spread memory and traffic"
+        self.note("spec.shards.replicas", str(shards), remedy)
 
     def take_processes(self, at: str, pods: int, each: int, written: object) -> None:
         """`pods` pods of `each` processes become workers."""
@@ -132,11 +131,11 @@ class Draft:
 
     def finish(self) -> Converted:
         """The manifest as it is now."""
-        ps: dict[str, Any] = {"shards": self.shards if self.wishes.shards is None else self.wishes.shards}
-        if self.ps_template:
-            ps["template"] = self.ps_template
+        shards: dict[str, Any] = {"replicas": self.shards if self.wishes.shards is None else self.wishes.shards}
+        if self.shard_template:
+            shards["template"] = self.shard_template
         policy = {"runPolicy": self.policy} if self.policy else {}
-        spec = {"ps": ps, "workers": {"replicas": self.replicas, "template": self.template}, **policy, **self.spec}
+        spec = {"shards": shards, "workers": {"replicas": self.replicas, "template": self.template}, **policy, **self.spec}
         manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": self.name, **self.metadata}, "spec": spec}
         return Converted(self.source, manifest, tuple(dict.fromkeys(self.notes)))
 

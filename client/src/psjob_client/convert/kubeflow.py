@@ -171,7 +171,7 @@ def _servers(draft: Draft, replicas: dict[str, dict[str, Any]], kind: Kind) -> N
     at = f"spec.{kind.replicas}.{kind.servers}"
     part = replicas.pop(kind.servers)
     draft.shards = whole(part, "replicas", f"{at}.replicas", 1)
-    draft.ps_template = pods.shard_template(draft, mapping(part, "template", f"{at}.template"), f"{at}.template", kind.container)
+    draft.shard_template = pods.shard_template(draft, mapping(part, "template", f"{at}.template"), f"{at}.template", kind.container)
     _restarts(draft, part, at)
 
 

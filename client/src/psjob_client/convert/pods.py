@@ -11,8 +11,8 @@ from typing import Any
 from psjob_client.convert import launcher
 from psjob_client.convert.draft import Draft, items, mapping, note_backend
 from psjob_client.problems import BadInput
+from psjob_operator.api.base import UNITS, quantity
 from psjob_operator.api.field_rule import shown
-from psjob_operator.api.quantity import UNITS, quantity
 from psjob_operator.api.template import FOLDER, RESERVED, TRAINED
 from psjob_operator.contract import ENV_PREFIX
 

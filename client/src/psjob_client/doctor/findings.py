@@ -203,7 +203,7 @@ def _gpu(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _fits(facts: MachineFacts, job: PSTrainingJob) -> Iterator[Finding]:
-    workers, shards = job.spec.workers.replicas, job.spec.ps.shards
+    workers, shards = job.spec.workers.replicas, job.spec.shards.replicas
     processes = workers + shards
     fewer = "have fewer processes here: --set spec.workers.replicas=2"
     figure = f"{processes} processes ({workers} workers, {shards} shards)"

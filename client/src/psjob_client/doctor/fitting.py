@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from psjob_client.doctor.findings import ClusterFacts, Finding, Limit, Node, ok, problem, warning
+from psjob_operator.api.base import quantity
 from psjob_operator.api.claim_template import MANY, claim_spec
-from psjob_operator.api.quantity import quantity
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.plan import objects
 from psjob_operator.plan.objects import named_claim, volume
@@ -56,7 +56,7 @@ def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
     """What the pods of `job` ask for, of the objects that the operator would create."""
     found = []
     stages = [(stage.name, stage.replicas) for stage in job.spec.stages or ()] or [("", job.spec.workers.replicas)]
-    for role, stage, count in (("shard", "", job.spec.ps.shards), *(("worker", *it) for it in stages)):
+    for role, stage, count in (("shard", "", job.spec.shards.replicas), *(("worker", *it) for it in stages)):
         pod = next((one for one in documents if one["kind"] == "Pod" and _seat(one) == (role, stage)), None)
         if pod is not None:
             found.append(_pods(role, count, pod["spec"], stage))

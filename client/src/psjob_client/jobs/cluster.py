@@ -100,7 +100,7 @@ class ClusterJobs:
     async def events(self, name: str) -> Sequence[EventView]:
         """Of the job, its pods and its claim; the API server forgets them after an hour."""
         await self.raw(name)
-        ours = re.compile(rf"{re.escape(name)}-(?:(?:ps|worker)-\d+-[ar]\d+|checkpoints)")
+        ours = re.compile(rf"{re.escape(name)}-(?:(?:shard|worker)-\d+-[ar]\d+|checkpoints)")
         try:
             own = await self.client.list(
                 CORE_EVENTS, self.where.namespace, fields=f"involvedObject.kind=PSTrainingJob,involvedObject.name={name}"
@@ -374,8 +374,8 @@ class ClusterJobs:
 
 
 def named(pod: Process, job: str, process: str | None) -> bool:
-    """Is this the pod that was asked for: `worker-0`, `ps-1`, or its whole name?"""
-    short = f"{'ps' if pod.role == 'shard' else 'worker'}-{pod.index}"
+    """Is this the pod that was asked for: `worker-0`, `shard-1`, or its whole name?"""
+    short = f"{pod.role}-{pod.index}"
     return process in (None, pod.name, short)
 
 

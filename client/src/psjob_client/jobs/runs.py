@@ -282,7 +282,7 @@ class LocalJobs:
 
 
 def wanted(name: str, job: str, process: str | None) -> bool:
-    """Is process `name` of `job` the one that was asked for: `worker-0`, `ps-1`, or its whole name?"""
+    """Is process `name` of `job` the one that was asked for: `worker-0`, `shard-1`, or its whole name?"""
     return process is None or name == process or name.startswith((f"{job}-{process}-a", f"{job}-{process}-r"))
 
 

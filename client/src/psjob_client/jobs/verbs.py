@@ -51,7 +51,7 @@ class JobVerbs(Protocol):
     def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """What processes print, oldest line first.
 
-        `process` is `worker-0`, `ps-1` or a whole name; None: all. `follow` goes on until the job ends. `tail`: so many lines a process.
+        `process` is `worker-0`, `shard-1` or a whole name; None: all. `follow` goes on until the job ends. `tail`: so many lines a process.
         """
 
     @property

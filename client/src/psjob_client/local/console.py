@@ -73,12 +73,13 @@ class Story:
         spec = job.spec
         self.record.open(job, command.folder, again)
         self.display.say(
-            f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
+            f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')}"
+            f" and {_count(spec.shards.replicas, 'shard')}"
             f" on this machine; run {self.near(self._folder.path)}"
         )
         if spec.workers.replicas > 1 and self._shown == {0}:
             self.display.say("the lines of worker 0 follow; --logs all shows those of every worker")
-        processes, cores = spec.workers.replicas + spec.ps.shards, os.cpu_count() or 1
+        processes, cores = spec.workers.replicas + spec.shards.replicas, os.cpu_count() or 1
         if processes > MANY * cores:
             self.display.say(
                 f"{processes} processes share {cores} cores; fewer are faster: --set spec.workers.replicas={2 * cores}", "yellow"

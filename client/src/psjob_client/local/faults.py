@@ -35,8 +35,12 @@ SETTLE = 0.01
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")
 """They hit the process that serves in a shard, not its keeper."""
+FORM = re.compile(
+    r"(kill|crash|hang|stop):(shard|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})(?:\+([0-9]{1,4}(?:\.[0-9]{1,3})?)s)?", re.ASCII
+)
 EXAMPLES = (
-    "such as kill:ps-1@step=200, crash:ps-1@step=200, hang:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=9+0.5s or kill:ps-0@cut=2"
+    "such as kill:shard-1@step=200, crash:shard-1@step=200, hang:shard-1@step=200, stop:shard-0@step=50, kill:worker-2@step=9+0.5s"
+    " or kill:shard-0@cut=2"
 )
 
 
@@ -71,8 +75,8 @@ class Fault:
 
     @property
     def target(self) -> str:
-        """`ps-1` or `worker-2`."""
-        return f"{'ps' if self.role == 'shard' else 'worker'}-{self.index}"
+        """`shard-1` or `worker-2`."""
+        return f"{self.role}-{self.index}"
 
 
 def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault, ...]:
@@ -83,14 +87,12 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     """
     faults, problems = [], []
     for text in texts:
-        found = re.fullmatch(
-            r"(kill|crash|hang|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})(?:\+([0-9]{1,4}(?:\.[0-9]{1,3})?)s)?", text, re.ASCII
-        )
+        found = FORM.fullmatch(text)
         if found is None:
             problems.append(f"--fault {text}: must be kill, crash, hang or stop, a process, and a step or a cut, {EXAMPLES}")
             continue
         what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
-        count = shards if kind == "ps" else workers
+        count = shards if kind == "shard" else workers
         if index >= count:
             problems.append(f"--fault {text}: there is no {kind}-{index}; this job has {kind}-0 to {kind}-{count - 1}")
         elif what == "stop" and kind == "worker":
@@ -107,7 +109,7 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
         elif when == "cut" and found[6]:
             problems.append(f"--fault {text}: a cut takes no seconds after it; write cut={number}, or step={number}+{found[6]}s")
         else:
-            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number, float(found[6] or 0)))
+            faults.append(Fault(text, what, "shard" if kind == "shard" else "worker", index, when, number, float(found[6] or 0)))
     if problems:
         raise BadInput(*problems)
     return tuple(sorted(faults, key=lambda fault: fault.number))

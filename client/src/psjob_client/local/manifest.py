@@ -256,7 +256,7 @@ def _unused(job: PSTrainingJob) -> tuple[str, ...]:
     names = [name for pod in pods for name in _chosen(pod) if name not in MEANT]
     names += [f"{name} of the pod" for pod in pods for name in pod if name != "containers"]
     names += ["the other containers"] * any(len(pod["containers"]) > 1 for pod in pods)
-    names += ["ps.template"] if job.spec.ps.template else []
+    names += ["shards.template"] if job.spec.shards.template else []
     names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "volumeClaimTemplate", "persistentVolumeClaimRetentionPolicy"))
     names += _given(job.spec.run_policy, "runPolicy.", ("ttlSecondsAfterFinished", "cleanPodPolicy"))
     names += _given(job.spec, "", ("injection", "managedBy"))

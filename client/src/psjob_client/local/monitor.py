@@ -1,7 +1,7 @@
 """Polls the status ports of a run: who serves, who gives no answer, how far training is, and the counters of every attempt.
 
-`poll_shards` asks each shard in its own rhythm; `Watch` is everything that was heard. A shard is unresponsive after `shardTimeout` without
-a good answer and three misses in a row.
+`poll_shards` asks each shard in its own rhythm; `Watch` is everything that was heard. A shard is unresponsive after
+`shards.progressDeadlineSeconds` without a good answer and three misses in a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psjob_client.local.process import ChildProcess, Listening
 from psjob_client.local.status import ask_status, is_healthy, numbers, part
 
 LONGEST_TRY = 2.0
-"""Seconds for one question to a status port; less where shardTimeout is short."""
+"""Seconds for one question to a status port; less where that is short."""
 STARTUP = 300.0
 """Seconds from the start of a shard to its first good answer, while it imports; it gives good answers while it restores."""
 POLL_SECONDS, CLOSE_POLL_SECONDS = 0.5, 0.1
@@ -55,7 +55,7 @@ class Pulse:
 class Watch:
     """Everything that was heard in this run."""
 
-    shard_timeout: float
+    progress_deadline: float
     questions: bytes
     """The run's key of that name (contract.KEYS)."""
     told: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
@@ -137,16 +137,16 @@ class Watch:
         return self._pulses.setdefault(child.uid, Pulse()).serving
 
     def unresponsive(self, child: ChildProcess) -> bool:
-        """No good answer for shardTimeout; before the first one, for as long as a start may take."""
+        """No good answer for so long; before the first one, for as long as a start may take."""
         if child.role != "shard":
             return False
         pulse = self._pulses.setdefault(child.uid, Pulse())
         silent = time.time() - (child.created if pulse.good is None else pulse.good)
-        return pulse.misses >= LEAST_MISSES and silent > (STARTUP if pulse.good is None else self.shard_timeout)
+        return pulse.misses >= LEAST_MISSES and silent > (STARTUP if pulse.good is None else self.progress_deadline)
 
     @property
     def _patience(self) -> float:
-        return min(LONGEST_TRY, self.shard_timeout / (LEAST_MISSES + 1))
+        return min(LONGEST_TRY, self.progress_deadline / (LEAST_MISSES + 1))
 
     @property
     def coordinator(self) -> Mapping[str, Any]:

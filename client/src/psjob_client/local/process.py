@@ -350,5 +350,5 @@ def reserve(shards: int) -> Ports:
             ports.status.append(ports._take())
     except OSError as error:
         ports.close()
-        raise BadInput(f"{shards} shards need {2 * shards} free ports on {ADDRESS}: {error}; set spec.ps.shards lower") from None
+        raise BadInput(f"{shards} shards need {2 * shards} free ports on {ADDRESS}: {error}; set spec.shards.replicas lower") from None
     return ports

@@ -62,7 +62,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
     if job.spec.suspend:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
-    faults = Faults([*parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)])
+    faults = Faults([*parse_faults(request.faults, job.spec.shards.replicas, job.spec.workers.replicas)])
     shown = parse_logs(request.logs, job.spec.workers.replicas)
     source = resumed(request.resume, job.spec)
     resume = source[0] if source else None
@@ -71,10 +71,10 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
             raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
     if request.history is not None:
         _writable(request.history)
-    sites = sites or reserve(job.spec.ps.shards)
+    sites = sites or reserve(job.spec.shards.replicas)
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
     keys = _keys(folder, job.spec)
-    watch = Watch(float(job.spec.ps.shard_timeout_seconds), keys.questions, began_at=0 if resume is None else None)
+    watch = Watch(float(job.spec.shards.progress_deadline_seconds), keys.questions, began_at=0 if resume is None else None)
     watch.hearers.append(faults.hear)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder, shown
@@ -89,7 +89,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
 
 def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
-        seats = (spec.ps.shards, spec.workers.replicas, encryption(spec) != ONE_HOST, listening_workers(spec))
+        seats = (spec.shards.replicas, spec.workers.replicas, encryption(spec) != ONE_HOST, listening_workers(spec))
         return run_folder.make_keys(folder.path / "keys", *seats)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None

@@ -154,7 +154,7 @@ class Standstill:
 
     def _standstill(self, told: Mapping[str, Any], seconds: float) -> str:
         why = _reason(told) or "nobody waits for anybody, so workers compute or load; their logs say more"
-        remedy = "spec.workers.stepTimeoutSeconds has such a worker started again; " if told.get("hung") else ""
+        remedy = "spec.workers.progressDeadlineSeconds has such a worker started again; " if told.get("hung") else ""
         return f"no {self.unit} for {seconds:.0f} s, at {self.unit} {max(0, self.step)}: {why}; {remedy}Ctrl-C stops the job"
 
 

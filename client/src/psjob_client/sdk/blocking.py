@@ -390,7 +390,7 @@ class Client:
 
         Args:
             name: As for `get`.
-            process: worker-0, ps-1, or a whole name; None: all of them.
+            process: worker-0, shard-1, or a whole name; None: all of them.
             follow: Go on until the job ends.
             tail: Only so many lines of each process that is there already.
 

@@ -165,7 +165,7 @@ class Job:
         """What processes print.
 
         Args:
-            process: worker-0, ps-1, or a whole name; None: all of them.
+            process: worker-0, shard-1, or a whole name; None: all of them.
             follow: Go on until the job ends.
             tail: Only so many lines of each process that is there already.
 

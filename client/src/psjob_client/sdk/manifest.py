@@ -78,7 +78,7 @@ def build(
         "metadata": {"name": name or named(what, unique=unique)},
         "spec": {
             "training": {"mode": mode},
-            "ps": {"shards": shards},
+            "shards": {"replicas": shards},
             "workers": {"replicas": workers, "template": {"spec": {"containers": [container]}}},
         },
     }

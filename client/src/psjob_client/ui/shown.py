@@ -86,8 +86,8 @@ def settings(manifest: Mapping[str, Any] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for container in _containers(workers)[:1]:
         found |= _given(container)
-    plain = {key: value for key, value in spec.items() if key not in ("workers", "ps")}
-    for part in ("ps", "workers"):
+    plain = {key: value for key, value in spec.items() if key not in ("workers", "shards")}
+    for part in ("shards", "workers"):
         if isinstance(spec.get(part), Mapping):
             plain[part] = {key: value for key, value in spec[part].items() if key != "template"}
     return found | {path: _text(value) for path, value in _flat(plain)}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from psjob_operator.api.base import QUANTITY
 from psjob_operator.api.field_rule import FieldRule, Json, sized
-from psjob_operator.api.quantity import QUANTITY
 from psjob_operator.api.spec import Checkpoint
 
 Schema = dict[str, Any]
@@ -141,10 +141,10 @@ CLAIM_RULES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: spec["ps"]["shards"] < 2 or ONE_POD not in _made(spec)["accessModes"],
-        f"must not have {ONE_POD} with two or more spec.ps.shards",
+        lambda spec: spec["shards"]["replicas"] < 2 or ONE_POD not in _made(spec)["accessModes"],
+        f"must not have {ONE_POD} with two or more spec.shards.replicas",
         f"one pod at a time can mount it; take {ONE}, which puts all shards on one node, or {MANY}",
-        cel=f"self.ps.shards < 2 || !({_asks_for(ONE_POD)})",
+        cel=f"self.shards.replicas < 2 || !({_asks_for(ONE_POD)})",
         about="checkpoint.volumeClaimTemplate.spec.accessModes",
     ),
     FieldRule(

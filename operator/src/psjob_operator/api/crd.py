@@ -151,7 +151,7 @@ def schema() -> Schema:
         part["properties"]["template"].update(deepcopy(template_schema("worker")))
     # The sum of the stages' replicas stands for it; a rule asks for it where there are none.
     workers["required"].remove("replicas")
-    spec["properties"]["ps"]["properties"]["template"].update(deepcopy(template_schema("shard")))
+    spec["properties"]["shards"]["properties"]["template"].update(deepcopy(template_schema("shard")))
     kept = spec["properties"]["checkpoint"]["properties"]
     kept["volumeClaimTemplate"] = {"description": kept["volumeClaimTemplate"]["description"], **claim_schema()}
     kept["volume"]["properties"]["persistentVolumeClaim"]["properties"] = {

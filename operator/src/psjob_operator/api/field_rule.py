@@ -15,14 +15,6 @@ from psjob_operator.printable import printable
 
 Json = Any
 LONGEST_VALUE = 80
-_CLAIM = "spec.checkpoint.volumeClaimTemplate"
-RENAMED = {
-    "spec.checkpoint.size": f"write {_CLAIM}: {{spec: {{resources: {{requests: {{storage: 10Gi}}}}}}}}",
-    "spec.checkpoint.accessMode": f"write {_CLAIM}: {{spec: {{accessModes: [ReadWriteMany]}}}}",
-    "spec.checkpoint.retain": "write spec.checkpoint.persistentVolumeClaimRetentionPolicy: {whenDeleted: Delete} for retain: false",
-    "spec.checkpoint.volume.claim": "write spec.checkpoint.volume: {persistentVolumeClaim: {claimName: my-claim}}",
-}
-"""Path of a field that has gone -> the sentence that names the new one. It is refused with that, never read."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ class Problem:
     """What is wrong, where, and what to do. `str()` is one line, in the form and words of the API server."""
 
     field: str
-    """Path, such as spec.ps.shards; empty for the document itself."""
+    """Path, such as spec.shards.replicas; empty for the document itself."""
     value: Any
     """What stands there; None where nothing does."""
     limit: str
@@ -123,7 +115,7 @@ class Problem:
     """The API server takes the manifest all the same: `psjob validate` and the operator say it."""
 
     def __str__(self) -> str:
-        """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
+        """`spec.shards.replicas: Invalid value: 0: must be 1..256; …`."""
         where = f"{self.field}: " if self.field else ""
         value = f"Invalid value: {shown(self.value)}: " if self.value is not None else ""
         return printable(f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}")
@@ -145,8 +137,3 @@ def field_path(loc: Iterable[int | str]) -> str:
     for step in loc:
         path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
     return path
-
-
-def renamed(path: str) -> str:
-    """What to write in place of the field at `path`; empty if it never was one."""
-    return RENAMED.get(re.sub(r"\[\d+\]", "[]", path), "")

@@ -33,7 +33,7 @@ PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
 """Fields of a pod's spec that say where and when it is scheduled."""
 DESCRIBING = ("labels", "annotations")
 """Fields of its metadata that a queue may write."""
-PLACED = ("spec.workers.template", "spec.ps.template", "spec.stages")
+PLACED = ("spec.workers.template", "spec.shards.template", "spec.stages")
 """Pod templates, and what holds some: while a job is suspended its pods may be placed anew. plan/pods.py holds the rest against it."""
 _AMONG = json.dumps(list(contract.GOES_ON))
 _LIMIT = "is fixed"
@@ -77,7 +77,7 @@ def _while_suspended(name: str, optional: bool) -> FieldRule:
 
 _PLACING = (
     _while_suspended("workers.template", optional=False),
-    _while_suspended("ps.template", optional=True),
+    _while_suspended("shards.template", optional=True),
     _while_suspended("stages", optional=True),
     _transition(
         "spec",

@@ -1,6 +1,6 @@
 """Reads a manifest from text, and says in which line of it a problem lies.
 
-YAML is read safely: no type but the plain ones, few aliases, no key twice. A path of a problem, such as spec.ps.shards, leads to a line.
+YAML is read safely: no type but the plain ones, few aliases, no key twice. A problem's path, such as spec.shards.replicas, leads to a line.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Document:
     """Where they stand in the text."""
 
     def line(self, path: str) -> int:
-        """The line, from 1, of the value at `path` (such as spec.ps.shards); of what it would stand in where it is absent."""
+        """The line, from 1, of the value at `path` (such as spec.shards.replicas); of what it would stand in where it is absent."""
         return line_of(self.node, path)
 
 

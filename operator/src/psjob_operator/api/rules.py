@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
+from psjob_operator.api.base import DURATION, seconds
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
-from psjob_operator.api.field_rule import FieldRule, Json, between, matching, options_of, sized
-from psjob_operator.api.quantity import DURATION, seconds
+from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
 from psjob_operator.api.stage_rules import COUNTED, STAGE_RULES
 from psjob_operator.api.template import AUTO, MOST_PROCESSES, processes_of
 from psjob_operator.contract import ASYNC_OUTER_RULE, MODES, UPDATE_RULES
@@ -30,7 +30,7 @@ _NAMES = (
         "",
         lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
         "must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
-        "names of pods and Services are made from it, such as digits-ps-0",
+        "names of pods and Services are made from it, such as digits-shard-0",
         cel=f"self.metadata.name.matches('{NAME}')",
         about="metadata.name",
     ),
@@ -41,25 +41,26 @@ _PLACEMENT = (
     FieldRule(
         "spec",
         lambda spec: (
-            spec["ps"].get("placement") != "colocated"
+            spec["shards"].get("placement") != "colocated"
             or spec["workers"]["replicas"] < 1
-            or spec["ps"]["shards"] <= spec["workers"]["replicas"]
+            or spec["shards"]["replicas"] <= spec["workers"]["replicas"]
         ),
-        "must be at most spec.workers.replicas with spec.ps.placement: colocated",
+        "must be at most spec.workers.replicas with spec.shards.placement: colocated",
         "shard i stands beside worker i; have fewer shards or more workers",
-        cel=f"!has(self.ps.placement) || self.ps.placement != 'colocated' || self.ps.shards <= ({COUNTED})",
-        about="ps.shards",
+        cel=f"!has(self.shards.placement) || self.shards.placement != 'colocated' || self.shards.replicas <= ({COUNTED})",
+        about="shards.replicas",
     ),
     FieldRule(
         "spec",
-        lambda spec: spec["ps"].get("placement") not in APART or spec["ps"]["shards"] < 2 or not one_mount(spec),
-        f"must not be spread or colocated with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        lambda spec: spec["shards"].get("placement") not in APART or spec["shards"]["replicas"] < 2 or not one_mount(spec),
+        f"must not be spread or colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " take a volume that all nodes mount, or leave placement out",
-        cel=f"!has(self.ps.placement) || self.ps.placement == 'packed' || self.ps.shards < 2 || !({ONE_MOUNT})",
-        about="ps.placement",
+        cel=f"!has(self.shards.placement) || self.shards.placement == 'packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
+        about="shards.placement",
     ),
 )
+_HOST_NETWORK = "shards.template.spec.hostNetwork"
 GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
 """CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
 NAMED_SUMS = ("shared", "gloo", "nccl")
@@ -123,10 +124,10 @@ _RANGES = (
     between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 per worker where that is more"),
     between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
-    between("spec.ps.shards", 1, MOST_SHARDS, "one shard serves most models; more spread memory and traffic"),
-    between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
+    between("spec.shards.replicas", 1, MOST_SHARDS, "one shard serves most models; more spread memory and traffic"),
+    between("spec.shards.progressDeadlineSeconds", 2, 3600, "leave it out for 10"),
     between("spec.workers.replicas", 1, MOST_WORKERS, "to run none for a while set spec.suspend: true"),
-    between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
+    between("spec.workers.progressDeadlineSeconds", 5, 86_400, "leave it out for no limit"),
     between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
     between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.interval"),
     between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
@@ -244,10 +245,10 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.training",
-        lambda training: training.get("updateAt") != "server" or training.get("mode") != "local",
-        "must not be server in spec.training.mode: local",
+        lambda training: training.get("updateAt") != "shard" or training.get("mode") != "local",
+        "must not be shard in spec.training.mode: local",
         "the optimizer steps on the workers and an outer rule on the shards; leave spec.training.updateAt out",
-        cel="!has(self.updateAt) || self.updateAt != 'server' || self.mode != 'local'",
+        cel="!has(self.updateAt) || self.updateAt != 'shard' || self.mode != 'local'",
         about="updateAt",
     ),
     FieldRule(
@@ -378,19 +379,15 @@ _ACROSS = (
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            not (
-                spec["ps"]["shards"] > 1 and (((spec["ps"].get("template") or {}).get("spec") or {}).get("hostNetwork")) and one_mount(spec)
-            )
-        ),
-        f"must not be true with two or more spec.ps.shards and a claim for checkpoints without {MANY}",
+        lambda spec: spec["shards"]["replicas"] < 2 or not one_mount(spec) or (_HOST_NETWORK, True) not in found(spec, _HOST_NETWORK),
+        f"must not be true with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"those shards share one node, and there one port; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " or leave hostNetwork out",
         cel=(
-            f"!(self.ps.shards > 1 && {ONE_MOUNT} && has(self.ps.template)"
-            " && has(self.ps.template.spec) && has(self.ps.template.spec.hostNetwork) && self.ps.template.spec.hostNetwork)"
+            f"!(self.shards.replicas > 1 && {ONE_MOUNT} && has(self.shards.template)"
+            " && has(self.shards.template.spec) && has(self.shards.template.spec.hostNetwork) && self.shards.template.spec.hostNetwork)"
         ),
-        about="ps.template.spec.hostNetwork",
+        about=_HOST_NETWORK,
     ),
 )
 

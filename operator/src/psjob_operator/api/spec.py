@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from psjob_operator.api.base import Model, NumberOrWord
-from psjob_operator.api.quantity import seconds
+from psjob_operator.api.base import Model, NumberOrWord, seconds
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import processes_of
 from psjob_operator.contract import MODES, UPDATE_RULES
@@ -50,7 +49,7 @@ class JobSpec(Model):
 
     training: Training = Field(default_factory=lambda: Training())
     """How pushes become updates. The optimizer itself is the script's."""
-    ps: ParameterServers
+    shards: ShardSet
     """The shards: processes that hold the parameters and apply pushes to them."""
     workers: Workers
     """The processes that run the training script."""
@@ -127,7 +126,7 @@ class Training(Model):
     """How workers exchange in mode local."""
     seed: int = 0
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
-    update_at: Literal["server", "worker"] | None = None
+    update_at: Literal["shard", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     update_rule: UpdateRule | None = None
     """The optimizer rule by which a push changes the parameters in mode async. Absent: that of the script's optimizer. dana-slim is for
@@ -226,20 +225,20 @@ class Compression(Model):
     """Part of a gradient's elements that topk and randomk send at a step; 0.0001..0.5."""
 
 
-class ParameterServers(Model):
+class ShardSet(Model):
     """The shards."""
 
-    shards: int
+    replicas: int
     """Number of shards; 1..256."""
     placement: Literal["spread", "packed", "colocated"] | None = None
     """Machines of the shards. spread: different ones, where there are enough. packed: few, where they have room. colocated: shard i runs
-    on the machine of worker i, and workers.replicas must be at least ps.shards. Absent: the scheduler chooses. Shards that share a volume
-    that only one node at a time can mount then run on one node."""
+    on the machine of worker i, and workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards that share a
+    volume that only one node at a time can mount then run on one node."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
     the container `shard`. Image, command, security context, priorityClassName, preemptionPolicy and schedulerName come from the workers
     where it says nothing. So does runtimeClassName, unless a worker asks for a device."""
-    shard_timeout_seconds: int = 10
+    progress_deadline_seconds: int = 10
     """Seconds without progress after which a shard counts as lost and is started again from its checkpoint; 2..3600."""
 
 
@@ -257,7 +256,7 @@ class Workers(Model):
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
-    step_timeout_seconds: int | None = None
+    progress_deadline_seconds: int | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again. This counts as a failure. 5..86400. Make it
     longer than the longest step, including the first one and evaluations. Absent: never."""
 

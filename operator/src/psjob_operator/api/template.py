@@ -13,8 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
+from psjob_operator.api.base import quantity
 from psjob_operator.api.field_rule import FieldRule, Json
-from psjob_operator.api.quantity import quantity
 from psjob_operator.contract import DATA_PORT, ENV_PREFIX, STATUS_PORT
 
 Schema = dict[str, Any]
@@ -64,9 +64,9 @@ WHOLE_GPUS = "such as 1; a node's device plugin shares a GPU, by time slicing or
 
 def template_rules() -> tuple[FieldRule, ...]:
     """Every rule of the templates."""
-    workers, ps, stage = "spec.workers.template", "spec.ps.template", "spec.stages[].template"
+    workers, shards, stage = "spec.workers.template", "spec.shards.template", "spec.stages[].template"
     of_workers = (*_shared(workers), *_worker(workers), *_shared(stage), *_worker(stage))
-    return (*of_workers, *_shared(ps), *_shard(ps), no_key_secret("spec.checkpoint.volume"))
+    return (*of_workers, *_shared(shards), *_shard(shards), no_key_secret("spec.checkpoint.volume"))
 
 
 def template_schema(role: str) -> Schema:

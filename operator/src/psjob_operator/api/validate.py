@@ -20,11 +20,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from psjob_operator.api import claim_template, template
+from psjob_operator.api.base import QUANTITY
 from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
-from psjob_operator.api.field_rule import Problem, breaches, field_path, renamed, shown
+from psjob_operator.api.field_rule import Problem, breaches, field_path, shown
 from psjob_operator.api.field_rule import found as places
-from psjob_operator.api.quantity import QUANTITY
+from psjob_operator.api.renamed import renamed_field, renamed_value
 from psjob_operator.api.rules import rules
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.template import WHOLE_GPUS, template_rules
@@ -37,7 +38,7 @@ MOST_PROBLEMS = 500
 DEEPEST = 100
 schema = cache(make_schema)
 RULES = "x-kubernetes-validations"
-OVERLAY, VOLUME = "spec.ps.template", "spec.checkpoint.volume"
+OVERLAY, VOLUME = "spec.shards.template", "spec.checkpoint.volume"
 DECLARED = ("emptyDir", "persistentVolumeClaim")
 """Sources that the CRD has a schema of: a null of theirs is dropped."""
 TEMPLATES = ("spec.workers.template", "spec.stages[].template", OVERLAY)
@@ -112,7 +113,8 @@ def _corrected(raw: Any, found: Sequence[Problem]) -> Any:
                 continue
             value = part.pop(last, None)
             if problem.limit.startswith(UNSUPPORTED):
-                part[last] = difflib.get_close_matches(str(value), [str(each) for each in _at(problem.field)["enum"]], n=1)[0]
+                known = [str(each) for each in _at(problem.field)["enum"]]
+                part[last] = renamed_value(problem.field, value) or difflib.get_close_matches(str(value), known, n=1)[0]
                 continue
             meant = _near(problem.field) if problem.limit.startswith(UNKNOWN) else ""
             if meant:
@@ -282,7 +284,7 @@ def _purpose(path: str) -> str:
 
 
 def _meant(path: str) -> str:
-    if now := renamed(path):
+    if now := renamed_field(path):
         return now
     near = _near(path)
     return f"did you mean {near}?" if near else f"fields here: {', '.join(_at(path.rpartition('.')[0]).get('properties', {}))}"
@@ -317,9 +319,10 @@ def pod_mistakes(definition: Schema, value: Any, path: str, *, overlay: bool = F
 
 def unsupported(path: str, value: Any, known: Sequence[str]) -> Problem:
     """The API server's words for a value that is none of `known`."""
-    near = difflib.get_close_matches(str(value), known, n=1)
+    near, now = difflib.get_close_matches(str(value), known, n=1), renamed_value(path, value)
     choices = ", ".join(f'"{choice}"' for choice in known)
-    return Problem(path, None, f"{UNSUPPORTED}: {shown(value)}: supported values: {choices}", f"did you mean {near[0]}?" if near else "")
+    remedy = f"write {now}" if now else f"did you mean {near[0]}?" if near else ""
+    return Problem(path, None, f"{UNSUPPORTED}: {shown(value)}: supported values: {choices}", remedy)
 
 
 def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
@@ -399,7 +402,7 @@ def _object(part: Schema, value: Mapping[str, Any], path: str) -> Iterator[Probl
 
 
 def _meant_field(path: str, name: str, known: Sequence[str]) -> str:
-    if now := renamed(f"{path}.{name}"):
+    if now := renamed_field(f"{path}.{name}"):
         return now
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near or len(known) <= FEW:

@@ -276,7 +276,7 @@ class Apply:
             if questions is None:
                 raise ApiError(403, "NoKey", self._own_key.problem)
             run = keys.fresh() | {"questions": questions}
-            listeners = (observed.spec.ps.shards, listening_workers(observed.spec))
+            listeners = (observed.spec.shards.replicas, listening_workers(observed.spec))
             certificates = await asyncio.to_thread(authority.certificates, *listeners) if action.certificates else {}
             try:
                 await self._client.create(SECRETS, observed.namespace, render.key_secret(observed, action.number, run, certificates))

@@ -31,7 +31,7 @@ _TOMBSTONES = 20_000
 LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
 SMALL = 4096
-_BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
+_BRIEF = (("shards", "replicas"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
 
 
 TRIES, WITHIN_SECONDS = 3, 120.0
@@ -59,7 +59,7 @@ class JobEntry:
     kept: Mapping[str, Any] | bytes
     """The spec; one of more than LARGE bytes is packed, since as objects it takes fifty times as much memory."""
     brief: Mapping[str, Any]
-    """Of the spec what is asked for oftener than a turn: ps.shards, workers.replicas and checkpoint.disabled."""
+    """Of the spec what is asked for oftener than a turn: shards.replicas, workers.replicas and checkpoint.disabled."""
     status: Mapping[str, Any]
     size: int = 0
     """Bytes of the spec's JSON. Of one above LARGEST_SPEC, which no job has, only small fields are kept."""

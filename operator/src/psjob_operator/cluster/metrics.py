@@ -22,7 +22,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 import psjob_operator
-from psjob_operator.api.quantity import seconds
+from psjob_operator.api.base import seconds
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.api.status import unix
 from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, Key

@@ -206,12 +206,12 @@ def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
             pruned = [_prune(kept, problem["loc"]) for problem in error.errors(include_url=False)]
             if not any(pruned):
                 break
-        ps, workers = kept.setdefault("ps", {}), kept.setdefault("workers", {})
-        if isinstance(ps, dict) and isinstance(workers, dict):
-            ps.setdefault("shards", max(1, len(status.get("shards") or ())))
+        shards, workers = kept.setdefault("shards", {}), kept.setdefault("workers", {})
+        if isinstance(shards, dict) and isinstance(workers, dict):
+            shards.setdefault("replicas", max(1, len(status.get("shards") or ())))
             workers.setdefault("replicas", max(1, (status.get("workers") or {}).get("desired") or 0))
             workers.setdefault("template", {})
-    return JobSpec.model_validate({**_owned(raw), "ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+    return JobSpec.model_validate({**_owned(raw), "shards": {"replicas": 1}, "workers": {"replicas": 1, "template": {}}})
 
 
 def _owned(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -228,7 +228,7 @@ def urgency(store: JobStore, key: Key) -> int:
     if job.status.get("run") != job.uid:
         return NEW
     tally = store.tally(key)
-    wanted = _number(job.brief.get("ps"), "shards") + _number(job.brief.get("workers"), "replicas")
+    wanted = _number(job.brief.get("shards"), "replicas") + _number(job.brief.get("workers"), "replicas")
     full, missing = tally.up >= wanted, tally.there - tally.ended < wanted
     match job.status.get("phase"):
         case "Running":

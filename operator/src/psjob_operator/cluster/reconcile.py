@@ -30,7 +30,7 @@ from psjob_operator.plan.status import RECOVERED
 REST_MOST, REST_PART = 1.0, 0.25e-3
 """Seconds that a job rests after a turn, at most and a pod: one of thousands of pods has as many events, and its turns are long."""
 HUNG_PART = 0.2
-"""Of workers.stepTimeoutSeconds: how often shard 0 is asked who hangs."""
+"""Of workers.progressDeadlineSeconds: how often shard 0 is asked who hangs."""
 EARLY_SECONDS = 10.0
 SILENT_SECONDS = 2.0
 """While nothing is heard of a node, shard 0 is asked so often who is still there."""
@@ -277,7 +277,7 @@ class Reconciler:
 
         The same while a checkpoint is asked for. With a limit for steps it is a part of that, so that who hangs is known soon.
         """
-        limit = spec.workers.step_timeout_seconds
+        limit = spec.workers.progress_deadline_seconds
         if memory.silent and memory.misses <= MISSES:
             return SILENT_SECONDS
         if limit is not None and memory.misses <= MISSES:

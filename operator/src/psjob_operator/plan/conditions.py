@@ -217,7 +217,7 @@ def _container(state: JobState, seat: Seat) -> dict[str, Any]:
     spec = state.observed.spec
     if seat.role == "worker":
         return container_of(spec.worker_template(seat.index), TRAINED) or {}
-    return (container_of(spec.ps.template, SERVING) if spec.ps.template else None) or {}
+    return (container_of(spec.shards.template, SERVING) if spec.shards.template else None) or {}
 
 
 CLEARED = Say("False", "Cleared", "it is over, or was of processes that have been replaced since")

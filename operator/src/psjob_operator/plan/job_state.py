@@ -116,7 +116,7 @@ class JobState:
     def attempts(self) -> tuple[int, ...]:
         """Attempt of each shard that the status names; 0 where it names none."""
         known = {shard.index: shard.attempt for shard in self.stored.shards}
-        return tuple(known.get(index, 0) for index in range(max([self.observed.spec.ps.shards, *(index + 1 for index in known)])))
+        return tuple(known.get(index, 0) for index in range(max([self.observed.spec.shards.replicas, *(index + 1 for index in known)])))
 
     @cached_property
     def shards(self) -> tuple[Seat, ...]:
@@ -124,7 +124,7 @@ class JobState:
         there = {(pod.index, pod.number): pod for pod in self.known if pod.role == "shard"}
         finished = {shard.index for shard in self.stored.shards if shard.state == "Finished"}
         seats = []
-        for index in range(self.observed.spec.ps.shards):
+        for index in range(self.observed.spec.shards.replicas):
             seat = self._seat("shard", index, self.attempts[index], there.get((index, self.attempts[index])))
             # Its last manifest is committed: a collected pod takes nothing away.
             collected = seat.process is None or seat.process.gone
@@ -168,11 +168,11 @@ class JobState:
 
     @cached_property
     def hung(self) -> Mapping[int, tuple[int, float]]:
-        """(start, seconds without a step) by rank, of the workers that shard 0 names as hung; empty without workers.stepTimeoutSeconds.
+        """(start, seconds without a step) by rank, of the workers that shard 0 names as hung. None are asked for without a deadline.
 
         A pod's word: it is believed of processes that run with the very start that it names.
         """
-        asked = self.observed.spec.workers.step_timeout_seconds is not None
+        asked = self.observed.spec.workers.progress_deadline_seconds is not None
         told = self.coordinator.get("hung") if asked else None
         found = {}
         for entry in told if isinstance(told, list) else ():
@@ -468,7 +468,7 @@ def _pull_from(state: JobState, status: JobStatus) -> float | None:
     first = state.shards[0] if state.shards else None
     if first is None or first.outcome.kind != "running" or not first.up:
         return None
-    if status.phase == "Recovering" or status.interruption is not None or state.observed.spec.workers.step_timeout_seconds is not None:
+    if status.phase == "Recovering" or status.interruption is not None or state.observed.spec.workers.progress_deadline_seconds is not None:
         return 0.0  # with a limit for steps it is asked again soon anyway
     ready = status.condition("Ready")
     since = unix(ready.last_transition_time) if ready else None

@@ -25,13 +25,13 @@ CONNECT_SECONDS = 600.0
 
 
 def process_name(job: str, role: Role, index: int, number: int) -> str:
-    """Name of a pod: `<job>-ps-<i>-a<attempt>` or `<job>-worker-<i>-r<start>`."""
-    return f"{job}-ps-{index}-a{number}" if role == "shard" else f"{job}-worker-{index}-r{number}"
+    """Name of a pod: `<job>-shard-<i>-a<attempt>` or `<job>-worker-<i>-r<start>`."""
+    return f"{job}-shard-{index}-a{number}" if role == "shard" else f"{job}-worker-{index}-r{number}"
 
 
 def parse_process_name(job: str, name: str) -> tuple[Role, int, int] | None:
     """(role, index, number) of a name that `process` made for this job; None for any other."""
-    found = re.fullmatch(r"-(?:ps-([0-9]+)-a|worker-([0-9]+)-r)([0-9]+)", name.removeprefix(job)) if name.startswith(job) else None
+    found = re.fullmatch(r"-(?:shard-([0-9]+)-a|worker-([0-9]+)-r)([0-9]+)", name.removeprefix(job)) if name.startswith(job) else None
     if found is None:
         return None
     shard, worker, number = found.groups()
@@ -40,12 +40,12 @@ def parse_process_name(job: str, name: str) -> tuple[Role, int, int] | None:
 
 def hostname(job: str, role: Role, index: int) -> str:
     """Hostname of a pod; the same for every start, so that peers find the present one under it."""
-    return f"{job}-ps-{index}" if role == "shard" else f"{job}-worker-{index}"
+    return f"{job}-shard-{index}" if role == "shard" else f"{job}-worker-{index}"
 
 
 def service_name(job: str) -> str:
     """The headless Service under which shards are found."""
-    return f"{job}-ps"
+    return f"{job}-shards"
 
 
 def shard_address(job: str, index: int) -> str:
@@ -221,7 +221,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "splits": spec.training.splits,
         "local": (spec.training.local or Local()).to_manifest() if spec.training.mode == "local" else None,
         "seed": spec.training.seed,
-        "updateAt": spec.training.update_at,
+        "updateAt": "server" if spec.training.update_at == "shard" else spec.training.update_at,
         "updateRule": spec.training.update_rule,
         "ruleOptions": spec.training.rule_options or {},
         "reduction": spec.training.reduction,
@@ -245,8 +245,8 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
             "resumeFrom": {"path": f"{checkpoints.rstrip('/')}/{resumed_from}"} if resumed_from else None,
         },
         "successPolicy": spec.run_policy.success_policy,
-        "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
-        "stepTimeoutSeconds": None if spec.workers.step_timeout_seconds is None else float(spec.workers.step_timeout_seconds),
+        "shardTimeoutSeconds": float(spec.shards.progress_deadline_seconds),
+        "stepTimeoutSeconds": None if spec.workers.progress_deadline_seconds is None else float(spec.workers.progress_deadline_seconds),
         "connectSeconds": CONNECT_SECONDS,
         **_several(spec),
         **_summed(spec),
@@ -290,7 +290,7 @@ def cluster_config(
     job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto", resumed_from: str | None = None
 ) -> dict[str, Any]:
     """The config of `job` on a cluster, where shards are found by name."""
-    shards = [(shard_address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)]
+    shards = [(shard_address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.shards.replicas)]
     return job_config(job, shards, config_format=config_format, encryption=encryption, resumed_from=resumed_from)
 
 

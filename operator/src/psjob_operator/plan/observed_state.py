@@ -86,7 +86,7 @@ class Process:
     finalizers: tuple[str, ...] = ()
     """Who must agree before the pod goes."""
     unresponsive: bool = False
-    """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+    """Local backend: no answer or heartbeat on its status port for progressDeadlineSeconds; the cluster's liveness probe kills instead."""
 
     @property
     def ended(self) -> bool:

@@ -259,7 +259,7 @@ def templates_digest(spec: JobSpec) -> str:
     """Short name of what the templates make, wherever that is placed."""
     told = [
         _without_placement(spec.workers.template),
-        _without_placement(spec.ps.template or {}),
+        _without_placement(spec.shards.template or {}),
         *(_without_placement(stage.template or {}) for stage in spec.stages or ()),
     ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

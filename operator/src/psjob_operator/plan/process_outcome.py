@@ -79,7 +79,7 @@ def outcome_of(process: Process | None) -> ProcessOutcome:
     if process.node_lost:
         return ProcessOutcome("lost", "NodeLost", message=f"node {process.node} is out of reach")
     if process.unresponsive:
-        return ProcessOutcome("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
+        return ProcessOutcome("lost", "Unresponsive", counted=True, message="no heartbeat for spec.shards.progressDeadlineSeconds")
     running = process.started is not None or (process.phase == "Running" and process.ready)
     return ProcessOutcome("running" if running else "waiting")
 

@@ -112,7 +112,7 @@ def describe(
         placement=decision.volume_group,
         shards=_shards(state, decision),
         roles=(_role("shard", state.shards, decision), _role("worker", state.workers, decision)),
-        shards_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.shards)}/{spec.ps.shards}",
+        shards_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.shards)}/{spec.shards.replicas}",
         workers=_workers(state, decision, troubles),
         workers_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.workers)}/{spec.workers.replicas}",
         stages=(parts := stage_entries(state, decision)),
@@ -262,7 +262,7 @@ def _said(
     if phase == "Recovering":
         return starting("Recovering", recovering(state, decision))
     spec = state.observed.spec
-    return starting("Starting", f"{plural(spec.ps.shards, 'shard')} and {plural(spec.workers.replicas, 'worker')} are starting")
+    return starting("Starting", f"{plural(spec.shards.replicas, 'shard')} and {plural(spec.workers.replicas, 'worker')} are starting")
 
 
 def _state(seat: Seat, decision: RestartDecision) -> ShardState:

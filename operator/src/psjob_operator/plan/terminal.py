@@ -21,7 +21,7 @@ from psjob_operator.plan.pods import left_over
 from psjob_operator.plan.restarts import counted, counting, unchanged
 from psjob_operator.plan.status import deadline, describe, pending_until
 
-_OF_A_TEMPLATE = re.compile(r"spec\.(workers|ps|stages\[\d+\])\.template\b")
+_OF_A_TEMPLATE = re.compile(r"spec\.(workers|shards|stages\[\d+\])\.template\b")
 
 
 @dataclass(frozen=True)

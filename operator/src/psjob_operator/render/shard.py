@@ -1,4 +1,4 @@
-"""A shard's pod before what all pods get: the worker's image, guarded and probed, with the user's `ps.template` laid over it.
+"""A shard's pod before what all pods get: the worker's image, guarded and probed, with the user's `shards.template` laid over it.
 
 It runs the Python that the worker's command would start, with what that needs of the worker's environment. It has the worker's user, and
 never more rights than the restricted level of Pod Security allows.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_operator.api.quantity import quantity
+from psjob_operator.api.base import quantity
 from psjob_operator.api.template import SERVING, asks_devices, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan.objects import CHECKPOINTS, ConfigSource, volume
@@ -76,7 +76,7 @@ def shard_template(
     worker = job.spec.workers.template
     trained = container_of(worker, trained_name) or {}
     base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, volume_group, user)}
-    over = copy.deepcopy(job.spec.ps.template or {})
+    over = copy.deepcopy(job.spec.shards.template or {})
     laid = container_of(over, SERVING)
     name = laid["name"] if laid and laid.get("name") else SERVING
     base["spec"]["containers"][0]["name"] = name
@@ -106,13 +106,13 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     spec |= {name: worker[name] for name in INHERITED if worker.get(name) is not None}
     if worker.get("runtimeClassName") and not asks_devices(worker):
         spec["runtimeClassName"] = worker["runtimeClassName"]
-    if job.spec.ps.placement == "colocated":  # it has no other node to go to
+    if job.spec.shards.placement == "colocated":  # it has no other node to go to
         spec["tolerations"] = tolerations(spec["tolerations"], copy.deepcopy(worker.get("tolerations") or []))
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
-    elif job.spec.ps.placement == "packed":
+    elif job.spec.shards.placement == "packed":
         spec["affinity"] = _few_nodes(job)
-    if job.spec.ps.placement == "spread":
+    if job.spec.shards.placement == "spread":
         spec["topologySpreadConstraints"] = [_many_nodes(job)]
     return spec
 
@@ -144,7 +144,7 @@ def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Doc
             "failureThreshold": START_ATTEMPTS,
             "terminationGracePeriodSeconds": 1,
         },
-        "livenessProbe": _liveness(job.spec.ps.shard_timeout_seconds),
+        "livenessProbe": _liveness(job.spec.shards.progress_deadline_seconds),
     }
     if trained.get("imagePullPolicy"):
         container["imagePullPolicy"] = trained["imagePullPolicy"]

@@ -152,7 +152,7 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         return RuleChoice("reduce", rule)
     if rule is None:
         raise Refused(
-            f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW, NAdam or Adagrad, or drop it"
+            f"training.updateAt is shard, but {name} has no rule on the shards; use SGD, Adam, AdamW, NAdam or Adagrad, or drop it"
         )
     return RuleChoice(rule, rule)
 

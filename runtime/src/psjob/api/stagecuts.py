@@ -95,7 +95,7 @@ def known(model: nn.Module, job: Config) -> StageCuts:
     for there, what in (
         (job.mode != "sync", f"training.mode {job.mode}; take sync"),
         (job.backup_workers > 0, "training.backupWorkers"),
-        (job.update_at == "worker", "training.updateAt worker; take server"),
+        (job.update_at == "worker", "training.updateAt worker; take shard"),
         (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
         (job.non_finite == "skip", "training.nonFinite skip: a stage would skip a step that another one makes"),
         (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
@@ -106,7 +106,7 @@ def known(model: nn.Module, job: Config) -> StageCuts:
             not job.flushes and job.compression.push != "none",
             f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
         ),
-        (job.step_timeout is not None, "workers.stepTimeoutSeconds: a worker that waits for another stage would be taken for hung"),
+        (job.step_timeout is not None, "workers.progressDeadlineSeconds: a worker that waits for another stage would be taken for hung"),
     ):
         if there:
             raise Refused(f"a job of stages does not go with {what}")

@@ -399,7 +399,7 @@ def _config(raw: dict[str, Any]) -> Config:
         spec_hash=str(raw["specHash"]),
         mode=str(raw["mode"]),
         seed=int(raw["seed"]),
-        update_at=raw.get("updateAt"),
+        update_at="shard" if raw.get("updateAt") == "server" else raw.get("updateAt"),
         workers=int(raw["workers"]),
         shards=tuple(ShardAddress(str(s["host"]), int(s["port"]), int(s["statusPort"])) for s in raw["shards"]),
         checkpoint=CheckpointConfig(

@@ -81,7 +81,7 @@ HELLO: Final = (
         "pull": "as `push`",
         "table": "the table of rank 0, field by field; rank 0's is the job's",
         "tables": "as `table`",
-        "rule": "that of rank 0; `training.updateRule`, `updateAt: server` and mode local say which it is",
+        "rule": "that of rank 0; `training.updateRule`, `updateAt: shard` and mode local say which it is",
         "aliases": "as `table`",
         "layout": "the digest of the run's blocks; with another one the worker gets these",
     }),

@@ -196,8 +196,8 @@ def rule_problem(config: Config, rank: int, rule: str) -> str | None:
     wanted = _wanted(config)
     if wanted is not None and rule != wanted:
         return f"worker {rank}'s updates are of rule {rule[:40]}, and the manifest says {wanted}; run one version of psjob in all pods"
-    if config.update_at == "server" and rule == "reduce":
-        return f"worker {rank} steps by itself, and the manifest says training.updateAt: server; run one version of psjob in all pods"
+    if config.update_at == "shard" and rule == "reduce":
+        return f"worker {rank} steps by itself, and the manifest says training.updateAt: shard; run one version of psjob in all pods"
     return None
 
 

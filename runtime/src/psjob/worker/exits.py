@@ -252,7 +252,7 @@ def watch_progress(step_timeout: float, over: threading.Event) -> None:
 
 def hung(seconds: float | None) -> None:
     """Write every thread's stack to the log and end this process with EXIT_HUNG. Does not return."""
-    limit = "" if seconds is None else f" (workers.stepTimeoutSeconds is {seconds:g})"
+    limit = "" if seconds is None else f" (workers.progressDeadlineSeconds is {seconds:g})"
     sentence = f"this worker has made no step while others wait for it{limit}; the stacks of its threads are in its log"
     with contextlib.suppress(OSError, ValueError):
         print(f"psjob: {sentence}:", file=sys.stderr, flush=True)

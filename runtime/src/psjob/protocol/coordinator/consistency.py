@@ -209,7 +209,7 @@ def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str
             return "it was built otherwise: seed before the model is built, or load the same file in all workers"
         return "the script writes it, or built it otherwise: seed before the model is built, and write the same in all workers"
     if odd.alone and odd.machine != usual.machine:
-        return f"their processors may round otherwise ({usual.machine or 'unknown'}, {odd.machine or 'unknown'}); take updateAt: server"
+        return f"their processors may round otherwise ({usual.machine or 'unknown'}, {odd.machine or 'unknown'}); take updateAt: shard"
     if odd.alone:
         return (
             "the script of one of them has written weights or optimizer state by hand, or its optimizer uses random numbers or a curvature "
