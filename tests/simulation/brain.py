@@ -135,7 +135,7 @@ def check_plan(decided: Plan, seen: ObservedState) -> None:
     for action in creates:
         assert action.name in may, f"{action.name} was never granted"
         assert action.name not in there
-        assert objects.parse_process_name(seen.name, action.name) == (action.role, action.index, action.number)
+        assert action.name == objects.process_name(seen.name, action.role, action.index, action.number)
     assert not decided.grants or decided.intent
     ours = {(process.name, process.uid) for process in seen.processes if process.run == seen.uid}
     assert all((action.name, action.uid) in ours for action in decided.actions if isinstance(action, DeleteProcess))

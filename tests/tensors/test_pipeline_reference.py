@@ -275,7 +275,7 @@ def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -
     "way", [schedule.Flush(), schedule.Flush("gpipe"), schedule.PipeDream(), schedule.TwoBW(), schedule.FTPipe()], ids=str
 )
 def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Micro-batches in flight, and for PipeDream versions of weights under their graphs, which `bytes_of_stash` counts."""
+    """Micro-batches in flight, and for PipeDream versions of weights under their graphs."""
     stages, microbatches = 4, 1 if isinstance(way, schedule.PipeDream) else 4
     flying, versions = [0] * stages, [0] * stages
     forward = StageRun.forward

@@ -355,7 +355,7 @@ def test_adams_averages_fade_by_rounds(workers: int) -> None:
     for slot in ("exp_avg", "exp_avg_sq"):
         assert torch.allclose(states[0].slots[slot], states[1].slots[slot], rtol=1e-12)
     beta = hyperparameters_of("adam")["beta2"]
-    assert 1 - beta ** states[0].count_at(0) == pytest.approx(1 - (beta ** (1 / workers)) ** states[1].count_at(0))
+    assert 1 - beta ** states[0].segment_at(0)[1] == pytest.approx(1 - (beta ** (1 / workers)) ** states[1].segment_at(0)[1])
 
 
 def test_ftrl_makes_zeros_and_begins_at_the_weights_it_is_given() -> None:

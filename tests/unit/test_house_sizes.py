@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
 FILES = 378
 """Source files of runtime, operator and client together, at most."""
-LINES = 87_900
+LINES = 87_890
 """Lines of Python in them, at most."""
-TEST_LINES = 102_500
+TEST_LINES = 102_050
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""

@@ -23,7 +23,6 @@ from psjob_operator.api.status import (
     starts_text,
     unix,
 )
-from psjob_operator.plan import objects
 from psjob_operator.plan.job_state import JobState, unanswered
 from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
@@ -439,13 +438,6 @@ def test_pending_starts_go_round(which: dict[int, int]) -> None:
 
 def test_pending_starts_are_read_leniently() -> None:
     assert starts_map("x 1 2: 0:1 3:0-1,9 9:0 2:1", 5, 4) == {0: 3, 1: 3}
-
-
-def test_names_go_round() -> None:
-    for role in ("shard", "worker"):
-        assert objects.parse_process_name("a-shard-0", objects.process_name("a-shard-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
-    for other in ("a-shard-0-a1x", "ab-shard-0-a1", "a-worker-1", "", "a-shard-1-r1", "a-b-shard-0-a1"):
-        assert objects.parse_process_name("a", other) is None
 
 
 def test_words() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,15 +26,6 @@ CONNECT_SECONDS = 600.0
 def process_name(job: str, role: Role, index: int, number: int) -> str:
     """Name of a pod: `<job>-shard-<i>-a<attempt>` or `<job>-worker-<i>-r<start>`."""
     return f"{job}-shard-{index}-a{number}" if role == "shard" else f"{job}-worker-{index}-r{number}"
-
-
-def parse_process_name(job: str, name: str) -> tuple[Role, int, int] | None:
-    """(role, index, number) of a name that `process` made for this job; None for any other."""
-    found = re.fullmatch(r"-(?:shard-([0-9]+)-a|worker-([0-9]+)-r)([0-9]+)", name.removeprefix(job)) if name.startswith(job) else None
-    if found is None:
-        return None
-    shard, worker, number = found.groups()
-    return ("shard", int(shard), int(number)) if worker is None else ("worker", int(worker), int(number))
 
 
 def hostname(job: str, role: Role, index: int) -> str:

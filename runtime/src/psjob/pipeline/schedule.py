@@ -100,52 +100,6 @@ def of_each(replicas: int, microbatches: int) -> int:
     return microbatches // replicas
 
 
-def idle_share(stages: int, microbatches: int) -> float:
-    """The share of time, 0 to 1, that stages of equal speed wait in each flush: (K-1)/(M+K-1) (GPipe, arXiv 1811.06965)."""
-    _at_least_one("stages", stages)
-    _at_least_one("microbatches", microbatches)
-    return (stages - 1) / (microbatches + stages - 1)
-
-
-@dataclass(frozen=True)
-class StageSize:
-    """Bytes of one stage: its weights, and of one micro-batch all activations that its graph keeps, and its input."""
-
-    weights: int
-    activations: int
-    input: int
-
-
-def in_flight(stage: int, stages: int, microbatches: int | None = None) -> int:
-    """Micro-batches whose graph a stage of 1F1B holds at once: K-k, and no more than there are before a flush."""
-    return stages - stage if microbatches is None else min(microbatches, stages - stage)
-
-
-def bytes_of_gpipe(size: StageSize, microbatches: int) -> int:
-    """GPipe with recompute: weights, the inputs of all micro-batches, the activations of one."""
-    return size.weights + microbatches * size.input + size.activations
-
-
-def bytes_of_flush(size: StageSize, stage: int, stages: int, microbatches: int) -> int:
-    """1F1B with flush: weights, and the activations of what is in flight."""
-    return size.weights + in_flight(stage, stages, microbatches) * size.activations
-
-
-def bytes_of_stash(size: StageSize, stage: int, stages: int) -> int:
-    """1F1B without flush: weights and activations for each micro-batch in flight."""
-    return in_flight(stage, stages) * (size.weights + size.activations)
-
-
-def bytes_of_double_buffer(size: StageSize, stage: int, stages: int) -> int:
-    """2BW: weights twice, activations of what is in flight."""
-    return 2 * size.weights + in_flight(stage, stages) * size.activations
-
-
-def bytes_of_recompute(size: StageSize, stage: int, stages: int) -> int:
-    """Predicted weights beside the current ones, inputs of what is in flight, activations of the micro-batch that is run again."""
-    return 2 * size.weights + in_flight(stage, stages) * size.input + size.activations
-
-
 def _at_least_one(what: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{what} is {value}, must be 1 or more")

@@ -113,10 +113,6 @@ class BlockState:
                 return segment
         raise ValueError(f"element {offset} is outside a block of {at}")
 
-    def count_at(self, offset: int) -> int:
-        """How many updates the element at `offset` has had."""
-        return self.segment_at(offset)[1]
-
 
 class HasHyperparameters(Protocol):
     """Something with a name and hyperparameters: `hyperparameters` are their defaults."""
