@@ -20,7 +20,7 @@ from psjob.shard.rendezvous import MOST_POINTS, Rendezvous
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.reading import StreamClosed
 from psjob.worker import rendezvous
-from psjob.worker.rendezvous import dialled
+from psjob.worker.rendezvous import newest_process
 from tests.live.live_shards import Shards, Worker, all_well, eventually, serving
 
 
@@ -178,7 +178,7 @@ def test_a_worker_that_asks_again_and_again_holds_a_bounded_number_of_threads(tm
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=1, start=1)
         streams = []
         for number in range(3 * kept_meetings.MOST_ASKING):
-            streams.append(dialled(place))
+            streams.append(newest_process(place))
             streams[-1].send_json(head, {"role": "worker", "asks": ASKS, "point": f"{number}", "said": "", "waits": True})
         assert eventually(lambda: len(asking(shards)) == kept_meetings.MOST_ASKING + 1, 5)
         assert sum(thread.name == "stream-apart" for thread in threading.enumerate()) <= kept_meetings.MOST_ASKING + 4
