@@ -335,7 +335,6 @@ class ShardLink:
 
     def __init__(self, state: SessionState, index: int, ends: LinkEnds) -> None:
         self.state, self.index, self.ends = state, index, ends
-        self.peer = state.place.config.shards[index]
         self.told = state.machine.links[index]
         """What the machine knows of the shard."""
         self.requests = self.told.requests
