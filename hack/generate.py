@@ -54,7 +54,7 @@ def copies() -> dict[Path, str]:
 
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
-    from hack import argocd, believedtable, housemap, manifestpages, metricspage, pythonpage, reasonspage
+    from hack import argocd, believedtable, compatibilitypage, housemap, manifestpages, metricspage, pythonpage, reasonspage
     from psjob_client.cli.help import reference_page
     from psjob_client.cli.main import cli
     from psjob_operator.api.crd import crd_yaml
@@ -68,6 +68,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs/cli.md": reference_page(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reasons.md": reasonspage.page(),
+        ROOT / "docs/compatibility.md": compatibilitypage.page(),
         believedtable.PAGE: believedtable.page(),
         ROOT / "docs/reference.md": pythonpage.page(),
         ROOT / "docs/programs.md": programspage.page(),
