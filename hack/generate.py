@@ -55,8 +55,8 @@ def copies() -> dict[Path, str]:
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
     from hack import argocd, believedtable, housemap, manifestpages, metricspage, pythonpage, reasonspage
-    from psjob_client.cli.help import reference_page
     from psjob_client.cli.main import cli
+    from psjob_client.cli.options import reference_page
     from psjob_operator.api.crd import crd_yaml
     from tests.programs import page as programspage
 

@@ -16,10 +16,9 @@ from psjob_client.cli.convert import EXAMPLES as CONVERT_EXAMPLES
 from psjob_client.cli.convert import LineCommand, convert
 from psjob_client.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from psjob_client.cli.doctor import doctor
-from psjob_client.cli.help import Helped, HelpedGroup
 from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
 from psjob_client.cli.init import init
-from psjob_client.cli.options import ScriptCommand, grouped
+from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, grouped
 from psjob_client.cli.output import echo, say
 from psjob_client.cli.render import crd, render
 from psjob_client.cli.run import EXAMPLES as RUN_EXAMPLES
@@ -28,8 +27,6 @@ from psjob_client.cli.stages import EXAMPLES as STAGES_EXAMPLES
 from psjob_client.cli.stages import plan_stages
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
 from psjob_client.cli.topology import plan_topology
-from psjob_client.cli.ui import EXAMPLES as UI_EXAMPLES
-from psjob_client.cli.ui import ui as ui_command
 from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 from psjob_client.cli.validate import validate
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
@@ -122,7 +119,7 @@ cli.command(cls=Helped, epilog="Example: psjob checkpoint digits")(grouped(steer
 cli.command(cls=Helped, epilog="Example: psjob checkpoints digits")(grouped(looking.checkpoints))
 cli.command(cls=Helped, epilog="Example: psjob delete digits -n team-a")(grouped(steering.delete))
 cli.command(cls=Helped, epilog=steering.CLEAN_EXAMPLES)(grouped(steering.clean))
-cli.command("ui", cls=Helped, epilog=UI_EXAMPLES)(grouped(ui_command))
+cli.command("ui", cls=Helped, epilog=looking.UI_EXAMPLES)(grouped(looking.ui))
 cli.command(cls=Helped, epilog=VALIDATE_EXAMPLES)(validate)
 
 

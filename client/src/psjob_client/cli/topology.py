@@ -21,8 +21,7 @@ from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
 from psjob_client.problems import BadInput
 from psjob_client.topology import costs
-from psjob_client.topology.choose import Choice, choose
-from psjob_client.topology.estimate import STRATEGIES, Estimate
+from psjob_client.topology.choose import STRATEGIES, Choice, Estimate, choose
 from psjob_client.topology.machine import (
     FIGURES,
     MOST_DEVICES,
