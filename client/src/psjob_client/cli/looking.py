@@ -238,19 +238,29 @@ def _all(where: Where) -> list[JobView]:
     clients = gather(where)
 
     async def asking() -> list[JobView]:
-        answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in clients))
-        found: list[JobView] = []
-        for answer in answers:
-            if isinstance(answer, JobProblem) and len(clients) > 1:
-                say(f"psjob: only runs of this machine: {answer.in_terminal}")
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found += answer
-        return found
+        try:
+            jobs, problems = await _jobs(clients)
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
+        for problem in problems:
+            say(f"psjob: only runs of this machine: {problem}")
+        return jobs
 
-    return sorted(asyncio.run(asking()), key=lambda job: job.created or 0.0, reverse=True)
+    return asyncio.run(asking())
+
+
+async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[str]]:
+    """The jobs of all places, the newest first, and why some of several places could not be read. The only place raises its problem."""
+    answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
+    problems = [answer.in_terminal for answer in answers if isinstance(answer, JobProblem) and len(clients) > 1]
+    found: list[JobView] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, JobProblem) or len(clients) == 1:
+                raise answer
+        else:
+            found += answer
+    return sorted(found, key=lambda job: job.created or 0.0, reverse=True), problems
 
 
 def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
@@ -312,7 +322,7 @@ async def _print(clients: tuple[AsyncClient, ...], name: str | None) -> None:
         jobs, problems = await _jobs(clients)
         for problem in problems:
             say(f"psjob: {problem}")
-        table(WATCHED_COLUMNS, job_rows(jobs, now, WATCHED_COLUMNS))
+        table(WATCHED_COLUMNS, job_rows([job for job in jobs if job.active], now, WATCHED_COLUMNS))
         return
     job = await clients[0].get(name)
     for word, text in job_facts(job, now):
@@ -326,6 +336,7 @@ async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[
         job, history = await clients[0].get(name), await clients[0].metrics(name)
         return of_job(job, history, now), job.active
     jobs, problems = await _jobs(clients)
+    jobs = [job for job in jobs if job.active]
     parts: list[RenderableType] = [Text(printable(problem), "yellow") for problem in problems]
     more = [Text(f"and {len(jobs) - MOST} more", "dim")] if len(jobs) > MOST else []
     shown = (
@@ -334,22 +345,6 @@ async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[
         else Text("nothing runs; `psjob list` shows what has ended")
     )
     return Group(*parts, shown, *more), True
-
-
-async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[str]]:
-    answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
-    found: list[JobView] = []
-    problems: list[str] = []
-    for answer in answers:
-        if isinstance(answer, JobProblem):
-            if len(clients) == 1:
-                raise answer
-            problems.append(answer.in_terminal)
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            found += [job for job in answer if job.active]
-    return sorted(found, key=lambda job: job.created or 0.0, reverse=True), problems
 
 
 def of_job(job: JobView, history: HistoryView, now: float) -> RenderableType:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -82,9 +82,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     if sys.stdout.isatty():
         Console(highlight=False).print(grid(head, cells))
         return
-    widths = [max(len(row[column]) for row in [list(head), *cells]) for column in range(len(head))]
-    for row in [list(head), *cells]:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines([list(head), *cells])
+
+
+def lines(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
+    """Columns as wide as their widest cell; those of these numbers have their cells at the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (f"{cell:{'>' if column in right else '<'}{width}}" for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        echo("  ".join(cells).rstrip())
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

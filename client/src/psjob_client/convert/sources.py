@@ -15,10 +15,11 @@ from typing import Any
 import yaml
 
 from psjob_client.convert import pods
-from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_backend, note_framework, whole
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_backend, note_framework, taken, whole
 from psjob_client.convert.launcher import Launch, line_of_text, taken_apart
 from psjob_client.convert.pods import worker_template
 from psjob_client.problems import BadInput
+from psjob_operator.api.crd import NoAnchors
 from psjob_operator.api.field_rule import shown
 from psjob_operator.api.load import load_documents
 from psjob_operator.api.validate import validate_job
@@ -88,15 +89,8 @@ def _one(job: Converted) -> str:
         lines += textwrap.wrap(
             str(note), 118, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False
         )
-    body = yaml.dump(job.manifest, Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True)
+    body = yaml.dump(job.manifest, Dumper=NoAnchors, sort_keys=False, width=140, allow_unicode=True)
     return "\n".join(printable(line) for line in lines) + "\n" + body
-
-
-class _Plain(yaml.SafeDumper):
-    """No anchors: parts that are the same are written out."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def _objects(raw: Any) -> list[Mapping[str, Any]]:
@@ -261,8 +255,7 @@ def convert_kubeflow(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
 
 def _replicas(spec: dict[str, Any], kind: Kind) -> dict[str, dict[str, Any]]:
     """By name as the operator writes it, whatever the case in the source; those of no replica are dropped."""
-    given = mapping(spec, kind.replicas, f"spec.{kind.replicas}")
-    spec.pop(kind.replicas, None)
+    given = taken(spec, kind.replicas, f"spec.{kind.replicas}")
     known = {name.lower(): name for name in (*kind.workers, kind.servers or "", *kind.others)}
     found = {}
     for name in given:
@@ -304,8 +297,7 @@ def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, A
 
 def _processes(draft: Draft, spec: dict[str, Any], pods_wanted: int, at: str) -> None:
     """A worker of psjob is one process: torchrun's processes become workers."""
-    elastic = mapping(spec, "elasticPolicy", "spec.elasticPolicy")
-    spec.pop("elasticPolicy", None)
+    elastic = taken(spec, "elasticPolicy", "spec.elasticPolicy")
     wanted = spec.pop("nprocPerNode", None)
     wanted = wanted if wanted is not None else elastic.pop("nProcPerNode", None)
     elastic.pop("nProcPerNode", None)
@@ -369,8 +361,7 @@ def _restarts(draft: Draft, part: dict[str, Any], at: str) -> None:
 
 def _policy(draft: Draft, spec: dict[str, Any]) -> None:
     """runPolicy; until the v1 of 2021 its fields stood in the spec itself."""
-    policy = {**{key: spec.pop(key) for key in KEPT_POLICY if key in spec}, **mapping(spec, "runPolicy", "spec.runPolicy")}
-    spec.pop("runPolicy", None)
+    policy = {**{key: spec.pop(key) for key in KEPT_POLICY if key in spec}, **taken(spec, "runPolicy", "spec.runPolicy")}
     for key in KEPT_POLICY:
         value = policy.pop(key, None)
         if value is not None and value != "":
@@ -381,8 +372,7 @@ def _policy(draft: Draft, spec: dict[str, Any]) -> None:
     manager = policy.pop("managedBy", None)
     if manager not in (None, "kubeflow.org/training-operator"):
         draft.note("spec.runPolicy.managedBy", manager, "that controller does not know PSTrainingJobs; it is left out")
-    scheduling = mapping(policy, "schedulingPolicy", "spec.runPolicy.schedulingPolicy")
-    policy.pop("schedulingPolicy", None)
+    scheduling = taken(policy, "schedulingPolicy", "spec.runPolicy.schedulingPolicy")
     priority = scheduling.pop("priorityClass", None)
     if priority:
         draft.template["spec"].setdefault("priorityClassName", priority)
@@ -420,11 +410,9 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     metadata, spec = mapping(raw, "metadata", "metadata"), mapping(raw, "spec", "spec")
     draft = Draft(f"TrainJob {metadata.get('name') or metadata.get('generateName') or ''} ({raw['apiVersion']})", wishes)
     draft.take_metadata(metadata)
-    runtime = mapping(spec, "runtimeRef", "spec.runtimeRef")
-    spec.pop("runtimeRef", None)
+    runtime = taken(spec, "runtimeRef", "spec.runtimeRef")
     name = str(runtime.get("name") or "")
-    trainer = mapping(spec, "trainer", "spec.trainer")
-    spec.pop("trainer", None)
+    trainer = taken(spec, "trainer", "spec.trainer")
     if wishes.image is None and not trainer.get("image"):
         raise BadInput(f"spec.trainer.image: stands only in the runtime {name}; give --image with an image that has torch and the script")
     draft.note(
@@ -434,8 +422,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     )
     _trainer(draft, trainer)
     for kind in ("labels", "annotations"):
-        given = mapping(spec, kind, f"spec.{kind}")
-        spec.pop(kind, None)
+        given = taken(spec, kind, f"spec.{kind}")
         if given:
             draft.template.setdefault("metadata", {})[kind] = given
     _rest(draft, spec)
@@ -445,8 +432,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
 
 def _trainer(draft: Draft, trainer: dict[str, Any]) -> None:
     container = {key: trainer.pop(key) for key in ("image", "command", "args", "env") if trainer.get(key) is not None}
-    resources = mapping(trainer, "resourcesPerNode", "spec.trainer.resourcesPerNode")
-    trainer.pop("resourcesPerNode", None)
+    resources = taken(trainer, "resourcesPerNode", "spec.trainer.resourcesPerNode")
     if resources:
         container["resources"] = {kind: dict(given) if isinstance(given, Mapping) else given for kind, given in resources.items()}
     container["name"] = "node"
@@ -475,8 +461,7 @@ def _rest(draft: Draft, spec: dict[str, Any]) -> None:
         draft.spec["suspend"] = suspend
     if spec.pop("managedBy", CONTROLLER) not in (None, CONTROLLER):
         draft.note("spec.managedBy", None, "that controller does not know PSTrainingJobs; it is left out")
-    initializer = mapping(spec, "initializer", "spec.initializer")
-    spec.pop("initializer", None)
+    initializer = taken(spec, "initializer", "spec.initializer")
     for part in initializer:
         uri = mapping(initializer, part, f"spec.initializer.{part}").get("storageUri", "")
         draft.note(
