@@ -23,7 +23,7 @@ from psjob.process.config import CheckpointConfig, Config
 from psjob.process.errors import Refused
 from psjob_client.convert import launcher
 from psjob_client.convert.draft import Converted, Wishes
-from psjob_client.convert.write import from_words
+from psjob_client.convert.sources import from_words
 
 
 def group() -> None:

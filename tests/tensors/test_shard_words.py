@@ -33,7 +33,7 @@ from psjob.tables import Partition, TableSpec
 from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker.rows import check_page
-from psjob_operator.cluster.progress import parse
+from psjob_operator.cluster.progress import parse_status
 from tests.live.live_shards import NEVER
 from tests.runkeys import RUN
 from tests.tensors.desk import Clerk, Desk
@@ -135,7 +135,7 @@ def test_reported_numbers_have_printable_names() -> None:
 
 
 def test_the_operator_keeps_no_escapes_in_names() -> None:
-    told = parse(b'{"coordinator": {"metrics": {"\\u001b[2Jloss\\n": 1.0}}}')
+    told = parse_status(b'{"coordinator": {"metrics": {"\\u001b[2Jloss\\n": 1.0}}}')
     assert told is not None and told["coordinator"]["metrics"] == {r"\x1b[2Jloss\n": 1.0}
 
 
