@@ -91,7 +91,7 @@ class StageWorker(Worker):
         """Called before what this worker does with its neighbours and its shards; where it raises Died the worker is gone."""
         links = self.session.stage_links
         assert links is not None
-        give, take, push = links.give, links.take, self.session.exchange.push
+        give, take, push = links.give, links.take, self.session.push
         forward, backward = self.pipe.run.forward, self.pipe.run.backward
 
         def forwarding(*given: Any) -> Any:
@@ -118,8 +118,8 @@ class StageWorker(Worker):
 
         mended: Any = links
         mended.give, mended.take = giving, taking
-        exchange: Any = self.session.exchange
-        exchange.push = pushing
+        session: Any = self.session
+        session.push = pushing
         run: Any = self.pipe.run
         run.forward, run.backward = forwarding, going_back
 

@@ -197,7 +197,7 @@ def _served(session: WorkerSession, made: Run, blocks: list[BlockState], start: 
 
     session.begin_again = begin_again  # type: ignore[method-assign]
     session.join, session.edge, session.leave = join, edge, leave  # type: ignore[method-assign]
-    session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
+    session.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
 
 
 @dataclass

@@ -207,7 +207,7 @@ def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, ma
     for name in ("join", "stir", "inside_round", "close"):
         setattr(session, name, nothing)
     session.edge, session.leave = edge, leave  # type: ignore[method-assign]
-    session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
+    session.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
     job.refuse = refuse  # type: ignore[method-assign, assignment]
     job.clipping._refuse = job.by_hand._refuse = refuse  # type: ignore[assignment]
     if record is not None:

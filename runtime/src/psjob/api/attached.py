@@ -41,7 +41,7 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Clip, Deferred, Staged, Staging
+from psjob.worker.exchange import Clip, Exchange, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
 from psjob.worker.localupdates import LocalRounds, WorkerSideRule
@@ -111,7 +111,6 @@ class AttachedJob:
             raise Refused(
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
             )
-        self.overlap: Overlap | None = None
         self.session.on_layout = lambda: self._data_path(overlap)
         self._data_path(overlap)
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
@@ -195,11 +194,12 @@ class AttachedJob:
         if overlap:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
             tree = tree_of(self.model, self.parameters)
-            session.exchange = self.overlap = Overlap(session.rows, self.parameters, tree, Staging(session.layout, device), apart)
+            overlapped = Overlap(session.rows, self.parameters, tree, device, apart)
+            session.use(overlapped.exchange, overlapped)
         elif self.pairs[0].cuts.late is not None and device.type == "cpu":
-            session.exchange = Deferred(session.rows)
+            session.use(Exchange(session.rows, deferred=True))
         elif device.type == "cuda" and self.place.config.processes == 1:
-            session.exchange = Staged(session.rows, Staging(session.layout, device, stage=session.stage))
+            session.use(Exchange(session.rows, Staging(session.layout, device, stage=session.stage)))
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -209,8 +209,8 @@ class AttachedJob:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
         self.session.rows.first = {}
-        if self.overlap is not None:
-            install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
+        if self.session.overlap is not None:
+            install(self.model, self.session.overlap, self.carry_out, lambda: self.replay > 0)
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
@@ -520,7 +520,7 @@ class AttachedJob:
             self.gradients.step(
                 (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
             )
-        if self.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
+        if self.session.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
@@ -615,7 +615,7 @@ class AttachedJob:
         if original is None:
             if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
                 self.session.exchange.meanwhile = self.records.prepare
-            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(has)))
+            self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, self._taking(has)))
             if pushed is None:
                 self.clipping.asking.note(False)
             if grads is not None:
@@ -624,7 +624,7 @@ class AttachedJob:
             return
         own = [pushed is None and has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
-        self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
+        self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, means))
         nowhere = self.session.nowhere
         for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
             if mine:

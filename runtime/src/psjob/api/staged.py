@@ -490,7 +490,7 @@ class StageTurns:
         fresh = self.versions.fresh()
         exchange.finite.skips(grads, [], False)
         exchange.clip = batch.clip
-        exchange.push(grads, pushed_with, False, 1.0, fresh)
+        job.session.push(grads, pushed_with, False, 1.0, fresh)
         self._coming = batch, fresh
         del self._open[batch.number]
 

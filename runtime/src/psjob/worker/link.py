@@ -41,30 +41,28 @@ from psjob.worker.sharing import Sharing
 from psjob.worker.state import SessionState
 
 
-class BlockSource(Protocol):
-    """What links send of blocks: the frame that a request becomes as its lane sends it. `Exchange` says what each method does."""
+class SendPolicy(Protocol):
+    """In which order blocks are sent, and the frame that a request becomes as its lane sends it. `Exchange` says what each method does."""
 
-    sharing: Sharing
-    beside: bool
-    """Blocks are sent by threads of the lanes even where there is one lane."""
-
-    def make_packs(self) -> Packs: ...
     def order(self, block: int) -> int: ...
-    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None: ...
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None: ...
     def sent(self, header: Header) -> None: ...
 
 
-class BlockSink(Protocol):
-    """Where the shards' answers land: as `BlockSource`."""
+class BlockEnd(Protocol):
+    """What links lend of blocks, and where the shards' answers land: as `SendPolicy`."""
 
+    sharing: Sharing
     compression: WorkerCompression
+    beside: bool
+    """Blocks are sent by threads of the lanes even where there is one lane."""
     nbytes: int
     """Of all blocks."""
     watched: bool
     """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
 
     def make_packs(self) -> Packs: ...
+    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None: ...
     def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None: ...
     def note(self, header: Header) -> None: ...
 
@@ -82,10 +80,10 @@ class RowEnd(Protocol):
 
 @dataclass
 class LinkEnds:
-    """What all links of a worker send, and to whom they give what comes. `source` and `sink` change with the worker's data path."""
+    """What all links of a worker send, and to whom they give what comes. `policy` and `blocks` change with the worker's data path."""
 
-    source: BlockSource
-    sink: BlockSink
+    policy: SendPolicy
+    blocks: BlockEnd
     rows: RowEnd
     hello: Callable[[ShardLink, str], dict[str, Any]]
     """The body of a hello, from the address by which this process reaches the shard; called with the condition held."""
@@ -201,7 +199,7 @@ def dial(link: ShardLink) -> Stream | None:
     """A stream on which hello was said; None: no shard answers. Raises WireError as `newest_process`."""
     try:
         chosen = newest_process(link.state.place, link.index)
-    except StreamClosed:
+    except (StreamClosed, TimeoutError):
         return None
     with link.state.cond:
         hello = link.ends.hello(link, str(chosen.sock.getsockname()[0]))
@@ -228,12 +226,12 @@ class WorkerLane:
     @cached_property
     def landing(self) -> Packs:
         """For the thread that reads."""
-        return self.link.ends.sink.make_packs()
+        return self.link.ends.blocks.make_packs()
 
     @cached_property
     def _leaving(self) -> Packs:
         """For the thread that sends blocks."""
-        return self.link.ends.source.make_packs()
+        return self.link.ends.blocks.make_packs()
 
     def start(self, reads: bool) -> None:
         """Send blocks in a thread of the lane's own, and read in another if `reads`."""
@@ -243,10 +241,10 @@ class WorkerLane:
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
-        source = self.link.ends.source
-        lent = self.link.shared and source.sharing.steady and not source.beside  # a header alone: not worth waking a thread for
+        policy, blocks = self.link.ends.policy, self.link.ends.blocks
+        lent = self.link.shared and blocks.sharing.steady and not blocks.beside  # a header alone: not worth waking a thread for
         if self._threads and not lent:
-            self._out.put((source.order(header.block), next(self._count), header))
+            self._out.put((policy.order(header.block), next(self._count), header))
         else:
             self._send_now(header)
 
@@ -296,17 +294,17 @@ class WorkerLane:
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        source = self.link.ends.source
+        policy = self.link.ends.policy
         try:
-            place = source.stage(self.link, header)
+            place = self.link.ends.blocks.stage(self.link, header)
             if place is not None:
                 self.send_lent(header, *place)
                 return
-            frame = source.outgoing(self, header, self._leaving[header.block])
+            frame = policy.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
                 self.send(*frame)
         finally:
-            source.sent(header)
+            policy.sent(header)
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:
@@ -495,7 +493,7 @@ class ShardLink:
 
     def _leaves(self, lane: WorkerLane) -> bool:
         """May the script read by itself from here on? It waits for all that it asks for next, which is little, and one stream brings it."""
-        alone = len(self.lanes) == 1 and not self.ends.source.beside and self.ends.sink.nbytes <= MOST_BYTES
+        alone = len(self.lanes) == 1 and not self.ends.blocks.beside and self.ends.blocks.nbytes <= MOST_BYTES
         return alone and not (self.outstanding or lane.stream.ahead() or self.ends.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:
@@ -532,9 +530,9 @@ class ShardLink:
             stream.send_json(self.state.header(Kind.HELLO, attempt=self.attempt), hello)
             with self.state.cond:
                 self.lanes.append(WorkerLane(self, stream))
-        if len(self.lanes) > 1 or self.ends.source.beside:
+        if len(self.lanes) > 1 or self.ends.blocks.beside:
             for lane in self.lanes:
-                if self.ends.source.beside:
+                if self.ends.blocks.beside:
                     lane.stream.hold_little()
                 lane.start(reads=lane is not main)
 
@@ -561,7 +559,7 @@ class ShardLink:
         elif kind is Kind.INFO:
             self._none(header, stream.recv_json(header))
         elif kind is Kind.CODEC:
-            self.ends.sink.compression.told(self.index, stream.recv_json(header))
+            self.ends.blocks.compression.told(self.index, stream.recv_json(header))
         elif kind is Kind.NEIGHBOUR and self.ends.neighbour is not None and self.index == 0:
             self.ends.neighbour(stream.recv_json(header))
         elif kind is Kind.REWIND:
@@ -620,7 +618,7 @@ class ShardLink:
         self._share(body)
         self.ends.rows.share(self, body.get("sharedRows"))
         with state.cond:
-            self.ends.sink.compression.agreed(self.index, codecs, not lane.stream.is_remote)
+            self.ends.blocks.compression.agreed(self.index, codecs, not lane.stream.is_remote)
         state.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:
@@ -641,7 +639,7 @@ class ShardLink:
 
     def _settle(self, request: Header) -> None:
         """A request is answered; call with the worker's condition held."""
-        if self.requests.settle(request.request) or self.ends.sink.watched:
+        if self.requests.settle(request.request) or self.ends.blocks.watched:
             self.state.cond.notify_all()
 
     def _share(self, body: dict[str, Any]) -> None:
@@ -650,7 +648,7 @@ class ShardLink:
         if offer is not None:
             blocks = [block.index for block in state.blocks if state.owner[block.index] == self.index]
             try:
-                region = self.ends.source.sharing.take(self.index, blocks, offer)
+                region = self.ends.blocks.sharing.take(self.index, blocks, offer)
                 for lane in self.lanes:
                     lane.stream.borrowed = region
                 self.shared = True
@@ -666,12 +664,12 @@ class ShardLink:
         with state.cond:
             request = self.outstanding.get(header.request)
         if request is None or request.block != header.block:
-            self.ends.sink.compression.codec_of(header)
+            self.ends.blocks.compression.codec_of(header)
             stream.drain(header)
             return
-        self.ends.sink.land(self, stream, header, lane.landing[header.block])
+        self.ends.blocks.land(self, stream, header, lane.landing[header.block])
         with state.cond:
-            self.ends.sink.note(header)
+            self.ends.blocks.note(header)
             if not header.info:
                 self.none.pop(header.block, None)
             if header.flags & Flag.CUT and self.index == 0:

@@ -33,7 +33,7 @@ from psjob.resume import composite
 from psjob.resume.composite import Edges, Records
 from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
-from psjob.worker.exchange import Exchange, Gradients, Groups
+from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
 from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
 from psjob.worker.session import WorkerSession
@@ -246,7 +246,7 @@ class LeaderSession(WorkerSession):
                     "all of them step as often, or take an optimizer that the shards have a rule for",
                 )
             self.edge(make_record)
-            self.exchange.push(None, self.last_hyperparameters, False, 1.0, parameters)
+            self.push(None, self.last_hyperparameters, False, 1.0, parameters)
         own = make_record()
         super().leave(lambda: composite.joined([own, *(self._through[number] for number in sorted(self._through))]), parameters)
 
@@ -256,7 +256,22 @@ class LeaderSession(WorkerSession):
         super().report(numbers)
 
     def make_exchange(self) -> Exchange:
-        return LeaderExchange(self)
+        return Exchange(self.rows, PodBlocks(lambda: self.memory))
+
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
+        self.open_memory(parameters)
+        super().pull(parameters, hyperparameters)
+        self.memory.scatter(parameters)
+
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """Push the sum of all processes, once they are here."""
+        exchange, self.last_hyperparameters = self.exchange, hyperparameters
+        whole = self.meet(_part(self, grads, skip, scale))
+        exchange.finite.found, exchange.present = whole.bad, len(whole.present)
+        merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
+        super().push(merged, hyperparameters, whole.skip, 1.0, targets)
+        self.memory.scatter(targets)
+        self.answer()
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
         self._tell_agent({"again": {"mode": mode, "more": dict(more)}})
@@ -472,8 +487,13 @@ class FollowerSession(WorkerSession):
     def nowhere(self) -> frozenset[int]:
         return self._nowhere
 
-    def make_exchange(self) -> Exchange:
-        return FollowerExchange(self)
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """Bring this process's part of the sum, and take the answer to all of it."""
+        self.check()
+        self.meet(_part(self, grads, skip, scale))
+        self.exchange.act_meanwhile()
+        self.exchange.skipped = self.take(targets)
+        self.stepped()
 
     def heard(self, word: str) -> bool:
         return word in self._news
@@ -517,63 +537,23 @@ _IN_MEMORY: Final = torch.empty(0, dtype=torch.float32, device="cpu")
 """Stands for a gradient that lies in shared memory."""
 
 
-class LeaderExchange(Exchange):
-    """Of process 0."""
-
-    lends = False  # blocks leave from memory that the processes share
-
-    def __init__(self, session: LeaderSession) -> None:
-        super().__init__(session.rows)
-        self._leader = session
-
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        session = self._leader
-        session.last_hyperparameters = hyperparameters
-        whole = session.meet(_part(session, grads, skip, scale))
-        self.finite.found, self.present = whole.bad, len(whole.present)
-        merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
-        super().push(merged, hyperparameters, whole.skip, 1.0, targets)
-        session.memory.scatter(targets)
-        session.answer()
-
-    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
-        self._leader.open_memory(parameters)
-        super().pull(parameters, hyperparameters)
-        self._leader.memory.scatter(parameters)
-
-    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
-        return self._leader.memory.summed(block)
-
-    def pieces(self, pack: Pack) -> None:
-        """None: answers land in shared memory."""
-        return
-
-    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
-        return self._leader.memory.answer(block), lambda: None
-
-
-class FollowerExchange(Exchange):
-    """Of any other process."""
+class PodBlocks(ModelMemory):
+    """Blocks that leave from memory which the processes of this worker share, and land there. `memory` raises RuntimeError before it is."""
 
     lends = False
 
-    def __init__(self, session: FollowerSession) -> None:
-        super().__init__(session.rows)
-        self._follower = session
+    def __init__(self, memory: Callable[[], PodMemory]) -> None:
+        self._memory = memory
 
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        session = self._follower
-        session.check()
-        session.meet(_part(session, grads, skip, scale))
-        if (act := self.meanwhile) is not None:
-            self.meanwhile = None
-            act()
-        self.skipped = session.take(targets)
-        session.stepped()
+    def leaving(self, block: int, pack: Pack, sources: Gradients) -> torch.Tensor:
+        return self._memory().summed(block)
 
-    def finish(self) -> None:
-        """Each step is answered before it returns. Raises SessionEnd."""
-        self.state.check()
+    def pieces(self, pack: Pack, targets: Sequence[torch.Tensor]) -> None:
+        """None: answers land in shared memory."""
+        return
+
+    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        return self._memory().answer(block), lambda: None
 
 
 def _part(session: LeaderSession | FollowerSession, grads: Gradients, skip: bool, scale: float) -> Part:

@@ -1,6 +1,6 @@
 """An attached worker: joined to its job, at one clock, exchanging blocks with every shard.
 
-The script's thread calls `join`, `edge`, `leave` and what `exchange` has; the links' threads bring what shards say. What follows is
+The script's thread calls `join`, `edge`, `push`, `leave` and what `exchange` has; the links' threads bring what shards say. What follows is
 decided by `WorkerMachine`, and `handle` carries its actions out.
 
 The parts know the `SessionState` that the session makes, and what is below them: links, then rows, then the exchange. What a link has for
@@ -31,9 +31,10 @@ from psjob.tables import TableSpec
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Kind, WireError
 from psjob.worker import exits, rewind
-from psjob.worker.exchange import Exchange
+from psjob.worker.exchange import Exchange, Gradients, Groups
 from psjob.worker.exits import SessionEnd
 from psjob.worker.link import LinkEnds, ShardLink
+from psjob.worker.overlap import Overlap
 from psjob.worker.rows import Rows
 from psjob.worker.sharing import SLOTS
 from psjob.worker.stagelinks import StageLinks
@@ -74,7 +75,10 @@ class WorkerSession:
         if self.stage is not None:
             lends = place.config.sharing == "host" and "shared" in self.row_transports
             self.stage_links = StageLinks(state, lends, self._tell_gauge)
-        self._exchange = exchange = self.make_exchange()
+        self.exchange = exchange = self.make_exchange()
+        """The data path: what is pushed and pulled as blocks, and where the answers land."""
+        self.overlap: Overlap | None = None
+        """What pushes by way of `exchange`, if that overlaps."""
         neighbour = None if self.stage_links is None else self.stage_links.told
         self.ends = LinkEnds(exchange, exchange, self.rows, self._hello, self.adopt, self.on_state, neighbour)
         self.links += [ShardLink(state, index, self.ends) for index in range(len(place.config.shards))]
@@ -87,14 +91,10 @@ class WorkerSession:
         self.at_edge: Callable[[bool], None] = lambda _cut: None
         """Told that the script stands between two steps, and whether a checkpoint is made of this one."""
 
-    @property
-    def exchange(self) -> Exchange:
-        """The data path: what goes out as blocks, and where their answers land."""
-        return self._exchange
-
-    @exchange.setter
-    def exchange(self, exchange: Exchange) -> None:
-        self._exchange = self.ends.source = self.ends.sink = exchange
+    def use(self, exchange: Exchange, overlap: Overlap | None = None) -> None:
+        """Take another data path before anything is exchanged; `overlap`: what pushes by way of it."""
+        self.exchange, self.overlap = exchange, overlap
+        self.ends.blocks, self.ends.policy = exchange, overlap or exchange
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -110,8 +110,16 @@ class WorkerSession:
             asked = self._begin_run(initial)
             self.wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
         self.wait(lambda: machine.welcomed, "all shards")
-        self.exchange.pull(parameters, hyperparameters)
+        self.pull(parameters, hyperparameters)
         self._joined = time.monotonic()
+
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
+        """As `Exchange.pull`."""
+        self.exchange.pull(parameters, hyperparameters)
+
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """As `Exchange.push`, or as `Overlap.push` where gradients are sent early."""
+        (self.overlap or self.exchange).push(grads, hyperparameters, skip, scale, targets)
 
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
@@ -380,7 +388,7 @@ class WorkerSession:
             raise WireError(f"WELCOME of shard 0: {error}") from None
         with self.cond:
             self.state.layout = made
-            self.exchange = self.make_exchange()
+            self.use(self.make_exchange())
         self.on_layout()
 
     def withdraw(self) -> None:
