@@ -132,7 +132,7 @@ def paths(worker: Worker, way: str, device: str) -> None:
     elif way == "overlap":
         overlap = Overlap(session.rows, job.parameters, tree_of(job.model, job.parameters), torch.device(device), lands=True)
         session.use(overlap.exchange, overlap)
-        job.by_hand._lands_later = True  # as in a job that was made with overlap
+        job.weight_guard._lands_later = True  # as in a job that was made with overlap
 
 
 def run(folder: Path, name: str, way: str, device: str, scaled: bool) -> set[str]:

@@ -28,8 +28,8 @@ from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
+from psjob.worker.connection import ShardConnection, WorkerLane, listen
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import ShardLink, WorkerLane, listen
 from psjob.worker.rows import RowGrads, Rows
 from psjob.worker.sharing import SLOTS, Sharing
 
@@ -147,7 +147,7 @@ class Exchange:
             self.meanwhile = None
             act()
 
-    def send_info(self, link: ShardLink) -> None:
+    def send_info(self, link: ShardConnection) -> None:
         """Tell a shard the hyperparameters that pushes name."""
         number, body = self._info
         if number:
@@ -155,7 +155,7 @@ class Exchange:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None:
+    def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None:
         """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
         beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
         if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond or self._answered(header):
@@ -165,7 +165,7 @@ class Exchange:
             return offset, 0
         return (offset, length) if self.sharing.stage(header.block, self.sources, self._scale) else None
 
-    def payload(self, link: ShardLink, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
+    def payload(self, link: ShardConnection, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
         """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return header, None
@@ -186,7 +186,7 @@ class Exchange:
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""
 
-    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None:
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None:
         """Bring an answer's payload into the targets. Raises as Stream.recv_into."""
         if header.flags & Flag.LENT and self.sharing.land(header):
             return
@@ -208,7 +208,7 @@ class Exchange:
             self._measured(link, header, time.monotonic() - began)
         put()
 
-    def _measured(self, link: ShardLink, header: Header, seconds: float) -> None:
+    def _measured(self, link: ShardConnection, header: Header, seconds: float) -> None:
         if header.flags & Flag.LENT:
             return
         asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
@@ -274,13 +274,13 @@ class Exchange:
                 link.requests.unsent = of_link[link.index]
             self.memory.expect()
 
-    def request(self, link: ShardLink, make: Callable[[Block], Header], block: Block) -> None:
+    def request(self, link: ShardConnection, make: Callable[[Block], Header], block: Block) -> None:
         """Send one of the requests for which `expect` has been called."""
         with self.state.cond:
             header = link.ask(make(block))
         link.send_block(header)
 
-    def await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
+    def await_credit(self, link: ShardConnection, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
         In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there, so nothing is waited for here.

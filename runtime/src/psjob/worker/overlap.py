@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
+from psjob.worker.connection import WorkerLane
 from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups, Staging
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import WorkerLane
 from psjob.worker.rows import Rows
 
 

@@ -62,30 +62,30 @@ class BlockEnd(Protocol):
     """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
 
     def make_packs(self) -> Packs: ...
-    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None: ...
-    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None: ...
+    def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None: ...
     def note(self, header: Header) -> None: ...
 
 
 class RowEnd(Protocol):
     """What links send and receive of rows of tables. `Rows` says what each method does."""
 
-    def send(self, link: ShardLink, header: Header) -> None: ...
-    def waits(self, link: ShardLink) -> bool: ...
-    def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None: ...
-    def land_ids(self, link: ShardLink, stream: Stream, header: Header) -> None: ...
-    def share(self, link: ShardLink, offer: Mapping[str, Any] | None) -> None: ...
-    def lose(self, link: ShardLink) -> None: ...
+    def send(self, link: ShardConnection, header: Header) -> None: ...
+    def waits(self, link: ShardConnection) -> bool: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None: ...
+    def land_ids(self, link: ShardConnection, stream: Stream, header: Header) -> None: ...
+    def share(self, link: ShardConnection, offer: Mapping[str, Any] | None) -> None: ...
+    def lose(self, link: ShardConnection) -> None: ...
 
 
 @dataclass
-class LinkEnds:
+class ConnectionEnds:
     """What all links of a worker send, and to whom they give what comes. `policy` and `blocks` change with the worker's data path."""
 
     policy: SendPolicy
     blocks: BlockEnd
     rows: RowEnd
-    hello: Callable[[ShardLink, str], dict[str, Any]]
+    hello: Callable[[ShardConnection, str], dict[str, Any]]
     """The body of a hello, from the address by which this process reaches the shard; called with the condition held."""
     adopt: Callable[[object], None]
     """The job's parameters lie in these blocks. Raises WireError for blocks that are no layout of them."""
@@ -103,7 +103,7 @@ LISTEN_SECONDS = 0.5
 SLICE_SECONDS = 0.05
 
 
-class Turn:
+class ReadLock:
     """Of one stream."""
 
     def __init__(self) -> None:
@@ -151,34 +151,34 @@ class Turn:
             self._calls.put(None)
 
 
-def listen(state: SessionState, links: Sequence[ShardLink]) -> None:
+def listen(state: SessionState, links: Sequence[ShardConnection]) -> None:
     """Read the answers that are owed, in the script's thread, where every link that owes some leaves its stream to it.
 
     Returns once they are here, or after LISTEN_SECONDS, or where a stream ends: the caller waits for what is missing then.
     """
     owing = [link for link in links if link.outstanding]
-    lanes: list[tuple[ShardLink, WorkerLane]] = []
+    lanes: list[tuple[ShardConnection, WorkerLane]] = []
     began = time.monotonic()
     try:
         for link in owing:
             lane = link.main
-            if lane is None or not lane.turn.borrow():
+            if lane is None or not lane.read_lock.borrow():
                 return
             lanes.append((link, lane))
         _read(state, lanes)
     finally:
         for _, lane in lanes:
-            lane.turn.give()
+            lane.read_lock.give()
         state.idle.waited += time.monotonic() - began
 
 
-def _read(state: SessionState, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
+def _read(state: SessionState, lanes: list[tuple[ShardConnection, WorkerLane]]) -> None:
     deadline = time.monotonic() + LISTEN_SECONDS
     poll = select.poll()
     found = {}
     for link, lane in lanes:
         fd = lane.stream.sock.fileno()
-        if lane.turn.failure is not None or fd < 0:
+        if lane.read_lock.failure is not None or fd < 0:
             return
         poll.register(fd, select.POLLIN)
         found[fd] = link, lane
@@ -188,14 +188,14 @@ def _read(state: SessionState, lanes: list[tuple[ShardLink, WorkerLane]]) -> Non
             try:
                 link.take(lane)
             except (StreamClosed, TimeoutError, WireError) as error:
-                lane.turn.failure = error
+                lane.read_lock.failure = error
                 return
             except BaseException:  # an interrupted script: the rest of a frame is no frame
-                lane.turn.failure = StreamClosed(f"{lane.stream.peer}: the script was interrupted while it read")
+                lane.read_lock.failure = StreamClosed(f"{lane.stream.peer}: the script was interrupted while it read")
                 raise
 
 
-def dial(link: ShardLink) -> Stream | None:
+def dial(link: ShardConnection) -> Stream | None:
     """A stream on which hello was said; None: no shard answers. Raises WireError as `newest_process`."""
     try:
         chosen = newest_process(link.state.place, link.index)
@@ -214,9 +214,9 @@ log = logging.getLogger("psjob.worker")
 class WorkerLane:
     """`stream` to the shard of `link`. Until `start` blocks are sent by the caller and somebody else reads."""
 
-    def __init__(self, link: ShardLink, stream: Stream) -> None:
+    def __init__(self, link: ShardConnection, stream: Stream) -> None:
         self.link, self.stream = link, stream
-        self.turn = Turn()
+        self.read_lock = ReadLock()
         self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -259,7 +259,7 @@ class WorkerLane:
             pass
 
     def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
-        """As `send`, of a resume record of at most a piece: what it changes of the one before on this stream. `idle` as in AtEdge."""
+        """As `send`, of a resume record of at most a piece: what it changes of the last one on this stream. `idle` as in AtStepBoundary."""
         with self._recording:
             delta = self._records.delta(record)
             if delta is None:
@@ -328,10 +328,10 @@ MAX_LANES = 8
 TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
 
 
-class ShardLink:
+class ShardConnection:
     """All fields are guarded by the worker's condition, but for the stream's reading side."""
 
-    def __init__(self, state: SessionState, index: int, ends: LinkEnds) -> None:
+    def __init__(self, state: SessionState, index: int, ends: ConnectionEnds) -> None:
         self.state, self.index, self.ends = state, index, ends
         self.peer = state.place.config.shards[index]
         self.told = state.machine.links[index]
@@ -422,7 +422,7 @@ class ShardLink:
     def call(self) -> None:
         """The script waits: this link's thread is to read."""
         for lane in self.lanes:
-            lane.turn.call()
+            lane.read_lock.call()
 
     def close(self) -> None:
         """Close every stream; the thread that reads goes on with the next one."""
@@ -475,15 +475,15 @@ class ShardLink:
 
     def read(self, lane: WorkerLane) -> None:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
-        lane.turn.take()
+        lane.read_lock.take()
         try:
             while not self.state.ended:
                 if not lane.stream.readable(LOOK_SECONDS):
                     self._look(lane)
                 elif self.take(lane) is Kind.PARAM and self._leaves(lane):
-                    lane.turn.rest()
+                    lane.read_lock.rest()
         finally:
-            lane.turn.give()
+            lane.read_lock.give()
 
     def take(self, lane: WorkerLane) -> Kind:
         """Handle the frame that comes next. Raises as `read`."""

@@ -69,7 +69,7 @@ THROUGH = "through"
 """In the place of a record that was taken at the script's end."""
 
 
-class AttachedJob:
+class TrainingJob:
     """The attached script: its models, optimizers and session. One a process."""
 
     def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
@@ -139,12 +139,12 @@ class AttachedJob:
         self.clipping = clipping.Clipping(
             place.config.max_grad_norm, pairs, self.parameters, self.left, self.clips, bool(self.tables.specs), self.refuse
         )
-        self.by_hand = WeightGuard(self.session, self.parameters, self.steps_alone, overlap, self.carry_out, self.refuse)
+        self.weight_guard = WeightGuard(self.session, self.parameters, self.steps_alone, overlap, self.carry_out, self.refuse)
         self.unattached = Unattached(model, self.parameters, pairs, place.config.workers > 1, self.steps)
         self.digests = WeightDigests(
             self.session, model, self.parameters, self.tables.anchors, self.rounds is not None, self.unattached, self.steps
         )
-        self.session.at_edge = self.digests.edge
+        self.session.at_step_boundary = self.digests.step_boundary
         self.restored: record.ResumeRecord | None = None
         """To be put back where the script stands as this record says."""
         self._passes_again = 0
@@ -225,7 +225,7 @@ class AttachedJob:
             initial = record.unpack(self.session.initial)
             told = buffers_told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
-        self.by_hand.joined()
+        self.weight_guard.joined()
         self.digests.begin()
 
     def _find_place(self, restored: record.ResumeRecord) -> None:
@@ -374,26 +374,26 @@ class AttachedJob:
             self.owes -= 1
             self.absent_step()
             if not self.places.known:
-                self.edge()
+                self.step_boundary()
 
-    def edge(self) -> None:
+    def step_boundary(self) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step).
 
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
         if self.places.batches:
-            self.by_hand.refuse_without_step(self.made)
+            self.weight_guard.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
         within = within or self.waits_at_its_place or self.clipping.asking.waits
         if self.replay or self.comes_back or within:
-            self.carry_out(self.session.stir if self.replay else self.session.inside_round)
+            self.carry_out(self.session.heartbeat if self.replay else self.session.inside_round)
             return
         if (late := self.pairs[0].cuts.late) is not None:
-            late.edge()
+            late.step_boundary()
             return
         self._tell_total()
-        self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.cursor), self.half is not None))
+        self.carry_out(lambda: self.session.step_boundary(lambda: self.records.make(self.cursor), self.half is not None))
 
     def _tell_total(self) -> None:
         if self.place.rank == 0 and (total := self.totals.news(self.session.clock)) is not None:
@@ -402,7 +402,7 @@ class AttachedJob:
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
         if self._end_round() and not self.places.known:
-            self.edge()
+            self.step_boundary()
         self.carry_out(self.session.exchange.finish)
 
     @property
@@ -430,7 +430,7 @@ class AttachedJob:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain()
-        if self.by_hand.leave(self.made):
+        if self.weight_guard.leave(self.made):
             self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
@@ -491,7 +491,7 @@ class AttachedJob:
         else:
             self._inner_step(self.rounds, original)
         if not self.places.known:
-            self.edge()
+            self.step_boundary()
 
     def _look(self) -> None:
         assert self.inputs is not None
@@ -547,7 +547,7 @@ class AttachedJob:
             if p.grad is not None and scale != 1.0:
                 p.grad.mul_(scale)
         optimizers.clear_marks(self._stepping.optimizer)
-        self.by_hand.forget()
+        self.weight_guard.forget()
         self.carry_out(lambda: rounds.step(original, skip))
 
     def _end_round(self) -> bool:
@@ -580,7 +580,7 @@ class AttachedJob:
         if not self.replay:
             return False
         self.tables.forget()
-        self.carry_out(self.session.stir)
+        self.carry_out(self.session.heartbeat)
         if self.rounds is None or self.rounds.step_again():
             self._made_again()
         return True
@@ -600,7 +600,7 @@ class AttachedJob:
         self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None,
         pushed: clipping.Pushed | None = None,
     ) -> None:  # fmt: skip
-        self.by_hand.refuse_before_step()
+        self.weight_guard.refuse_before_step()
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
@@ -613,14 +613,14 @@ class AttachedJob:
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
         self.session.exchange.may_skip = getattr(pair.optimizer, "found_inf", None) is not None
         if original is None:
-            if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
+            if not self.places.known:  # the step boundary comes right after this step, and nothing of its record changes until then
                 self.session.exchange.meanwhile = self.records.prepare
             self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, self._taking(has)))
             if pushed is None:
                 self.clipping.asking.note(False)
             if grads is not None:
                 self.digests.stepping(hyperparameters, clip)
-            self.by_hand.stepped()
+            self.weight_guard.stepped()
             return
         own = [pushed is None and has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
