@@ -12,7 +12,7 @@ psjob refuses a script that asks for two features that it does not combine. `att
 A manifest is checked before: its [rules](manifest/index.md) say what no job can have. Which optimizer a rule takes is on the
 [page of rules](rules/index.md).
 
-A value … is each value that the last column does not name. This page is generated from `psjob/api/compatibility.py`, the table that `attach` reads.
+A value … is each value that the last column does not name. `attach` reads the same table, `psjob/api/compatibility.py`.
 
 | this | does not go with | because | so |
 | --- | --- | --- | --- |

@@ -27,7 +27,7 @@ from psjob.worker.exchange import Clip
 class Late(Protocol):
     """A pipeline whose stages do not wait for each other's updates: it pushes by itself, after the step of the script."""
 
-    def edge(self) -> None:
+    def step_boundary(self) -> None:
         """The script stands between two steps."""
         ...
 

@@ -67,7 +67,7 @@ class LocalRounds:
             torch._foreach_sub_(self._taken, self._parameters)
         way = self._taken if self._moved else None
         skip = self._session.exchange.finite.skips(way, (), False)
-        self._session.exchange.push(way, self._hyperparameters, skip, 1.0, self._parameters)
+        self._session.push(way, self._hyperparameters, skip, 1.0, self._parameters)
         self.begin()
         return True
 
