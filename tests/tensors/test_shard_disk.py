@@ -141,7 +141,6 @@ def test_a_shard_whose_folder_cannot_be_made_waits_for_room_with_a_sentence(smal
 def test_a_void_cut_leaves_no_file_and_the_ones_before_stay(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path).serving()
     assert did(shard.cut(7)) == ["ready", "held", "written"]
-    shard.order({"do": "committed", "step": 0})
     kept = shard.files()
     assert kept == ["v000001-c000007-shard001-a1-admission.json", "v000001-c000007-shard001-a1.safetensors"]
     (shard.folder / "v000001-c000008-shard000-a1.safetensors").touch()

@@ -202,7 +202,7 @@ class SimCoordinator:
             self.post(event)
 
     def _order(self, action: a.Order) -> None:
-        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks()).body))
+        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks).body))
         if isinstance(action.order, messages.Clip):
             self.shard.store.note_clip(action.order.version, action.order.factor)
         if body["do"] == "restore":

@@ -111,13 +111,6 @@ class Void:
 
 
 @dataclass(frozen=True)
-class Committed:
-    """The newest cut is in a manifest."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Decision:
     """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
 
@@ -182,8 +175,7 @@ class Unknown:
 
 
 Order = (
-    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Clip | Where | Finish | Stop | Fence
-    | Unknown
+    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Decide | Clip | Where | Finish | Stop | Fence | Unknown
 )  # fmt: skip
 
 
@@ -282,7 +274,6 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
     "cut": _cut,
     "void": lambda body: Void(_count(body["cut"])),
-    "committed": lambda body: Committed(int(body.get("step", 0))),
     "decide": _decide,
     "clip": _clip,
     "where": lambda body: Where(_count(body["ask"]), tuple(map(_count, _list(body["ranks"])))),

@@ -316,7 +316,7 @@ class CoordinatorDriver:
                 elif isinstance(order, messages.Clip):
                     self.store.note_clip(order.version, order.factor)
                 if (send := self._orders.get(link)) is not None:
-                    send(action.with_most(self.store.clocks()).body)
+                    send(action.with_most(self.store.clocks).body)
             case actions.Leave(code, why):
                 if why is None:
                     self._exits.exit_with(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,11 +94,11 @@ class Order:
         """As it goes to the shard."""
         return messages.encode_order(self.order)
 
-    def with_most(self, clocks: messages.Clocks) -> Order:
-        """The same with its `most` filled in, where that is wanted. `clocks` are those that shard 0 has of each worker now."""
+    def with_most(self, clocks: Callable[[], messages.Clocks]) -> Order:
+        """The same with its `most` filled in, if that is wanted. `clocks` gives those that shard 0 has of each worker now."""
         if not self.most_from_here or not isinstance(self.order, messages.Restore | messages.Bound):
             return self
-        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks.items()}))
+        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks().items()}))
 
 
 # -- disk: each is answered by an event, first in, first out -----------------------------------------

@@ -73,7 +73,7 @@ class HangUp:
 
 @dataclass(frozen=True)
 class TellArrivals:
-    """TellCoordinator again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
+    """Tell the coordinator again what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class NoteLeft:
 
 @dataclass(frozen=True)
 class AskRecords:
-    """TellCoordinators of version `step` ask their worker for its resume record; -1: none does."""
+    """Answers of version `step` ask their worker for its resume record; -1: none does."""
 
     step: int
 

@@ -129,8 +129,6 @@ class ShardMachine:
                 return self.cutting.order(order)
             case o.Void():
                 return self.cutting.void(order.cut)
-            case o.Committed():
-                return self.cutting.committed()
             case o.Decide():
                 return [a.CarryOut(order)] if self.phase is Phase.SERVING else []
             case o.Clip():
@@ -412,11 +410,6 @@ class Cutting:
         if cut is None:
             return []
         return [AskRecords(-1), GiveUp(cut.number), Release(cut.number), Discard(cut.number)]
-
-    def committed(self) -> list[Action]:
-        """A manifest names what this shard wrote last."""
-        self._unsettled.clear()
-        return [AskRecords(-1)]
 
     def _settle(self, order: TakeCut) -> list[Action]:
         """Files of cuts after the one that the newest manifest holds are nobody's: their void was lost with a stream."""
