@@ -198,11 +198,11 @@ def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Pa
     spec = TableSpec("t", 4, "sgd", num_rows=400).to_json()
     shard = LoneShard(tmp_path)
     shard.folder.mkdir()
-    shard.order({"do": "setup", "setup": 1, "view": 1, "mode": "sync", "rule": "sgd", "table": [], "tables": [spec]})
+    shard.order({"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [], "tables": [spec]})
     store = shard.server.store
     assert store.initialised_one(store.row_cells[0].index)
     shard.server.initialised()
-    shard.order({"do": "open", "view": 1, "recovery": 1})
+    shard.order({"do": "open", "term": 1, "recovery": 1})
     cell = store.row_cells[0]
     ids = torch.arange(400)
     mine = ids[Partition.even(2).shard_of(ids) == 1]

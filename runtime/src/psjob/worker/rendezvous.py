@@ -149,7 +149,7 @@ def newest_process(place: Place, index: int) -> Stream:
             problem = error
             stream.close()
         else:
-            found.append(((standing.view, standing.attempt), stream))
+            found.append(((standing.term, standing.attempt), stream))
     if not found:
         raise problem or StreamClosed(f"{peer.host}:{peer.port} does not answer")
     chosen = found[newest([told for told, _ in found])][1]
