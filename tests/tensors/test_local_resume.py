@@ -60,7 +60,7 @@ def test_the_operator_knows_the_runtimes_manifests(old: Path) -> None:
 
 def test_a_run_that_fits_is_taken(old: Path) -> None:
     commit(old, 0)
-    commit(old, 5, view=2)
+    commit(old, 5, term=2)
     assert resumed(None, spec()) is None
     assert resumed(Path(".psjob/old"), spec()) == (old, STEP) == resumed(None, spec(run="old"))
     assert resumed(Path(".psjob/old"), spec(run="gone")) == (old, STEP)

@@ -437,8 +437,8 @@ class ShardConnection:
             self._thread.join(seconds)
 
     def dated(self, header: Header) -> Header:
-        """The header with the view and attempt of now."""
-        return header._replace(view=self.state.machine.view, attempt=self.told.attempt)
+        """The header with the term and attempt of now."""
+        return header._replace(term=self.state.machine.term, attempt=self.told.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 
