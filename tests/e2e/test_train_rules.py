@@ -79,7 +79,7 @@ def state_of(path: Path) -> set[str]:
 
 WORKERS, SHARDS, BOUNDED_STEPS = 2, 2, 140
 CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
-TRAINING = {"mode": "bounded", "staleness": 2}
+TRAINING = {"mode": "bounded", "bounded": {"staleness": 2}}
 
 
 @pytest.mark.rotating

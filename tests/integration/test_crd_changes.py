@@ -203,7 +203,12 @@ def test_what_may_change(job_api: Api, job: str) -> None:
 
 def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
     assert job_api.create(namespace, GOOD)[0] == 201
-    for training in ({"mode": "async"}, {"mode": "bounded", "staleness": 5}, {"staleness": 2}, {"mode": "sync", "staleness": None}):
+    for training in (
+        {"mode": "async"},
+        {"mode": "bounded", "bounded": {"staleness": 5}},
+        {"bounded": {"staleness": 2}},
+        {"mode": "sync", "bounded": None},
+    ):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 200, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "threshold"}}})
@@ -212,8 +217,8 @@ def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
 
 
 def test_a_number_of_another_mode_is_fixed(job_api: Api, namespace: str) -> None:
-    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "staleness": 5}}))[0] == 201
-    for training in ({"staleness": 2}, {"staleness": None}, {"mode": "async"}):
+    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "threshold": {"staleness": 5}}}))[0] == 201
+    for training in ({"threshold": {"staleness": 2}}, {"threshold": None}, {"mode": "async"}):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 422, answer
 

@@ -68,9 +68,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         **GOOD["spec"],
         "training": {
             "mode": "sync",
-            "backupWorkers": 0,
             "seed": 0,
-            "reduction": "mean",
             "lrScaling": "none",
             "warmupSteps": 0,
             "streams": 1,

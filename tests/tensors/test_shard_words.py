@@ -235,14 +235,14 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
     ("changed", "says"),
     [
         ({"mode": "async"}, "training.mode async; take sync"),
-        ({"backup_workers": 1}, "training.backupWorkers"),
+        ({"backup_workers": 1}, "training.sync.backupWorkers"),
         ({"update_at": "worker"}, "training.updateAt worker"),
-        ({"reduction": "median"}, "training.reduction median"),
+        ({"reduction": "median"}, "training.sync.reduction median"),
         ({"warmup_steps": 5}, "training.warmupSteps"),
         ({"max_push_norm": 1.0}, "training.maxPushNorm"),
         ({"non_finite": "skip"}, "training.nonFinite skip"),
         ({"lr_scaling": "linear"}, "training.lrScaling linear"),
-        ({"max_grad_norm": 1.0, "schedule": "pipedream"}, "training.maxGradNorm under training.pipeline.schedule pipedream"),
+        ({"max_grad_norm": 1.0, "schedule": "pipedream"}, "training.sync.maxGradNorm under training.pipeline.schedule pipedream"),
         ({"step_timeout": 1.0}, "workers.progressDeadlineSeconds"),
     ],
 )

@@ -303,7 +303,7 @@ def test_of_a_spec_that_is_too_large_small_fields_hold() -> None:
 WHOLE = changed(
     GOOD,
     {
-        "spec.training": {"mode": "async", "seed": 3, "reduction": "mean", "nonFinite": "skip", "transport": "tcp",
+        "spec.training": {"mode": "async", "seed": 3, "nonFinite": "skip", "transport": "tcp",
                           "compression": {"push": "int8", "pull": "bf16"}, "updateRule": "lr-over-lag"},
         "spec.checkpoint": {"interval": "30s", "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
                             "volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {

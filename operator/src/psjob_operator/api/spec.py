@@ -44,7 +44,7 @@ class Metadata(Model):
 class JobSpec(Model):
     """What to train, on how many processes, and what to keep of it.
 
-    Only `suspend`, `checkpoint.request`, `training.mode` with `training.staleness`, and some of `runPolicy` may change.
+    Only `suspend`, `checkpoint.request`, `training.mode` with `training.bounded`, and some of `runPolicy` may change.
     """
 
     training: Training = Field(default_factory=lambda: Training())
@@ -116,14 +116,11 @@ class Training(Model):
     """sync: each step sums one push of every worker. bounded: no worker runs more than `staleness` steps ahead. softsync: each update takes
     replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push that lags more than `staleness` is
     dropped. local: each worker steps by itself, and all exchange after `local.innerSteps` steps."""
-    backup_workers: int = 0
-    """sync: a step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
-    staleness: int | None = None
-    """bounded (absent: 3), threshold (absent: 16); 0..100000."""
-    splits: int | None = None
-    """softsync (absent: 1); 1..4000."""
-    local: Local | None = None
-    """How workers exchange in mode local."""
+    sync: SyncMode | None = None
+    bounded: BoundedMode | None = None
+    softsync: SoftsyncMode | None = None
+    threshold: ThresholdMode | None = None
+    local: LocalMode | None = None
     seed: int = 0
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["shard", "worker"] | None = None
@@ -133,15 +130,10 @@ class Training(Model):
     many workers. delayed-nesterov in mode local: a round counts when it comes, without waiting for other workers."""
     rule_options: dict[str, float] | None = None
     """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
-    reduction: str = "mean"
-    """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     lr_scaling: Literal["none", "linear"] = "none"
-    """linear: the script's learning rate is multiplied by replicas - backupWorkers, and by the processes of a worker."""
+    """linear: the script's learning rate is multiplied by replicas - sync.backupWorkers, and by the processes of a worker."""
     warmup_steps: int = 0
     """Steps of a worker in which the learning rate rises from that of one process of one worker to the full one; 0..1000000000."""
-    max_grad_norm: float | None = None
-    """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
-    mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
     max_push_norm: float | None = None
     """The largest 2-norm that one worker's push may have, in each block of at most 4 MiB and each table. The shards scale down what is
     larger before they reduce it. They take zeros for NaN and inf, and the job's status says so. This bounds what one step of a compromised
@@ -195,8 +187,41 @@ class Pipeline(Model):
     updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 
-class Local(Model):
-    """Mode local: each worker's own optimizer makes `innerSteps` steps, then Nesterov's rule applies the mean change of all workers."""
+class SyncMode(Model):
+    """Of mode sync."""
+
+    backup_workers: int = 0
+    """A step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
+    reduction: str = "mean"
+    """How a step's gradients become one: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
+    max_grad_norm: float | None = None
+    """The largest 2-norm of the mean gradient of all workers, as DDP with `clip_grad_norm_` clips it.
+    0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
+
+
+class BoundedMode(Model):
+    """Of mode bounded."""
+
+    staleness: int = 3
+    """Steps ahead of the slowest worker; 0..100000."""
+
+
+class SoftsyncMode(Model):
+    """Of mode softsync."""
+
+    splits: int = 1
+    """Updates for one push of each worker; 1..4000."""
+
+
+class ThresholdMode(Model):
+    """Of mode threshold."""
+
+    staleness: int = 16
+    """Largest lag of a push; 0..100000."""
+
+
+class LocalMode(Model):
+    """Of mode local."""
 
     inner_steps: int = 50
     """Steps of a worker between two exchanges; 1..1000000."""
@@ -205,7 +230,7 @@ class Local(Model):
     grace_seconds: float = 0
     """Seconds that a round waits for the other workers when its quorum is there; 0..86400."""
     lr: float = 0.7
-    """Learning rate of the outer rule; above 0 to 10."""
+    """Learning rate of the outer rule, Nesterov's; above 0 to 10."""
     momentum: float = 0.9
     """Momentum of the outer rule; 0..0.9999."""
 

@@ -142,7 +142,7 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
             odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
             if odd is not None:
                 raise Refused(_whole_numbers(odd, f"rules of training.mode {job.mode}"))
-            wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
+            wish = f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
             raise Refused(
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 "or training.mode sync without backupWorkers"
@@ -187,7 +187,7 @@ def check_tables(job: Config, tables: Sequence[TableSpec]) -> None:
     """Raise Refused where this job could drop what a table of no gradients is given."""
     counting = next((spec.name for spec in tables if spec.rule in row_rules.COMBINES), None)
     if counting is not None and (job.mode not in ("sync", "bounded", "async") or job.backup_workers):
-        what = "training.backupWorkers" if job.backup_workers else f"training.mode {job.mode}"
+        what = "training.sync.backupWorkers" if job.backup_workers else f"training.mode {job.mode}"
         raise Refused(f"{what} may leave a push out, and with it what ps.Table {counting} was given; take mode sync, bounded or async")
 
 
@@ -196,9 +196,9 @@ def check_clipping(job: Config, tables: Sequence[TableSpec]) -> None:
     if job.max_grad_norm is None:
         return
     if job.mode != "sync" or job.backup_workers:
-        raise Refused("training.maxGradNorm clips the mean gradient of all workers, so it is for training.mode sync without backupWorkers")
+        raise Refused("training.sync.maxGradNorm clips the mean gradient of all workers: training.mode must be sync without backupWorkers")
     if tables:
-        raise Refused(f"training.maxGradNorm: the rows of {tables[0].name} on the shards have no part in the norm; leave it out")
+        raise Refused(f"training.sync.maxGradNorm: the rows of {tables[0].name} on the shards have no part in the norm; leave it out")
 
 
 def check_several(job: Config, pairs: int, overlap: bool, half: bool, tables: int) -> None:
@@ -227,11 +227,11 @@ def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
     """Raise Refused where the pushes of this job cannot be joined as the manifest says."""
     if job.reduction in ("mean", "sum"):
         return
-    what = f"training.reduction {job.reduction} compares the pushes of all ranks element by element"
+    what = f"training.sync.reduction {job.reduction} compares the pushes of all ranks element by element"
     if job.compression.push in ("topk", "randomk", "auto"):
         raise Refused(
             f"{what}, and compression.push {job.compression.push} may leave most elements out; take none, bf16, fp16 or int8, "
-            "or training.reduction mean or sum"
+            "or training.sync.reduction mean or sum"
         )
     ours = next((spec.name for spec in tables if spec.rule not in row_rules.COMBINES), None)
     if ours is not None:

@@ -94,14 +94,14 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         raise Refused(f"this job has {count} stages: cut the model with ps.pipeline(model, loss_fn, …) before it is given to attach")
     for there, what in (
         (job.mode != "sync", f"training.mode {job.mode}; take sync"),
-        (job.backup_workers > 0, "training.backupWorkers"),
+        (job.backup_workers > 0, "training.sync.backupWorkers"),
         (job.update_at == "worker", "training.updateAt worker; take shard"),
-        (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
+        (job.reduction != "mean", f"training.sync.reduction {job.reduction}; take mean"),
         (job.non_finite == "skip", "training.nonFinite skip: a stage would skip a step that another one makes"),
         (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
         (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
         (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
-        (job.max_grad_norm is not None and job.schedule == "pipedream", f"training.maxGradNorm under {_NO_NORM}"),
+        (job.max_grad_norm is not None and job.schedule == "pipedream", f"training.sync.maxGradNorm under {_NO_NORM}"),
         (
             not job.flushes and job.compression.push != "none",
             f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
@@ -127,7 +127,7 @@ def clip_problem(job: Config, clip: Clip) -> str | None:
         return f"clip_grad_norm_ in a job of stages does not go with {_NO_NORM}"
     return (
         f"clip_grad_norm_ with max_norm {clip.norm:g} in a job of stages, whose workers must all clip alike; "
-        f"set spec.training.maxGradNorm: {clip.norm:g}, which clips every step"
+        f"set spec.training.sync.maxGradNorm: {clip.norm:g}, which clips every step"
     )
 
 
