@@ -12,7 +12,7 @@ from tests.e2e.workloads.running import Ran, faults, manifest, train
 from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(1000)
-CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
 STEPS = 100
 """Of 3 workers in 5 epochs."""
 

@@ -27,7 +27,7 @@ def job(folder: Path, *words: str, **training: object) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, [*words], workers=2, shards=2, training={"mode": "sync", "seed": 2, **training},
-        checkpoint={"interval": "1h", "everySteps": 10},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10},
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def job_clipping(folder: Path, *words: str, **training: Any) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["clipping.py", *words], workers=3, shards=2, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def job_data(folder: Path, form: str, *words: str) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["accumulating.py", form, *words], workers=WORKERS, shards=SHARDS, training={"mode": "sync", "seed": SEED},
-        checkpoint={"interval": "1h", "everySteps": 2},
+        checkpoint={"periodSeconds": 3600, "everySteps": 2},
     )  # fmt: skip
 
 

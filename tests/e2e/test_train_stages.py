@@ -42,7 +42,7 @@ def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), 
             stage["cut"] = cut
     return manifest(
         folder, ["stages.py", str(pace), *words], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10},
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def job(folder: Path, made: Plan) -> Path:
     of_shards = {"progressDeadlineSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
     return manifest(
         folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, of_shards=of_shards,
-        checkpoint={"everySteps": every, "interval": "1h"}, runPolicy={"backoffLimit": 50},
+        checkpoint={"everySteps": every, "periodSeconds": 3600}, runPolicy={"backoffLimit": 50},
     )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ PATHS = {
     "spec.workers.replicas": plain,
     "spec.workers.template": st.one_of(plain, st.fixed_dictionaries({"spec": pods})),
     "spec.checkpoint": plain,
-    "spec.checkpoint.interval": plain,
+    "spec.checkpoint.periodSeconds": plain,
     "spec.checkpoint.everySteps": plain,
     "spec.checkpoint.keep": plain,
     "spec.checkpoint.request": plain,

@@ -74,7 +74,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 2}]),
         ("spec.workers.template", {"spec": {"tolerations": [{"operator": "Exists"}]}}),
         ("spec.workers.template", {"metadata": {"annotations": {"a": "b"}}}),
-        ("spec.checkpoint.interval", "60s"),
+        ("spec.checkpoint.periodSeconds", 60),
         ("spec.checkpoint.everySteps", 20),
         ("spec.checkpoint.everySteps", None),
         ("spec.checkpoint.keep", 4),

@@ -121,7 +121,7 @@ PLACES = [
     "spec.workers.template.spec.volumes",
     "spec.checkpoint",
     "spec.checkpoint.volume",
-    "spec.checkpoint.interval",
+    "spec.checkpoint.periodSeconds",
     "spec.runPolicy",
     "spec.suspend",
     "metadata",
@@ -305,7 +305,7 @@ WHOLE = changed(
     {
         "spec.training": {"mode": "async", "seed": 3, "nonFinite": "skip", "transport": "tcp",
                           "compression": {"push": "int8", "pull": "bf16"}, "updateRule": "lr-over-lag"},
-        "spec.checkpoint": {"interval": "30s", "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
+        "spec.checkpoint": {"periodSeconds": 30, "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
                             "volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
                                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}}},
         "spec.runPolicy": {"backoffLimit": 6, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 9, "cleanPodPolicy": "Running"},

@@ -41,7 +41,7 @@ def test_the_smallest_manifest_gets_the_defaults() -> None:
     assert job.spec.training.mode == "sync"
     assert job.spec.training.seed == 0
     assert job.spec.training.update_at is None
-    assert job.spec.checkpoint.interval_seconds == 30.0
+    assert job.spec.checkpoint.period_seconds == 30
     assert (job.spec.checkpoint.keep, retained(job.spec.checkpoint)) == (3, True)
     assert claim_spec(job.spec.checkpoint.volume_claim_template) == {
         "accessModes": ["ReadWriteOnce"],

@@ -42,7 +42,6 @@ _ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.training.pipeline.correctOptions": {"maxProperties": 16},
-    "spec.checkpoint.interval": {"maxLength": 24},
     "spec.stages": {"maxItems": STAGES, **_ATOMIC},
     "spec.stages[].name": {"maxLength": 63},
     "spec.stages[].cut": {"maxLength": CUT},

@@ -20,6 +20,7 @@ FIELDS: Final = {
     "spec.training.staleness": "write spec.training.bounded: {staleness: 3} or spec.training.threshold: {staleness: 16}",
     "spec.training.splits": "write spec.training.softsync: {splits: 2}",
     "spec.workers.stepTimeoutSeconds": "write spec.workers.progressDeadlineSeconds",
+    "spec.checkpoint.interval": "write spec.checkpoint.periodSeconds: 30 for interval: 30s",
     "spec.checkpoint.size": f"write {_CLAIM}: {{spec: {{resources: {{requests: {{storage: 10Gi}}}}}}}}",
     "spec.checkpoint.accessMode": f"write {_CLAIM}: {{spec: {{accessModes: [ReadWriteMany]}}}}",
     "spec.checkpoint.retain": "write spec.checkpoint.persistentVolumeClaimRetentionPolicy: {whenDeleted: Delete} for retain: false",

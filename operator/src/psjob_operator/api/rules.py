@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from psjob_operator.api.base import DURATION, seconds
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
 from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
 from psjob_operator.api.stage_rules import COUNTED, STAGE_RULES
@@ -78,13 +77,6 @@ def rules() -> tuple[FieldRule, ...]:
     return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *CLAIM_RULES, *_PLACEMENT, *STAGE_RULES, *_PROCESSES, *_FAILURES)
 
 
-def _interval(text: str) -> bool:
-    try:
-        return 1 <= seconds(text) <= 86_400
-    except ValueError:
-        return False
-
-
 def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
     return FieldRule(
         "spec.checkpoint",
@@ -131,7 +123,8 @@ _RANGES = (
     between("spec.workers.replicas", 1, MOST_WORKERS, "to run none for a while set spec.suspend: true"),
     between("spec.workers.progressDeadlineSeconds", 5, 86_400, "leave it out for no limit"),
     between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
-    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.interval"),
+    between("spec.checkpoint.periodSeconds", 1, 86_400, "leave it out for 30"),
+    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.periodSeconds"),
     between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
     between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out to use only spec.runPolicy.backoffLimit"),
@@ -142,13 +135,6 @@ _RANGES = (
 )
 
 _TEXTS = (
-    FieldRule(
-        "spec.checkpoint.interval",
-        _interval,
-        "must be a duration from 1s to 24h",
-        "write it with its unit, such as 30s, 5m or 1h30m",
-        cel=f"self.matches('{DURATION}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
-    ),
     matching(
         "spec.checkpoint.resumeFrom.run",
         RUN,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from psjob_operator.api.base import Model, NumberOrWord, seconds
+from psjob_operator.api.base import Model, NumberOrWord
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import processes_of
 from psjob_operator.contract import MODES, UPDATE_RULES
@@ -303,8 +303,8 @@ class Stage(Model):
 class Checkpoint(Model):
     """What is kept on disk."""
 
-    interval: str = "30s"
-    """Time between checkpoints, such as 30s, 5m or 1h30m; 1s..24h."""
+    period_seconds: int = 30
+    """Seconds between checkpoints; 1..86400."""
     every_steps: int | None = None
     """Also take a checkpoint at each step that this number divides; 1..1000000000."""
     keep: int = 3
@@ -322,11 +322,6 @@ class Checkpoint(Model):
     status.checkpoint.observedRequest is this number."""
     disabled: bool | None = None
     """true: keep nothing; a lost shard then fails the job."""
-
-    @property
-    def interval_seconds(self) -> float:
-        """`interval` in seconds. Raises ValueError where it is no duration (validation has refused that)."""
-        return seconds(self.interval)
 
 
 class ResumeFrom(Model):

@@ -228,7 +228,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
         "checkpoint": {
-            "intervalSeconds": checkpoint.interval_seconds,
+            "intervalSeconds": float(checkpoint.period_seconds),
             "everySteps": checkpoint.every_steps,
             "keep": checkpoint.keep,
             "request": checkpoint.request,
