@@ -193,9 +193,10 @@ def test_what_may_change(job_api: Api, job: str) -> None:
         {"checkpoint": {"request": None}},
         {"runPolicy": policy},
         {"runPolicy": {"activeDeadlineSeconds": None}},
-        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}, "failureRules": [{"action": "FailJob", "reasons": ["Error"]}]}},
-        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "failureRules": []}},
-        {"runPolicy": {"backoffLimitPerRole": None, "failureRules": None}},
+        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}}},
+        {"runPolicy": {"podFailurePolicy": {"rules": [{"action": "FailJob", "onReasons": ["Error"]}]}}},
+        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "podFailurePolicy": {"rules": []}}},
+        {"runPolicy": {"backoffLimitPerRole": None, "podFailurePolicy": None}},
     ):
         code, answer = job_api.merge(job, "digits", {"spec": spec})
         assert code == 200, answer

@@ -221,7 +221,7 @@ SEEDS: dict[str, dict[str, Any]] = {
     "tolerations": {f"{POD}.tolerations": [{"key": "a"}] * 10, "spec.shards.template": {"spec": {"tolerations": [{"key": "a"}] * 10}}},
     "words": {f"{WORKER}.command": ["x"] * 50, f"{WORKER}.args": ["x"] * 50},
     "mounts": {f"{WORKER}.volumeMounts": [{"name": "a", "mountPath": "/a"}] * 9, f"{POD}.volumes": [{"name": "a", "emptyDir": {}}] * 9},
-    "rules": {"spec.runPolicy": {"failureRules": [{"action": "Ignore", "exitCodes": [1, 2]}] * 9}},
+    "rules": {"spec.runPolicy": {"podFailurePolicy": {"rules": [{"action": "Ignore", "exitCodes": [1, 2]}] * 9}}},
     "stages": {"spec.stages": [{"name": f"s{number}", "replicas": 1} for number in range(9)]},
     "options": {"spec.training": {"ruleOptions": {f"x{number}": 1.0 for number in range(20)}}},
     "volume": {"spec.checkpoint": {"volume": {"projected": {"sources": [{}] * 20}}}},

@@ -115,7 +115,7 @@ def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
     "path_and_value",
     [
         ("spec", {f"x{number}": 1 for number in range(9000)}),
-        ("spec.runPolicy", {"failureRules": [{"action": 1}] * 7000}),
+        ("spec.runPolicy", {"podFailurePolicy": {"rules": [{"action": 1}] * 7000}}),
         ("spec.workers.template.spec.containers", [{}] * 30_000),
     ],
     ids=["unknown fields", "rules", "containers"],

@@ -20,7 +20,7 @@ MUTABLE = (
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
     "spec.runPolicy.backoffLimitPerRole",
-    "spec.runPolicy.failureRules",
+    "spec.runPolicy.podFailurePolicy",
     "spec.runPolicy.activeDeadlineSeconds",
     "spec.runPolicy.pendingTimeoutSeconds",
     "spec.runPolicy.ttlSecondsAfterFinished",

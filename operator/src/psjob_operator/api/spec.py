@@ -361,10 +361,8 @@ class RunPolicy(Model):
     count; 0..1000."""
     backoff_limit_per_role: RoleLimits | None = None
     """Limits of one role beside `backoffLimit`, which holds for both together."""
-    failure_rules: list[FailureRule] | None = None
-    """What becomes of a lost process, by how it ended: the first rule that matches decides; 20 at most. Where none matches, failures of the
-    process itself count and others do not. Exit codes 77 and 78 of the runtime mean that a restart is of no use. They fail the job,
-    whatever the rules say."""
+    pod_failure_policy: PodFailurePolicy | None = None
+    """What becomes of a lost process, as in batch/v1."""
     active_deadline_seconds: int | None = None
     """Seconds of activity, without those suspended, after which the job fails; 1..2147483647."""
     pending_timeout_seconds: int | None = None
@@ -378,6 +376,11 @@ class RunPolicy(Model):
     success_policy: Literal["AllWorkers", "FirstWorker"] = "AllWorkers"
     """The job is complete when all workers, or worker 0, ended with exit code 0."""
 
+    @property
+    def failure_rules(self) -> list[FailureRule]:
+        """Those of `podFailurePolicy`."""
+        return [] if self.pod_failure_policy is None else self.pod_failure_policy.rules
+
 
 class RoleLimits(Model):
     """As `backoffLimit`, of the processes of one role."""
@@ -388,11 +391,19 @@ class RoleLimits(Model):
     """Failures of all workers together after which one is started again; 0..1000."""
 
 
+class PodFailurePolicy(Model):
+    """Rules for lost processes."""
+
+    rules: list[FailureRule]
+    """The first rule that matches decides; 20 at most. Where none matches, failures of the process itself count and others do not. Exit
+    codes 77 and 78 of the runtime fail the job, whatever the rules say."""
+
+
 class FailureRule(Model):
     """One rule. A lost process that meets all that the rule names gets `action`."""
 
     action: Literal["FailJob", "Count", "Ignore"]
-    """FailJob: the job ends as Failed, reason FailureRule. Count: the process is started again, and that counts against the limits.
+    """FailJob: the job ends as Failed, reason PodFailurePolicy. Count: the process is started again, and that counts against the limits.
     Ignore: it is started again ten seconds to two minutes after its last start, and does not count."""
     per: Literal["Incident", "Process"] = "Incident"
     """What Count counts as one. Incident: all processes that were lost together, on one node or in the same way within ten seconds.
@@ -402,18 +413,18 @@ class FailureRule(Model):
     on_exit_codes: ExitCodes | None = None
     """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
     on_pod_conditions: list[PodCondition] | None = None
-    """Conditions of its pod, one of which it must have, such as DisruptionTarget; at most 20. Locally there are none."""
-    signals: list[int] | None = None
+    """Conditions of its pod, one of which it must have; at most 20. Locally there are none."""
+    on_signals: list[int] | None = None
     """Numbers of the signals that ended it, such as 11 for SIGSEGV; 1..64, at most 16. An exit code of 128 + n is signal n."""
-    reasons: list[str] | None = None
-    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Unresponsive, Hung, NodeLost; at most 16."""
+    on_reasons: list[str] | None = None
+    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Hung, NodeLost; at most 16."""
 
 
 class PodCondition(Model):
     """A condition of a pod, as in podFailurePolicy of batch/v1."""
 
     type: str
-    """Its type, such as DisruptionTarget. PodScheduled, Initialized, Ready and others that every pod has are refused."""
+    """Its type, such as DisruptionTarget; none that every pod has."""
     status: Literal["True", "False", "Unknown"] = "True"
     """Its status."""
 
