@@ -164,7 +164,7 @@ def test_the_service_finds_this_runs_shards() -> None:
 
 
 def test_the_config_holds_what_the_contract_lists() -> None:
-    snapshot = job(checkpoint={"interval": "1m30s", "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
+    snapshot = job(checkpoint={"periodSeconds": 90, "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
     made = render.config(snapshot, resumed_from="old-run")
     content = json.loads(made["data"]["config.json"])
     assert set(content) == {
