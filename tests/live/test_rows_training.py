@@ -1,25 +1,38 @@
 """Rows on real shards in this process: what torch's embeddings do alone, many workers do together with rows on the shards."""
 
 from __future__ import annotations
-
+import psjob as ps
+import pytest
 import random
 import threading
 import time
+import torch
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
-
-import pytest
-import torch
-from torch import nn
-
-import psjob as ps
 from psjob.embeddings.embedding import RowModule
 from psjob.shard import server
 from psjob.worker.exits import SessionEnd
 from tests.covering import each_value
-from tests.live.embeddings import DIM, OPTIMIZERS, ROWS, Clicks, batch, loss_of, offloaded, plain, rows_of, steps
-from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, eventually, serving, severed
+from tests.live.embeddings import Clicks
+from tests.live.embeddings import DIM
+from tests.live.embeddings import OPTIMIZERS
+from tests.live.embeddings import ROWS
+from tests.live.embeddings import batch
+from tests.live.embeddings import loss_of
+from tests.live.embeddings import offloaded
+from tests.live.embeddings import plain
+from tests.live.embeddings import rows_of
+from tests.live.embeddings import steps
+from tests.live.live_shards import Rewound
+from tests.live.live_shards import SECONDS
+from tests.live.live_shards import Worker
+from tests.live.live_shards import all_well
+from tests.live.live_shards import aside
+from tests.live.live_shards import eventually
+from tests.live.live_shards import serving
+from tests.live.live_shards import severed
+from torch import nn
+from unittest import mock
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
@@ -320,7 +333,7 @@ def test_held_lookups_say_who_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
         for worker in workers:
             worker.attach()
         models[0].user.prefetch(torch.arange(3))
-        assert eventually(lambda: "workers [0, 1] (table user" in workers[0].session.links[0].state.waiting)
+        assert eventually(lambda: "workers [0, 1] (table user" in workers[0].session.links[0].told.waiting)
         assert "workers [0, 1] have not pushed step 0 (table user)" in str(serve.servers[0].job.waiting_for)
         for worker in workers:
             worker.die()

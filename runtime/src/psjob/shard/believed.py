@@ -148,7 +148,7 @@ SAID: Final = (
         ANY: "256 numbers that people see; rank 0's hold. A `loss` that is not finite says that the job has diverged; `total` is "
         "the end of the bar",
     }),
-    *_fields("STIRRED", Belief.OWN, {"passes": "a count that people see"}),
+    *_fields("HEARTBEAT", Belief.OWN, {"passes": "a count that people see"}),
     *_fields("CODEC", Belief.CHECKED, {"pull": "a codec that was agreed on"}),
     *_fields("STEP_LOST", Belief.CHECKED, {"rank": "a worker of a job of stages"}),
     *_fields("STEP_LOST", Belief.OWN, {"step": "that a neighbour's work of a step is lost: all go back to the last checkpoint"}),

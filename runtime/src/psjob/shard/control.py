@@ -133,7 +133,7 @@ class Control:
             self._drain()
 
     def mark(self, rank: int, cut: int) -> None:
-        """A worker stands at its step edge and holds its pushes for `cut`."""
+        """A worker stands at its step boundary and holds its pushes for `cut`."""
         self.post(e.Marked(rank, cut))
 
     def left(self, rank: int) -> None:

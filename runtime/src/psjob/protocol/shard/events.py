@@ -75,7 +75,7 @@ class AllInitialised:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands at its step edge and holds its pushes for `cut`."""
+    """A worker stands at its step boundary and holds its pushes for `cut`."""
 
     rank: int
     cut: int
