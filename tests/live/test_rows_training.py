@@ -1,38 +1,25 @@
 """Rows on real shards in this process: what torch's embeddings do alone, many workers do together with rows on the shards."""
 
 from __future__ import annotations
-import psjob as ps
-import pytest
+
 import random
 import threading
 import time
-import torch
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import psjob as ps
 from psjob.embeddings.embedding import RowModule
 from psjob.shard import server
 from psjob.worker.exits import SessionEnd
 from tests.covering import each_value
-from tests.live.embeddings import Clicks
-from tests.live.embeddings import DIM
-from tests.live.embeddings import OPTIMIZERS
-from tests.live.embeddings import ROWS
-from tests.live.embeddings import batch
-from tests.live.embeddings import loss_of
-from tests.live.embeddings import offloaded
-from tests.live.embeddings import plain
-from tests.live.embeddings import rows_of
-from tests.live.embeddings import steps
-from tests.live.live_shards import Rewound
-from tests.live.live_shards import SECONDS
-from tests.live.live_shards import Worker
-from tests.live.live_shards import all_well
-from tests.live.live_shards import aside
-from tests.live.live_shards import eventually
-from tests.live.live_shards import serving
-from tests.live.live_shards import severed
-from torch import nn
-from unittest import mock
+from tests.live.embeddings import DIM, OPTIMIZERS, ROWS, Clicks, batch, loss_of, offloaded, plain, rows_of, steps
+from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, eventually, serving, severed
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

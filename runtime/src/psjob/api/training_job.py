@@ -1,81 +1,40 @@
 """An attached script: what it steps, what a restart puts back, and how its process ends."""
 
 from __future__ import annotations
+
 import dataclasses
 import json
 import os
 import sys
 import threading
-import torch
 import weakref
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
 from psjob import contract
-from psjob.api import advice
-from psjob.api import clipping
-from psjob.api import compatibility
-from psjob.api import scriptchanges
-from psjob.api import stagecuts
-from psjob.api import state
-from psjob.api import trackers
-from psjob.api import variables
-from psjob.api.attachable import AddedGroups
-from psjob.api.attachable import Models
-from psjob.api.attachable import Pair
-from psjob.api.attachable import PhaseState
-from psjob.api.attachable import Trained
-from psjob.api.attachable import aliases
-from psjob.api.attachable import asked
-from psjob.api.attachable import joined
-from psjob.api.attachable import table_of
-from psjob.api.attachable import tell_frozen
-from psjob.api.consistency import FirstInputs
-from psjob.api.consistency import Stepping
-from psjob.api.consistency import Unattached
-from psjob.api.consistency import WeightDigests
-from psjob.api.datacursor import DataCursor
-from psjob.api.datacursor import Loops
-from psjob.api.datacursor import Totals
-from psjob.api.recording import EXTRA
-from psjob.api.recording import ExtraState
-from psjob.api.recording import PlainState
-from psjob.api.recording import Recording
-from psjob.api.rulechoice import LrScaling
-from psjob.api.rulechoice import as_it_runs
-from psjob.api.rulechoice import check_state
-from psjob.api.rulechoice import chosen
-from psjob.api.scriptchanges import LeftGradients
-from psjob.api.scriptchanges import OwnGradients
-from psjob.api.scriptchanges import WeightGuard
-from psjob.api.scriptchanges import dense
+from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
+from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, asked, joined, table_of, tell_frozen
+from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
+from psjob.api.datacursor import DataCursor, Loops, Totals
+from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
+from psjob.api.rulechoice import LrScaling, as_it_runs, check_state, chosen
+from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
 from psjob.embeddings.rowtables import RowTables
-from psjob.process import config
-from psjob.process import ownfiles
-from psjob.process.errors import Refused
-from psjob.process.errors import exit_refused
-from psjob.process.errors import leave_message
-from psjob.resume import composite
-from psjob.resume import record
+from psjob.process import config, ownfiles
+from psjob.process.errors import Refused, exit_refused, leave_message
+from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Clip
-from psjob.worker.exchange import Exchange
-from psjob.worker.exchange import Staging
-from psjob.worker.exits import EXIT_OF
-from psjob.worker.exits import SessionEnd
+from psjob.worker.exchange import Clip, Exchange, Staging
+from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
-from psjob.worker.localupdates import LocalRounds
-from psjob.worker.localupdates import WorkerSideRule
-from psjob.worker.overlap import Overlap
-from psjob.worker.overlap import install
-from psjob.worker.overlap import tree_of
+from psjob.worker.localupdates import LocalRounds, WorkerSideRule
+from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
-from types import FrameType
-from typing import Any
-from typing import NoReturn
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
