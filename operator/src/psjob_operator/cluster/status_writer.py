@@ -20,7 +20,7 @@ from psjob_operator.cluster.client import EVENTS, JOBS, ApiError, Client
 from psjob_operator.plan.actions import Event
 from psjob_operator.printable import LINE_ENDS, printable
 
-_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
+_NEWS = frozenset({"phase", "observedGeneration", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
 _KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
 """Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
 _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
@@ -94,7 +94,7 @@ def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     Another reason for what is waited for is a detail: most such reasons (a pod not yet scheduled, a claim not yet bound) are
     over before anyone could read them.
     """
-    if _NEWS & change.keys():
+    if _NEWS & change.keys() or "term" in (change.get("internal") or {}):
         return True
     return "conditions" in change and _said(stored.get("conditions")) != _said(change["conditions"])
 
