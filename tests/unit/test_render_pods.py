@@ -226,9 +226,9 @@ def test_a_shard_runs_when_its_workers_do(name: str, value: str) -> None:
     workers = {"template": {"spec": {name: value, "containers": [container]}}}
     assert shard(job(workers=workers))["spec"][name] == value
     assert name not in shard(job())["spec"]
-    own = {"shards": 2, "template": {"spec": {name: "other"}}}
+    own = {"replicas": 2, "template": {"spec": {name: "other"}}}
     assert shard(job(workers=workers, shards=own))["spec"][name] == "other", "the shards' own word holds"
-    taken = {"shards": 2, "template": {"spec": {name: None}}}
+    taken = {"replicas": 2, "template": {"spec": {name: None}}}
     assert name not in shard(job(workers=workers, shards=taken))["spec"]
 
 
