@@ -66,7 +66,7 @@ MOST = 64
 ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
-_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
+_NEWS = frozenset({"phase", "observedGeneration", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
 _KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
 """Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
 _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
@@ -471,7 +471,7 @@ def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     Another reason for what is waited for is a detail: most such reasons (a pod not yet scheduled, a claim not yet bound) are
     over before anyone could read them.
     """
-    if _NEWS & change.keys():
+    if _NEWS & change.keys() or "term" in (change.get("internal") or {}):
         return True
     return "conditions" in change and _said(stored.get("conditions")) != _said(change["conditions"])
 
