@@ -16,7 +16,7 @@ from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
-from psjob.pipeline.chosen import ASKS
+from psjob.modes.stages import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
