@@ -224,7 +224,7 @@ class LeaderSession(WorkerSession):
                 record = None
         self.idle.at(machine.clock, time.monotonic())
         self.handle(e.AtEdge(record, True, self.idle.told), self.exchange.packs)
-        self.at_edge(machine.cut_clock == machine.clock)
+        self.at_edge(machine.snapshot_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def answer(self) -> None:
