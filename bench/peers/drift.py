@@ -50,15 +50,15 @@ def work(words: argparse.Namespace) -> None:
 
     def looked(snapshot: bool) -> None:
         began = time.thread_time()
-        current.digests.edge(snapshot)
+        current.digests.step_boundary(snapshot)
         looks.append(time.thread_time() - began)
 
-    current.session.at_edge = looked
+    current.session.at_step_boundary = looked
     steps = [clock.once(optimizer.step)[0] for _ in range(STEPS)]
     wholes = []
     for _ in range(WHOLES):
         began = time.thread_time()
-        current.digests.edge(snapshot=True)
+        current.digests.step_boundary(snapshot=True)
         wholes.append(time.thread_time() - began)
     clock.answer([statistics.median(steps), sum(looks) / len(looks), statistics.median(wholes)])
 

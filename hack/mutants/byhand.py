@@ -166,14 +166,14 @@ BY_HAND = (
     ),
     ByHand(
         "what an epoch begins with is put back at the record's place only",
-        f"{PSJOB}/api/attached.py",
+        f"{PSJOB}/api/training_job.py",
         "            self.carry_out(lambda: self._restore(kept, self.records.between))\n",
         "",
         (f"{SAME_STEPS}[an order that each epoch draws]",),
     ),
     ByHand(
         "what runs again after a pass counts twice",
-        f"{PSJOB}/api/attached.py",
+        f"{PSJOB}/api/training_job.py",
         "            self.carry_out(lambda: self._restore(restored, self.records.kept))\n",
         "            pass\n",
         (f"{SAME_STEPS}[a tail that counts]",),

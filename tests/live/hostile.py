@@ -25,7 +25,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
-from psjob.worker.link import ShardLink
+from psjob.worker.connection import ShardConnection
 from tests.fuzzing import EDGES, changed_json, json_changes
 from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, stacks
 
@@ -41,7 +41,7 @@ INFO = {"hyperparameters": [{"lr": LR}], "none": [], "rows": [], "nonFinite": No
 BODIES: dict[Kind, dict[str, Any]] = {
     Kind.INFO: INFO,
     Kind.REPORT: {"loss": 1.0, "total": 100, "accuracy": 0.5},
-    Kind.STIRRED: {"passes": 1},
+    Kind.HEARTBEAT: {"passes": 1},
     Kind.INPUTS: {"inputs": [1, 2, 3]},
     Kind.DIGEST: {"clock": 1, "look": "windows", "kinds": "tt", "sums": [1, 2], "names": ["a", "b"], "numbers": [{"lr": 0.1}],
                   "alone": False, "machine": "m", "strangers": ["x"], "leftOut": 0},
@@ -88,7 +88,7 @@ class World:
         ends = workers[1].session.ends
         hello = ends.hello
 
-        def noted(link: ShardLink, host: str) -> dict[str, Any]:
+        def noted(link: ShardConnection, host: str) -> dict[str, Any]:
             body = hello(link, host)
             if link.index == 0:
                 made.append(body)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -336,8 +337,10 @@ def test_who_sits_between_ends_a_stream_and_no_more(tmp_path: Path, undisturbed:
     with serving(tmp_path, workers=2, shards=2, transport="tcp") as shards:
         between = Meddler(shards.address(0)[1], MEDDLING[name])
         workers = workers_of(shards)
-        link = workers[1].session.links[0]
-        link.peer = type(link.peer)("127.0.0.1", between.port, link.peer.status_port)
+        state = workers[1].session.state
+        config = state.place.config
+        led = replace(config.shards[0], host="127.0.0.1", port=between.port)
+        state.place = replace(state.place, config=replace(config, shards=(led, *config.shards[1:])))
 
         def act(worker: Worker) -> None:
             for step in range(STEPS):

@@ -324,7 +324,7 @@ SEEDS: dict[Kind, list[Input]] = {
     Kind.STEP_LOST: [(Sent(Kind.STEP_LOST, small({"rank": 0, "step": 1})),)],
     Kind.MEASURED: [(Sent(Kind.MEASURED, small({"idle": 0.5, "waits": "x" * 100})),)],
     **{kind: [(Sent(kind, small(BODIES[kind])),)]
-       for kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS, Kind.DIGEST, Kind.CODEC)},
+       for kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.HEARTBEAT, Kind.INPUTS, Kind.DIGEST, Kind.CODEC)},
     **{kind: [(Sent(kind, b""),)] for kind in (Kind.MARK, Kind.LEAVE, Kind.PULL, Kind.STATE)},
     Kind.PUSH: [
         (Sent(Kind.PUSH, RAW[Kind.PUSH], counts=True, times=20),),

@@ -1,4 +1,4 @@
-"""A worker's stream to one shard, as `worker/link.py` drives it: dial, hello, frames to events, and where the machine says so again."""
+"""A worker's stream to one shard, as `worker/connection.py` drives it: dial, hello, frames to events, again if the machine says so."""
 
 from __future__ import annotations
 

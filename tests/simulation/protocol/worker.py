@@ -242,7 +242,7 @@ class SimWorker(Process):
         machine = self.machine
         small = self.world.plan.record_bytes <= SMALL_RECORD
         record = self._record() if machine.needs_record(small) else None
-        self.handle(e.AtEdge(record, machine.stands(small)))
+        self.handle(e.AtStepBoundary(record, machine.stands(small)))
         yield from self._wait(lambda: machine.may_step, "all shards to copy a checkpoint")
 
     # -- what links ask ------------------------------------------------------------------------------

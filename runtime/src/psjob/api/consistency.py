@@ -118,13 +118,13 @@ class WeightDigests:
             self._send([row for row in self._rows() if row[0] == FROZEN], 0, BEGIN)
         self._begun = True
 
-    def edge(self, snapshot: bool) -> None:
+    def step_boundary(self, snapshot: bool) -> None:
         """The script stands between two steps; `snapshot`: at the step of a checkpoint."""
         clock = self._clock()
         if clock is None or not clock or not (self._trained or self._together):
             return
         look = WHOLE if snapshot else WINDOWS
-        if self._last == (look, clock):  # between two passes an edge may come twice
+        if self._last == (look, clock):  # between two passes a step boundary may come twice
             return
         self._last = look, clock
         if snapshot:

@@ -92,9 +92,9 @@ WORKER_NAME: Final = "worker-{index}"
 CONFIG_FORMAT: Final = 1
 """Number of what a process is handed and answers: its command, environment and config, its exit codes, last message and status port.
 
-A run keeps the number that it began with (status.pinned), and so do its pods. The number rises with every change by which a runtime of
-the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with another
-default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
+A run keeps the number that it began with (status.internal.pinned), and so do its pods. The number rises with every change by which a
+runtime of the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with
+another default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
 Keys of the config (all present, but for processes, localSum and those of stages):
 
@@ -139,14 +139,14 @@ WIRE: Final = 3
 WIRES: Final = (3, 2)
 """Those of the runs that this version's operator serves."""
 MODES: Final[dict[str, tuple[str, ...]]] = {
-    "sync": ("backupWorkers", "reduction", "staleness"),
+    "sync": ("backupWorkers", "reduction", "maxGradNorm"),
     "bounded": ("staleness",),
     "softsync": ("splits",),
-    "async": ("staleness",),
+    "async": (),
     "threshold": ("staleness",),
-    "local": ("local",),
+    "local": ("innerSteps", "quorum", "graceSeconds", "lr", "momentum"),
 }
-"""Modes that a job may name, each with the fields of spec.training that are its own: no mode takes such a field that is not named there."""
+"""Modes that a job may name, each with the fields of its own: those of spec.training.<mode>, which no other mode takes."""
 UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
     "plain": (),
     "heavy-ball": (),

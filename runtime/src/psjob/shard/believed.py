@@ -131,7 +131,7 @@ TABLE: Final = (
 )  # fmt: skip
 INFO: Final = (
     *_fields("INFO", Belief.BOUNDED, {
-        "clip": "`training.maxGradNorm` where it is smaller",
+        "clip": "`training.sync.maxGradNorm` where it is smaller",
         "clamp": "a finite number above 0; the norm of the manifest holds beside it",
         "processes": "`workers.processes` at most",
         "none": "as many as the model has tensors; a tensor is left out if all workers say so",
@@ -148,7 +148,7 @@ SAID: Final = (
         ANY: "256 numbers that people see; rank 0's hold. A `loss` that is not finite says that the job has diverged; `total` is "
         "the end of the bar",
     }),
-    *_fields("STIRRED", Belief.OWN, {"passes": "a count that people see"}),
+    *_fields("HEARTBEAT", Belief.OWN, {"passes": "a count that people see"}),
     *_fields("CODEC", Belief.CHECKED, {"pull": "a codec that was agreed on"}),
     *_fields("STEP_LOST", Belief.CHECKED, {"rank": "a worker of a job of stages"}),
     *_fields("STEP_LOST", Belief.OWN, {"step": "that a neighbour's work of a step is lost: all go back to the last checkpoint"}),
@@ -178,8 +178,8 @@ RECORD: Final = (
 )  # fmt: skip
 BYTES: Final = (
     *_fields("PUSH, EARLY, ROW_PUSH", Belief.OWN, {
-        "payload": "a gradient. `training.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes that "
-        "the worker cannot change any more",
+        "payload": "a gradient. `training.sync.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes "
+        "that the worker cannot change any more",
     }),
     *_fields("PUSH with STORE", Belief.OWN, {"payload": "weights of a job whose workers step; they are what a checkpoint holds"}),
     *_fields("INIT, ROW_INIT", Belief.OWN, {"payload": "first values, of rank 0 before the first step only"}),

@@ -133,7 +133,7 @@ class Control:
             self._drain()
 
     def mark(self, rank: int, snapshot: int) -> None:
-        """A worker stands at its step edge and holds its pushes for `snapshot`."""
+        """A worker stands at its step boundary and holds its pushes for `snapshot`."""
         self.post(e.Marked(rank, snapshot))
 
     def left(self, rank: int) -> None:

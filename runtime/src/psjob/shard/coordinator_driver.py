@@ -223,7 +223,7 @@ class CoordinatorDriver:
                 return decode.step_lost(stream, body, workers), True
             case Kind.MEASURED:
                 return decode.measured(stream, header.clock, body, workers), True
-            case Kind.STIRRED:
+            case Kind.HEARTBEAT:
                 return events.Heartbeat(stream, decode.passes(body)), True
             case Kind.INPUTS:
                 told = decode.data(body)

@@ -84,7 +84,7 @@ class Kind(IntEnum):
     To the coordinator `generation` and `request` are what `part` and `request` are of a RECORD."""
     RECORD_HAS = 26
     """`part` bytes of the record of `clock` and `version`, as in RECORD_PIECE, have come."""
-    STIRRED = 27
+    HEARTBEAT = 27
     """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again.
 
     `passes`: so many passes over its data it has run through again on its way to its place."""

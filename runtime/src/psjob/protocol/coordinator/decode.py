@@ -78,7 +78,7 @@ def data(body: Mapping[str, Any]) -> Told | None:
 
 
 def passes(body: Mapping[str, Any]) -> int:
-    """The passes of a STIRRED; 0 where it tells none, or not in shape."""
+    """The passes of a HEARTBEAT; 0 where it tells none, or not in shape."""
     return _size(body.get("passes")) or 0
 
 

@@ -18,7 +18,7 @@ SILENCE_SECONDS = 20.0
 
 @dataclass
 class Snapshot:
-    """One try. `step` None: blocks are copied as they stand, with `marks` once every worker has marked its own step edge.
+    """One try. `step` None: blocks are copied as they stand, with `marks` once every worker has marked its own step boundary.
 
     `ready`, `held` and `written` are of shard indices.
     """

@@ -75,7 +75,7 @@ class AllInitialised:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands at its step edge and holds its pushes for `snapshot`."""
+    """A worker stands at its step boundary and holds its pushes for `snapshot`."""
 
     rank: int
     snapshot: int

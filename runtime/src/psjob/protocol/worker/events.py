@@ -33,10 +33,10 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class AtEdge:
+class AtStepBoundary:
     """The script stands between two steps. `record` is None where `WorkerMachine.needs_record` says that none is needed.
 
-    `settled`: every request was answered before that was asked; a mark or a stop waits for an edge at which that is so. `idle` are
+    `settled`: every request was answered before that was asked; a mark or a stop waits for a step boundary at which that is so. `idle` are
     milliseconds, and how many IDLE_PARTS of them the script has waited.
     """
 
@@ -168,7 +168,7 @@ class SnapshotTold:
 
 @dataclass(frozen=True)
 class MarkWanted:
-    """The worker is to mark its next edge for a snapshot."""
+    """The worker is to mark its next step boundary for a snapshot."""
 
     snapshot: int
 
@@ -211,7 +211,7 @@ class Refused:
 
 
 Event = (
-    Started | FirstValues | Pulled | AtEdge | InsideRound | Through | Said | Tick
+    Started | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
     | NotFound | StreamEnded | Welcomed
     | ShardWaits | RecordCame | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
 )  # fmt: skip

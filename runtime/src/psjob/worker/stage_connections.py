@@ -214,7 +214,7 @@ class Neighbour:
     key: bytes
 
 
-class StageLinks:
+class StageConnections:
     """Of a worker that has a stage. `lends`: may it lend memory to neighbours of its host? `tell` sends numbers to the coordinator."""
 
     def __init__(self, state: SessionState, lends: bool, tell: Callable[[dict[str, Any]], None]) -> None:
