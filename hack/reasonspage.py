@@ -93,7 +93,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     "Deleted": ("no", "somebody deleted the pod"),
     "ContainerStatusUnknown": ("no", "nobody saw how it ended: its node or container runtime was restarted"),
     "Missing": ("no", "the pod is gone and nobody saw it end"),
-    "Fenced": ("no", "a shard met a newer view, or a worker a newer process of its rank, and ended"),
+    "Fenced": ("no", "a shard met a newer term, or a worker a newer process of its rank, and ended"),
     "Retry": ("no", "it asked to be started again (exit code 75)"),
     "Finished": ("no", "it had ended well and is needed again"),
     "NodeAffinity": ("no", "the kubelet did not admit the pod"),

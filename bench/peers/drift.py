@@ -50,15 +50,15 @@ def work(words: argparse.Namespace) -> None:
 
     def looked(cut: bool) -> None:
         began = time.thread_time()
-        current.digests.edge(cut)
+        current.digests.step_boundary(cut)
         looks.append(time.thread_time() - began)
 
-    current.session.at_edge = looked
+    current.session.at_step_boundary = looked
     steps = [clock.once(optimizer.step)[0] for _ in range(STEPS)]
     wholes = []
     for _ in range(WHOLES):
         began = time.thread_time()
-        current.digests.edge(cut=True)
+        current.digests.step_boundary(cut=True)
         wholes.append(time.thread_time() - began)
     clock.answer([statistics.median(steps), sum(looks) / len(looks), statistics.median(wholes)])
 

@@ -37,7 +37,7 @@ def work(words: argparse.Namespace) -> None:
         asked = session.rows.ask(0, next(turns), out=pulled)
         session.rows.collect(asked)
         session.rows.offer([RowGrads(asked.ids, grad, asked.counts)], hyperparameters)
-        session.exchange.push([None], [{"lr": rows.RATE}], False, 1.0, attached.parameters)
+        session.push([None], [{"lr": rows.RATE}], False, 1.0, attached.parameters)
 
     cycle()
     now = session.rows.collect(session.rows.ask(0, batches[0]))

@@ -53,10 +53,10 @@ BY_HAND = (
         ("tests/tensors/test_coordinator_disk.py",),
     ),
     ByHand(
-        "a view that was passed is not stale",
+        "a term that was passed is not stale",
         f"{PSJOB}/checkpoint/claim.py",
-        "if found is None or found[0] < view:",
-        "if found is None or found[0] != view:",
+        "if found is None or found[0] < term:",
+        "if found is None or found[0] != term:",
         ("tests/tensors/test_checkpoint_manifest.py",),
     ),
     ByHand(
@@ -166,14 +166,14 @@ BY_HAND = (
     ),
     ByHand(
         "what an epoch begins with is put back at the record's place only",
-        f"{PSJOB}/api/attached.py",
+        f"{PSJOB}/api/training_job.py",
         "            self.carry_out(lambda: self._restore(kept, self.records.between))\n",
         "",
         (f"{SAME_STEPS}[an order that each epoch draws]",),
     ),
     ByHand(
         "what runs again after a pass counts twice",
-        f"{PSJOB}/api/attached.py",
+        f"{PSJOB}/api/training_job.py",
         "            self.carry_out(lambda: self._restore(restored, self.records.kept))\n",
         "            pass\n",
         (f"{SAME_STEPS}[a tail that counts]",),

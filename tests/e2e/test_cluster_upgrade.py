@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from hack.cluster.images import write
 from hack.cluster.pack import operator_image, runtime_image
+from psjob.contract import WIRE
 from tests import older
 from tests.cluster_fixtures import RUNTIME_IMAGE, Cluster
 from tests.e2e import digits
@@ -72,7 +73,7 @@ def test_a_run_that_began_without_keys_goes_on_after_a_suspension(kube: Kube, ho
     suspend(kube, False)
     ready_to_kill(kube, "digits")
     pinned = kube.status("digits")["pinned"]
-    assert (pinned["runtimeImage"], pinned["wire"], pinned["key"]) == (RUNTIME_IMAGE, 2, 1)
+    assert (pinned["runtimeImage"], pinned["wire"], pinned["key"]) == (RUNTIME_IMAGE, WIRE, 1)
     complete(kube, "digits", 600)
     assert images(kube, "digits") == {RUNTIME_IMAGE}
     begins(kube, "quiet")

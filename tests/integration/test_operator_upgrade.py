@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from psjob_operator.contract import WIRE
 from tests import older
 from tests.cluster_fixtures import CRD, Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
@@ -50,7 +51,7 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     place.create(manifest())
     up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     pinned = place.status()["pinned"]
-    begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
+    begun = {"configFormat": 1, "wire": WIRE, "container": "worker", "encryption": "auto", "key": 1}
     assert pinned == {"runtimeImage": OLD, **begun, "templates": pinned["templates"]}
     second = place.operator(f"--runtime-image={NEW}", start=False)
     replaced(first, second)
@@ -123,7 +124,7 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
         place.until_phase("Suspended")
         place.edit("job", suspend=False)
         assert image(place, "job-shard-0-a2") == NEW
-        begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
+        begun = {"configFormat": 1, "wire": WIRE, "container": "worker", "encryption": "auto", "key": 1}
         assert place.status()["pinned"].items() >= {"runtimeImage": NEW, **begun}.items()
         up(place, node, "job-shard-0-a2", "job-worker-0-r2", "job-worker-1-r2")
         for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-shard-0-a2"):
@@ -147,7 +148,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     with pytest.raises(AssertionError, match="waited"):
         place.until("nothing", lambda: set(place.pods()) != {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
     assert place.status()["phase"] == "Running" and place.status()["pinned"]["configFormat"] == 99
-    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 2}}})
+    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": WIRE}}})
     up(place, node, "job-shard-0-a2", "job-worker-0-r2")
 
 

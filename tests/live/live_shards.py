@@ -19,7 +19,7 @@ import torch
 from psjob.api import attach as attaching
 from psjob.api.attach import take_over
 from psjob.api.attachable import Later, Pair, later_groups
-from psjob.api.attached import AttachedJob
+from psjob.api.training_job import TrainingJob
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
 from psjob.protocol.coordinator.actions import Action
@@ -31,8 +31,8 @@ from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
 from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
-from psjob.worker import link as links
-from psjob.worker.link import ShardLink
+from psjob.worker import connection as links
+from psjob.worker.connection import ShardConnection
 from tests.ports import free
 from tests.runkeys import handed, write_certificates
 
@@ -212,11 +212,11 @@ def _rewound(rewinds: int, mode: str, more: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def severed(link: ShardLink) -> Iterator[None]:
+def severed(link: ShardConnection) -> Iterator[None]:
     """Break a worker's stream; it is dialled again only at the end."""
     dial, mended = links.dial, threading.Event()
 
-    def wait_and_dial(dialled: ShardLink) -> Stream | None:
+    def wait_and_dial(dialled: ShardConnection) -> Stream | None:
         if dialled is link:
             mended.wait(SECONDS)
         return dial(dialled)
@@ -289,7 +289,7 @@ class Worker:
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
         pairs = (Pair("", model, optimizer, later_groups(later, [optimizer])),)
-        self.job = AttachedJob(shards.place(rank, start), pairs, stateful, OVERLAP if overlap is None else overlap)
+        self.job = TrainingJob(shards.place(rank, start), pairs, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
         shards.guests.append(self)
 
@@ -304,7 +304,7 @@ class Worker:
                 self.job.places.begin()
             if self.job.places.ask(0, {"round": batch}):
                 self.job.put_back()
-        self.job.edge()
+        self.job.step_boundary()
 
     def die(self) -> None:
         """Be gone without a word, as a process that is killed. A thread that waits in its session raises Died."""

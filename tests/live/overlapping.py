@@ -45,8 +45,8 @@ def steps(count: int, before: Callable[[Worker, int], None] = lambda worker, ste
 def sent(worker: Worker) -> list[tuple[Kind, Flag]]:
     """Every block's frame as it goes out from now on."""
     seen: list[tuple[Kind, Flag]] = []
-    exchange = worker.session.exchange
-    plain_outgoing = exchange.outgoing
+    policy = worker.session.ends.policy
+    plain_outgoing = policy.outgoing
 
     def outgoing(lane: Any, header: Any, pack: Any) -> Any:
         frame = plain_outgoing(lane, header, pack)
@@ -54,5 +54,5 @@ def sent(worker: Worker) -> list[tuple[Kind, Flag]]:
             seen.append((frame[0].kind, frame[0].flags))
         return frame
 
-    exchange.outgoing = outgoing  # type: ignore[method-assign]
+    policy.outgoing = outgoing  # type: ignore[method-assign]
     return seen

@@ -16,8 +16,8 @@ from torch import nn
 
 from psjob.api import autocuts
 from psjob.api.attachable import Pair
-from psjob.api.attached import AttachedJob
 from psjob.api.staged import StagedPipeline
+from psjob.api.training_job import TrainingJob
 from psjob.modes.stages import Stages
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.protocol.pipeline import Key
@@ -83,7 +83,7 @@ class StageWorker(Worker):
         auto = autocuts.is_auto(cuts)
         with contextlib.nullcontext() if auto else COMPUTES:  # torch has one switch for how modules are converted
             self.pipe = StagedPipeline(place, net, LOSS, cuts, microbatches, SEED, batch(0)[0][:5] if auto else None)
-        self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
+        self.job = TrainingJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
         self.session = self.job.session
         self.pipe.attached = lambda: self.job  # type: ignore[method-assign]
         self.losses: dict[int, float] = {}
@@ -91,7 +91,7 @@ class StageWorker(Worker):
         """Called before what this worker does with its neighbours and its shards; where it raises Died the worker is gone."""
         links = self.session.stage_links
         assert links is not None
-        give, take, push = links.give, links.take, self.session.exchange.push
+        give, take, push = links.give, links.take, self.session.push
         forward, backward = self.pipe.run.forward, self.pipe.run.backward
 
         def forwarding(*given: Any) -> Any:
@@ -118,8 +118,8 @@ class StageWorker(Worker):
 
         mended: Any = links
         mended.give, mended.take = giving, taking
-        exchange: Any = self.session.exchange
-        exchange.push = pushing
+        session: Any = self.session
+        session.push = pushing
         run: Any = self.pipe.run
         run.forward, run.backward = forwarding, going_back
 
@@ -130,7 +130,7 @@ class StageWorker(Worker):
             places.begin()
         if places.ask(0, {"round": batch}):
             self.job.put_back()
-        self.job.edge()
+        self.job.step_boundary()
 
     @property
     def own(self) -> dict[str, torch.Tensor]:

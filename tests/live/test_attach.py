@@ -22,11 +22,11 @@ from psjob import contract, rules
 from psjob.api import attach as attaching
 from psjob.api import data
 from psjob.api.attachable import Pair
-from psjob.api.attached import AttachedJob
 from psjob.api.rulechoice import as_it_runs, chosen
+from psjob.api.training_job import TrainingJob
 from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e
-from psjob.worker import link
+from psjob.worker import connection
 from tests.live.live_shards import NEVER, Worker, all_well, serving
 from tests.runkeys import key_file
 
@@ -275,7 +275,7 @@ def test_what_a_rule_of_the_manifest_goes_with(job: Callable[..., str]) -> None:
     large = nn.Linear(8000, 8000, bias=False)
     sentence = job(large, torch.optim.SGD(large.parameters(), lr=0.1, momentum=0.9), config=named)
     assert "updateRule dana-slim keeps 256000000 bytes that go with each worker's resume record, at most 234881024 fit" in sentence
-    assert "changes them first; attach without it" in job(mine, heavy, config=named, overlap=True)
+    assert "the rule changes them before; leave overlap out" in job(mine, heavy, config=named, overlap=True)
 
 
 ADAM, NESTEROV = torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9, nesterov=True)
@@ -412,7 +412,7 @@ def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) 
 
 def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would displace each other's stream for ever: a shard keeps one of each worker."""
-    make, named = link.supervise.thread, []
+    make, named = connection.supervise.thread, []
 
     def slow(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
         thread = make(target, name, *args)
@@ -432,8 +432,8 @@ def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path,
         nobody = replace(place.config.shards[0], port=1)
         away = replace(place, config=replace(place.config, shards=(nobody,)))
         net = model()
-        session = AttachedJob(away, (Pair("", net, sgd(net)),), {}, False).session
-        monkeypatch.setattr(link.supervise, "thread", slow)
+        session = TrainingJob(away, (Pair("", net, sgd(net)),), {}, False).session
+        monkeypatch.setattr(connection.supervise, "thread", slow)
         session.handle(e.Started())
         session.close(5.0)
     assert named == ["link-0"] and not any(each.alive for each in session.links)

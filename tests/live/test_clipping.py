@@ -14,8 +14,8 @@ from torch import nn
 from psjob import contract
 from psjob.api.attach import take_over
 from psjob.api.attachable import Pair
-from psjob.api.attached import AttachedJob
 from psjob.api.clipping import joint
+from psjob.api.training_job import TrainingJob
 from psjob.worker import exchange
 from psjob.worker.exchange import Clip
 from tests.live.live_shards import Shards, Worker, all_well, serving
@@ -42,7 +42,7 @@ class Two(Worker):
     def __init__(self, shards: Shards, rank: int) -> None:
         self.rank, self.model = rank, build()
         pairs = tuple(Pair("", self.model, optimizer) for optimizer in two(self.model))
-        self.job = AttachedJob(shards.place(rank), pairs, {}, False)
+        self.job = TrainingJob(shards.place(rank), pairs, {}, False)
         self.session = self.job.session
         shards.guests.append(self)
 

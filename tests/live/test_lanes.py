@@ -18,7 +18,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
-from psjob.worker.link import WorkerLane
+from psjob.worker.connection import WorkerLane
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 from tests.soaking import rotating
 

@@ -13,8 +13,8 @@ import torch
 from psjob.api.recording import Recording
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import StreamClosed
-from psjob.worker import link as worker_link
-from psjob.worker.link import REST_SECONDS, ShardLink, Turn, WorkerLane
+from psjob.worker import connection as worker_link
+from psjob.worker.connection import REST_SECONDS, ReadLock, ShardConnection, WorkerLane
 from tests.live.live_shards import Worker, all_well, eventually, serving
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -35,14 +35,14 @@ def step(worker: Worker) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 def test_answers_are_read_by_who_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     readers: Counter[bool] = Counter()
-    take = ShardLink.take
+    take = ShardConnection.take
 
-    def noted(link: ShardLink, lane: WorkerLane) -> Kind:
+    def noted(link: ShardConnection, lane: WorkerLane) -> Kind:
         kind = take(link, lane)
         readers[threading.current_thread().name.startswith("link-")] += kind is Kind.PARAM
         return kind
 
-    monkeypatch.setattr(ShardLink, "take", noted)
+    monkeypatch.setattr(ShardConnection, "take", noted)
     monkeypatch.setattr(worker_link, "REST_SECONDS", 2.0)  # on a busy machine an answer may take longer than a link's thread rests
 
     def act(worker: Worker) -> None:
@@ -60,16 +60,16 @@ def test_answers_are_read_by_who_waits_for_them(tmp_path: Path, monkeypatch: pyt
 def test_what_goes_wrong_as_the_script_reads_is_the_links_to_mend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    take, met = ShardLink.take, []
+    take, met = ShardConnection.take, []
 
-    def broken(link: ShardLink, lane: WorkerLane) -> Kind:
+    def broken(link: ShardConnection, lane: WorkerLane) -> Kind:
         if not threading.current_thread().name.startswith("link-") and not met and worker.session.clock > 10:
             met.append(link.index)
             lane.stream.recv_header(1.0)  # a part of the frame was taken
             raise error
         return take(link, lane)
 
-    monkeypatch.setattr(ShardLink, "take", broken)
+    monkeypatch.setattr(ShardConnection, "take", broken)
 
     def act(worker: Worker) -> None:
         for number in range(STEPS):
@@ -103,7 +103,7 @@ def test_a_break_while_the_script_computes_is_seen_soon(tmp_path: Path) -> None:
 def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     soon = REST_SECONDS
     monkeypatch.setattr(worker_link, "REST_SECONDS", 30.0)
-    turn, met = Turn(), []
+    turn, met = ReadLock(), []
 
     def rest() -> None:
         with pytest.raises(StreamClosed) as raised:
@@ -127,7 +127,7 @@ def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_call_ends_a_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_link, "REST_SECONDS", 30.0)
-    turn = Turn()
+    turn = ReadLock()
     turn.take()
     rested = threading.Thread(target=turn.rest, daemon=True)
     rested.start()

@@ -60,7 +60,7 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert status["phase"] == "Complete" and len(status["pinned"].pop("templates")) == 16
     assert status["pinned"] == {
         "configFormat": 1,
-        "wire": 2,
+        "wire": 3,
         "container": "worker",
         "encryption": "none",
         "key": 1,

@@ -178,7 +178,7 @@ def test_a_worker_that_asks_again_and_again_holds_a_bounded_number_of_threads(tm
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=1, start=1)
         streams = []
         for number in range(3 * kept_meetings.MOST_ASKING):
-            streams.append(newest_process(place))
+            streams.append(newest_process(place, 0))
             streams[-1].send_json(head, {"role": "worker", "asks": ASKS, "point": f"{number}", "said": "", "waits": True})
         assert eventually(lambda: len(asking(shards)) == kept_meetings.MOST_ASKING + 1, 5)
         assert sum(thread.name == "stream-apart" for thread in threading.enumerate()) <= kept_meetings.MOST_ASKING + 4

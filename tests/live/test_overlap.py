@@ -209,18 +209,18 @@ def test_step_comes_back_before_its_weights_and_each_module_waits_for_its_own(tm
         one(worker, 0)
         one(worker, 1)
         if worker.rank == 1:
-            assert eventually(lambda: bool(group[0].job.overlap.awaited) and group[0].session.clock == 3)
+            assert eventually(lambda: bool(group[0].session.overlap.awaited) and group[0].session.clock == 3)
             assert seen.wait(SECONDS)
             one(worker, 2)
             return
         worker.job.wait()
         before = worker.model[0].weight.clone()
         one(worker, 2)
-        assert worker.job.overlap.awaited, "step waited"
+        assert worker.session.overlap.awaited, "step waited"
         assert torch.equal(worker.model[0].weight, before)
         seen.set()
         state = worker.model.state_dict() if worker.session.layout else {}
-        assert not worker.job.overlap.awaited
+        assert not worker.session.overlap.awaited
         assert not torch.equal(state["0.weight"], before)
 
     with serving(tmp_path, workers=2, shards=2) as shards:
@@ -250,7 +250,7 @@ def test_modules_that_read_the_weights_of_others(tmp_path: Path) -> None:
     seen: dict[tuple[bool, int], list[torch.Tensor]] = {}
 
     def act(worker: Worker) -> None:
-        outputs = seen.setdefault((worker.job.overlap is not None, worker.rank), [])
+        outputs = seen.setdefault((worker.session.overlap is not None, worker.rank), [])
         for step in range(4):
             worker.model.train()
             one(worker, step)
@@ -321,7 +321,7 @@ def test_tables_of_rows_beside_dense_layers(tmp_path: Path, shards: int) -> None
             worker.optimizer.step()
         if worker.rank == 0:
             early.append(seen.count((Kind.EARLY, Flag.NONE)))
-            found[worker.job.overlap is not None] = [*rows.rows_of(worker.model), worker.model.head.weight.detach().clone()]
+            found[worker.session.overlap is not None] = [*rows.rows_of(worker.model), worker.model.head.weight.detach().clone()]
 
     for overlap in (False, True):
         folder = tmp_path / str(overlap)

@@ -63,13 +63,14 @@ def test_a_stream_that_breaks_after_step_came_back(tmp_path: Path) -> None:
         one(worker, 0)
         one(worker, 1)
         worker.job.wait()
-        exchange = worker.session.exchange
-        exchange.outgoing = lambda lane, header, pack: None  # type: ignore[method-assign]
-        exchange.use = type(exchange.use)(exchange.use.rank, exchange.use.waits, frozenset())  # type: ignore[attr-defined]
+        overlap = worker.session.overlap
+        assert overlap is not None
+        overlap.outgoing = lambda lane, header, pack: None  # type: ignore[method-assign]
+        overlap.use = type(overlap.use)(overlap.use.rank, overlap.use.waits, frozenset())
         one(worker, 2)
         for p in worker.model.parameters():
             p.grad.fill_(1e6)
-        del exchange.outgoing
+        del overlap.outgoing
         worker.session.links[0].close()
         worker.job.wait()
 

@@ -320,7 +320,7 @@ def test_held_lookups_say_who_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
         for worker in workers:
             worker.attach()
         models[0].user.prefetch(torch.arange(3))
-        assert eventually(lambda: "workers [0, 1] (table user" in workers[0].session.links[0].state.waiting)
+        assert eventually(lambda: "workers [0, 1] (table user" in workers[0].session.links[0].told.waiting)
         assert "workers [0, 1] have not pushed step 0 (table user)" in str(serve.servers[0].job.waiting_for)
         for worker in workers:
             worker.die()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.worker import link
+from psjob.worker import connection
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving
 from tests.live.slow_line import Behind, SlowLine
@@ -186,7 +186,7 @@ SILENCE = 1.5
 @pytest.mark.parametrize("streams", [soak(1), 3])
 def test_a_large_push_on_a_slow_line_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     """Of 800 KB each way, 5 s each; the streams are dialled once."""
-    monkeypatch.setattr(link, "SILENCE_SECONDS", SILENCE)
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", SILENCE)
     model = nn.Linear(SIZE, 1, bias=False)
     nn.init.zeros_(model.weight)
 

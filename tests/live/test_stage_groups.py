@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from psjob.api.attachable import Pair
-from psjob.api.attached import AttachedJob
 from psjob.api.stagecuts import StageCuts
+from psjob.api.training_job import TrainingJob
 from psjob.contract import EXIT_REFUSED
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
@@ -68,7 +68,7 @@ class Staged(Worker):
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         super().__init__(shards, rank, net, optimizer, start, overlap=False)
-        self.job = AttachedJob(shards.place(rank, start), (Pair("", net, optimizer, cuts=StageCuts(STAGES)),), options, False)
+        self.job = TrainingJob(shards.place(rank, start), (Pair("", net, optimizer, cuts=StageCuts(STAGES)),), options, False)
         self.session = self.job.session
         self.stage = shards.config.stages.of(rank)
         self.own = {name for name, stages in STAGES.items() if self.stage in stages}

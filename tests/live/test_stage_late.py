@@ -18,7 +18,7 @@ from psjob.modes.stages import Stages
 from psjob.pipeline import predict
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.block import ParameterBlock
-from psjob.worker import stagelinks
+from psjob.worker import stage_connections
 from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, serving
@@ -208,7 +208,7 @@ def test_what_a_neighbour_makes_up_is_refused_by_name(
     """It has the key of the link, and a structure of tensors that is none of a stage."""
     words, made_up, says = STRANGE[name]
     write = structures.write
-    monkeypatch.setattr(stagelinks.structures, "write", lambda given: write(made_up(given)))
+    monkeypatch.setattr(stage_connections.structures, "write", lambda given: write(made_up(given)))
     problems = problems_of(tmp_path, 2, **WAYS[words])
     assert all(isinstance(problem, SystemExit) for problem in problems), problems
     assert says in capfd.readouterr().err

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.attached import AttachedJob
 from psjob.api.staged import StagedPipeline
+from psjob.api.training_job import TrainingJob
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.pipeline.exported import ExportedPart
@@ -35,9 +35,9 @@ made = workers.model
 def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers build the model without memory. One draws at a time: threads share torch's generators."""
     monkeypatch.setattr(workers, "model", model)
-    whole = AttachedJob.__init__
+    whole = TrainingJob.__init__
 
-    def attaching(job: AttachedJob, *given: Any) -> None:
+    def attaching(job: TrainingJob, *given: Any) -> None:
         with COMPUTES:
             whole(job, *given)
         first = job.session.first
@@ -48,7 +48,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
 
         job.session.first = drawing
 
-    monkeypatch.setattr(AttachedJob, "__init__", attaching)
+    monkeypatch.setattr(TrainingJob, "__init__", attaching)
 
 
 def only_its_stage(cluster: Cluster) -> None:

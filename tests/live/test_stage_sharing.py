@@ -17,8 +17,8 @@ from psjob.wire import shared_memory
 from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.shared_memory import PAGE
-from psjob.worker import stagelinks
-from psjob.worker.stagelinks import StageLinks, StageSharing
+from psjob.worker import stage_connections
+from psjob.worker.stage_connections import StageConnections, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, trained
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.usefixtures("last_words")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The payloads of these tests are small."""
-    monkeypatch.setattr(stagelinks, "LEAST", 1)
+    monkeypatch.setattr(stage_connections, "LEAST", 1)
 
 
-def links_of(worker: StageWorker) -> StageLinks:
+def links_of(worker: StageWorker) -> StageConnections:
     links = worker.session.stage_links
     assert links is not None
     return links
@@ -48,7 +48,7 @@ def regions() -> int:
     found = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, _, end = line.split()[0].partition("-")
-        found += "memfd:psjob" in line and int(end, 16) - int(begin, 16) == stagelinks.BYTES
+        found += "memfd:psjob" in line and int(end, 16) - int(begin, 16) == stage_connections.BYTES
     return found
 
 
@@ -89,7 +89,7 @@ def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> N
 
 
 def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stagelinks, "BYTES", PAGE // 8)
+    monkeypatch.setattr(stage_connections, "BYTES", PAGE // 8)
     cluster = trained(tmp_path, (1, 1), count=1)
     compare(cluster, 4)
     assert 0 < sum(placed(cluster)) < 8 * STEPS, placed(cluster)
@@ -127,25 +127,25 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         sharing.offer(stream, Header(Kind.LENDS), 1)
         address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
         monkeypatch.setattr(socket, "send_fds", late)
-        lending = stagelinks.Lending()
+        lending = stage_connections.Lending()
         os.close(shared_memory.fetch(address, token, lending.region.fd))
-        assert sent == [stagelinks.BYTES] and not sharing.open_streams
+        assert sent == [stage_connections.BYTES] and not sharing.open_streams
     sharing.close()
     gc.unfreeze()
 
 
-BAD: dict[str, Callable[[StageLinks], Header]] = {
-    "beyond the end": lambda links: lent(links).lent(stagelinks.BYTES - 64, 4096),
+BAD: dict[str, Callable[[StageConnections], Header]] = {
+    "beyond the end": lambda links: lent(links).lent(stage_connections.BYTES - 64, 4096),
     "an offset of 64 bits": lambda links: lent(links).lent((1 << 64) - 64, 128),
     "more than there is": lambda links: lent(links).lent(0, 1 << 40),
     "a head longer than the frame": lambda links: lent(links)._replace(request=1 << 19).lent(0, 128),
-    "no structure": lambda links: lent(links).lent(stagelinks.BYTES - 4096, 4096),
+    "no structure": lambda links: lent(links).lent(stage_connections.BYTES - 4096, 4096),
     "copied what was not there": lambda links: links.state.header(Kind.COPIED, part=4096 * 7 + 1),
     "an offer from the one that dialled": lambda links: links.state.header(Kind.LENDS),
 }
 
 
-def lent(links: StageLinks) -> Header:
+def lent(links: StageConnections) -> Header:
     return links.state.header(Kind.ACTIVATION, clock=2, block=1, request=64, flags=Flag.LENT)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker.exchange import Staged, Staging
+from psjob.worker.exchange import Exchange, Staging
 from psjob.worker.overlap import Overlap, tree_of
 from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
@@ -113,7 +113,7 @@ def test_weights_land_behind_what_was_begun_before(device: str) -> None:
     targets: list[torch.Tensor | None] = [torch.zeros(shape, device=device) for shape in SHAPES]
     for seed in (1, 2):
         wanted = tensors(seed, "cpu")
-        staging.fence()
+        staging.expect()
         for block in of.blocks:
             flat = staging.weights(block.index)
             for p in block.pieces:
@@ -127,13 +127,12 @@ def test_weights_land_behind_what_was_begun_before(device: str) -> None:
 def paths(worker: Worker, way: str, device: str) -> None:
     """Give the worker another data path than attach has chosen."""
     session, job = worker.session, worker.job
-    staging = Staging(session.layout, torch.device(device), lands=True)
     if way == "staged":
-        session.exchange = Staged(session.rows, staging)
+        session.use(Exchange(session.rows, Staging(session.layout, torch.device(device), lands=True)))
     elif way == "overlap":
-        job.overlap = Overlap(session.rows, job.parameters, tree_of(job.model, job.parameters), staging)
-        session.exchange = job.overlap
-        job.by_hand._lands_later = True  # as in a job that was made with overlap
+        overlap = Overlap(session.rows, job.parameters, tree_of(job.model, job.parameters), torch.device(device), lands=True)
+        session.use(overlap.exchange, overlap)
+        job.weight_guard._lands_later = True  # as in a job that was made with overlap
 
 
 def run(folder: Path, name: str, way: str, device: str, scaled: bool) -> set[str]:

@@ -38,7 +38,7 @@ from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, parse, run_digest
 from psjob.wire.stream_pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
-from psjob.worker.link import ShardLink
+from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
 from psjob_operator.cluster import progress
@@ -104,7 +104,7 @@ BAD = {
     "a worker out of range": hello(worker=7),
     "a worker below zero": hello(worker=-5),
     "a shard without an index": hello(body={"role": "shard", "scheme": "none"}),
-    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "attempt": 1, "view": 1}),
+    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "attempt": 1, "term": 1}),
 }
 
 
@@ -379,7 +379,7 @@ def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(
         ends, lies = workers[1].session.ends, [10**9, 1 << 62, 1]
         say = ends.hello
 
-        def lie(link: ShardLink, host: str) -> dict[str, Any]:
+        def lie(link: ShardConnection, host: str) -> dict[str, Any]:
             lying = lies and link is workers[1].session.links[1]
             return say(link, host) | ({"acked": lies.pop()} if lying else {})
 

@@ -21,7 +21,7 @@ import torch
 
 from psjob import rules
 from psjob.api import attach as attaching
-from psjob.api import attached, clipping, reporting
+from psjob.api import clipping, reporting, training_job
 from psjob.process import config, ownfiles
 from psjob.rules.base import BlockState
 from psjob.worker import exits
@@ -133,8 +133,8 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
             mock.patch.object(attaching, "_wanted", {}),
             mock.patch.object(exits, "watch", nothing),
             mock.patch.object(clipping.Clipping, "install", nothing),
-            mock.patch.object(attached, "session_at", session_at),
-            mock.patch.object(attached, "exit_refused", refuse),
+            mock.patch.object(training_job, "session_at", session_at),
+            mock.patch.object(training_job, "exit_refused", refuse),
             mock.patch.object(ownfiles, "exit_refused", refuse),
         ):
             stack.enter_context(what)
@@ -189,15 +189,15 @@ def _served(session: WorkerSession, made: Run, blocks: list[BlockState], start: 
         made.end = Moment(session.clock, end, [block.copy() for block in blocks], _files(folder), len(made.lines))
         raise SessionEnd("left", "")
 
-    for name in ("stir", "inside_round", "close", "watch", "report", "inputs"):
+    for name in ("heartbeat", "inside_round", "close", "watch", "report", "inputs"):
         setattr(session, name, nothing)
 
     def begin_again(_mode: str, more: Mapping[str, str]) -> None:
         raise Again(more)
 
     session.begin_again = begin_again  # type: ignore[method-assign]
-    session.join, session.edge, session.leave = join, edge, leave  # type: ignore[method-assign]
-    session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
+    session.join, session.step_boundary, session.leave = join, edge, leave  # type: ignore[method-assign]
+    session.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
 
 
 @dataclass

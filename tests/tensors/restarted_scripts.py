@@ -22,7 +22,7 @@ from psjob.api import attach as attaching
 from psjob.api import data as epochs
 from psjob.api.attach import take_over
 from psjob.api.attachable import Pair
-from psjob.api.attached import AttachedJob
+from psjob.api.training_job import TrainingJob
 from psjob.process import tracebacks
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
 from psjob.worker.exits import SessionEnd
@@ -184,10 +184,10 @@ def _stepping(model: Counting, optimizer: torch.optim.Optimizer, made: Run) -> A
     return step
 
 
-def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> AttachedJob:
+def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> TrainingJob:
     """The job, as `attach` makes it, with nobody at the other end of its streams."""
     pair = Pair("", model, optimizer)
-    job = AttachedJob(here, [pair], {})
+    job = TrainingJob(here, [pair], {})
     session = job.session
 
     def edge(make: Any, large: bool = False) -> None:
@@ -204,12 +204,12 @@ def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, ma
     def refuse(message: str) -> None:
         raise Refusal(message)
 
-    for name in ("join", "stir", "inside_round", "close"):
+    for name in ("join", "heartbeat", "inside_round", "close"):
         setattr(session, name, nothing)
-    session.edge, session.leave = edge, leave  # type: ignore[method-assign]
-    session.exchange.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
+    session.step_boundary, session.leave = edge, leave  # type: ignore[method-assign]
+    session.push, session.exchange.finish = push, nothing  # type: ignore[method-assign, assignment]
     job.refuse = refuse  # type: ignore[method-assign, assignment]
-    job.clipping._refuse = job.by_hand._refuse = refuse  # type: ignore[assignment]
+    job.clipping._refuse = job.weight_guard._refuse = refuse  # type: ignore[assignment]
     if record is not None:
         session.machine.clock, session.machine.record = record.clock, record.content
     attaching.current = job

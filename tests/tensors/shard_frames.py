@@ -13,7 +13,8 @@ WORKER, SHARD = Peer("worker", 0, 1), Peer("shard", 1, 1)
 INFO = {"hyperparameters": [NUMBERS], "rows": [{"lr": 0.1}], "none": [], "nonFinite": None, "clip": None, "clamp": None}
 BLOCK = LAYOUT.blocks[0]
 BODIES: dict[Kind, Any] = {
-    Kind.HELLO: HELLO, Kind.INFO: INFO, Kind.REPORT: {"loss": 0.5, "accuracy": "nan"}, Kind.CHECKPOINT: {}, Kind.STOP: {}, Kind.STIRRED: {},
+    Kind.HELLO: HELLO, Kind.INFO: INFO, Kind.REPORT: {"loss": 0.5, "accuracy": "nan"}, Kind.CHECKPOINT: {}, Kind.STOP: {},
+    Kind.HEARTBEAT: {},
     Kind.INPUTS: {"steps": [[0, 12345]]},
     Kind.DIGEST: {"look": "whole", "clock": 16, "kinds": "tf", "sums": [1, 2], "names": ["a", "b"], "numbers": [{"lr": 0.1}]},
     Kind.CODEC: {"pull": "bf16"}, Kind.MARK: {}, Kind.LEAVE: {},

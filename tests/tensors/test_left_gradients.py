@@ -15,10 +15,10 @@ from torch import nn
 
 from psjob.api import advice
 from psjob.api.attachable import AddedGroups, Pair, joined, later_groups, next_added
-from psjob.api.attached import AttachedJob
 from psjob.api.consistency import Stepping, Unattached
 from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
 from psjob.api.state import renewed
+from psjob.api.training_job import TrainingJob
 from psjob.process.errors import Refused
 from psjob.resume import record
 
@@ -89,7 +89,7 @@ def test_a_step_of_other_rows_may_be_made() -> None:
 
 def test_what_a_job_makes_while_the_script_evaluates_can_be_trained_with() -> None:
     with torch.inference_mode():
-        made = AttachedJob.carry_out(cast(Any, None), lambda: torch.zeros(1))
+        made = TrainingJob.carry_out(cast(Any, None), lambda: torch.zeros(1))
     assert not made.is_inference() and not made.requires_grad
 
 

@@ -13,7 +13,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
 from psjob.protocol.worker.together import Part, Whole, owner, together
 from psjob.resume import composite
-from psjob.resume.composite import SMALL, Edges, Records
+from psjob.resume.composite import SMALL, RecordMaker, Records
 from psjob.shard.pending import PendingPush, PushMetadata, push_weights
 from psjob.worker import localreduce
 from psjob.worker.localreduce import PodMemory
@@ -92,14 +92,14 @@ def test_a_record_of_one_process_is_alone() -> None:
 
 
 def test_a_large_record_is_made_where_it_is_wanted() -> None:
-    edges = Edges()
-    assert edges.edge(lambda: b"a" * SMALL, large=False) == b"a" * SMALL
-    assert edges.edge(lambda: b"a" * (SMALL + 1), large=False) == b"a" * (SMALL + 1)
-    assert edges.edge(lambda: b"b", large=False) is None
-    edges.wanted = True
-    assert edges.edge(lambda: b"c", large=True) == b"c"
-    edges.wanted = False
-    assert edges.edge(lambda: b"d", large=True) is None and edges.edge(lambda: b"e", large=False) == b"e"
+    maker = RecordMaker()
+    assert maker.make(lambda: b"a" * SMALL, large=False) == b"a" * SMALL
+    assert maker.make(lambda: b"a" * (SMALL + 1), large=False) == b"a" * (SMALL + 1)
+    assert maker.make(lambda: b"b", large=False) is None
+    maker.wanted = True
+    assert maker.make(lambda: b"c", large=True) == b"c"
+    maker.wanted = False
+    assert maker.make(lambda: b"d", large=True) is None and maker.make(lambda: b"e", large=False) == b"e"
 
 
 def test_the_record_of_a_worker_is_of_one_clock() -> None:

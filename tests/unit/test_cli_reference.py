@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from psjob_client.cli import entry, main
-from psjob_client.cli.help import broken, first_sentence
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
-from psjob_client.cli.options import Where, plain
+from psjob_client.cli.options import Where, broken, first_sentence, plain
 from psjob_client.cli.steering import seconds
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands

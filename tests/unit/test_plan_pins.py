@@ -182,7 +182,7 @@ def test_a_new_run_takes_new_ones() -> None:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an operator of the version after this one, whose config has another format and whose frames another version."""
-    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 3, "WIRES": (3, 2)}.items():
+    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 4, "WIRES": (4, 3)}.items():
         monkeypatch.setattr(pins, name, value)
     monkeypatch.setitem(
         config.WRITERS, 2, lambda job, shards, checkpoints, resumed_from: {"job": job.name, "ranks": job.spec.workers.replicas}
@@ -195,7 +195,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
     for snapshot in snapshots:
         decided = plan(snapshot, NOW)
         assert EnsureConfig not in {type(action) for action in decided.actions}, "the live one is right as it stands"
-        assert (decided.status.pinned or Pinned()).config_format == 1 and (decided.status.pinned or Pinned()).wire == 2
+        assert (decided.status.pinned or Pinned()).config_format == 1 and (decided.status.pinned or Pinned()).wire == 3
         lost = replace(snapshot, objects=replace(snapshot.objects, config_digest=""))
         (action,) = [action for action in plan(lost, NOW).actions if isinstance(action, EnsureConfig)]
         made = render.config(lost, action.format)
@@ -204,7 +204,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
-    assert fresh.status.pinned == DIGESTED(runtime_image=NEW, config_format=2, wire=3, container="worker", encryption="auto", key=1)
+    assert fresh.status.pinned == DIGESTED(runtime_image=NEW, config_format=2, wire=4, container="worker", encryption="auto", key=1)
     assert EnsureConfig(2) in fresh.actions
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from psjob_operator import render
 from psjob_operator.api.status import Pinned
-from psjob_operator.cluster.pods import parse
+from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.objects import cluster_config, config_digest, config_text, job_config
 from psjob_operator.render.merge import merge
@@ -145,7 +145,7 @@ def test_what_a_template_says_of_its_pods_reaches_them() -> None:
 def test_how_long_a_pod_was_held_back_is_not_taken_from_a_template() -> None:
     pod = _shard(shards={"template": {"metadata": METADATA}})
     pod["metadata"] |= {"uid": "u", "resourceVersion": "1"}
-    view = parse(pod)
+    view = parse_pod(pod)
     assert view is not None and view.process.waited == 0
     assert pod["metadata"]["annotations"]["psjob.dev/container"] == "shard"
 

@@ -24,7 +24,7 @@ from psjob.process import tracebacks
 from psjob.process.errors import Refused, leave_message
 
 SCRIPT, LOADER = "/home/me/train.py", "/venv/torch/utils/data/dataloader.py"
-API, INNER = f"{tracebacks.HERE}api/data.py", f"{tracebacks.HERE}worker/link.py"
+API, INNER = f"{tracebacks.HERE}api/data.py", f"{tracebacks.HERE}worker/connection.py"
 
 
 def chain(*files: str, last: str) -> Callable[[], Any]:

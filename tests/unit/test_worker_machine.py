@@ -108,7 +108,7 @@ def test_a_block_that_moved_on_while_the_worker_was_placed_begins_it_again_in_sy
         assert m.ending == ending
 
 
-@pytest.mark.parametrize("body", [{}, {"attempt": "x"}, {"attempt": 1, "view": 1, "serving": True, "complete": 0, "open": 3}])
+@pytest.mark.parametrize("body", [{}, {"attempt": "x"}, {"attempt": 1, "term": 1, "serving": True, "complete": 0, "open": 3}])
 def test_a_welcome_out_of_shape_is_refused_before_it_is_an_event(body: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="WELCOME of shard 1 is not in shape"):
         e.Welcomed.of(1, body)
@@ -171,7 +171,7 @@ def test_wishes_and_the_last_record_are_said_again_to_the_coordinator_alone() ->
     m = joined()
     m.handle(e.Said(Kind.REPORT, {"loss": 1.0}), 0.0)
     m.handle(e.Said(Kind.CHECKPOINT, {}), 0.0)
-    m.handle(e.AtEdge(b"record"), 0.0)
+    m.handle(e.AtStepBoundary(b"record"), 0.0)
     back = m.handle(welcome(0, clock=3), 1.0)
     assert of(back, a.SendRecord) == [a.SendRecord(3, b"record", (0, 0))]
     assert sent(back) == [(0, Kind.REPORT), (0, Kind.CHECKPOINT)]
@@ -183,7 +183,7 @@ def test_a_wish_that_a_cut_has_granted_is_not_said_again() -> None:
     m.handle(e.Said(Kind.CHECKPOINT, {}), 0.0)
     m.clock = 5
     m.handle(e.CutTold(5, False), 0.0)
-    m.handle(e.AtEdge(b"record"), 0.0)
+    m.handle(e.AtStepBoundary(b"record"), 0.0)
     assert Kind.CHECKPOINT not in m.told
 
 
@@ -213,16 +213,16 @@ def test_pieces_wait_for_the_stream() -> None:
 def test_a_short_record_does_not_overtake_the_cuts() -> None:
     m = joined()
     m.handle(e.CutTold(3, False), 0.0)
-    m.handle(e.AtEdge(bytes(3 * PIECE)), 0.0)
+    m.handle(e.AtStepBoundary(bytes(3 * PIECE)), 0.0)
     m.clock = 4
-    assert not of(m.handle(e.AtEdge(b"short"), 1.0), a.SendRecord)
+    assert not of(m.handle(e.AtStepBoundary(b"short"), 1.0), a.SendRecord)
 
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_coordinator_says_whether_a_records_residual_is_still_to_be_sent(residual: bool) -> None:
     m = machine()
     m.handle(e.Started(), 0.0)
-    body = {"attempt": 1, "view": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
+    body = {"attempt": 1, "term": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
     m.handle(e.Welcomed.of(0, body), 0.0)
     assert m.residual is residual
 
@@ -238,7 +238,7 @@ def test_a_cut_takes_the_record_of_its_clock_and_the_weights_where_workers_step(
     m = joined(reduces=True)
     m.handle(e.CutTold(3, True), 0.0)
     assert m.needs_record(False)
-    made = m.handle(e.AtEdge(b"r"), 0.0)
+    made = m.handle(e.AtStepBoundary(b"r"), 0.0)
     assert of(made, a.Store) == [a.Store(0), a.Store(1)] and of(made, a.SendRecord)
     assert m.may_step
 
@@ -247,7 +247,7 @@ def test_a_marked_cut_holds_the_script_until_every_shard_has_copied() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
     assert m.stands(small=True)
-    assert sent(m.handle(e.AtEdge(b"r"), 0.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
+    assert sent(m.handle(e.AtStepBoundary(b"r"), 0.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
     assert not m.may_step
     m.handle(e.Released(0, 4), 1.0)
     assert not m.may_step
@@ -258,7 +258,7 @@ def test_a_marked_cut_holds_the_script_until_every_shard_has_copied() -> None:
 def test_a_shard_that_comes_anew_releases_since_it_knows_nothing_of_the_cut() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
-    m.handle(e.AtEdge(b"r"), 0.0)
+    m.handle(e.AtStepBoundary(b"r"), 0.0)
     m.handle(e.Released(0, 4), 1.0)
     m.handle(welcome(1, attempt=2), 2.0)
     assert m.may_step
@@ -267,31 +267,31 @@ def test_a_shard_that_comes_anew_releases_since_it_knows_nothing_of_the_cut() ->
 def test_a_mark_waits_for_an_edge_at_which_every_answer_is_here() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
-    assert sent(m.handle(e.AtEdge(b"r", settled=False), 0.0)) == [] and m.may_step
-    assert sent(m.handle(e.AtEdge(b"r"), 1.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
+    assert sent(m.handle(e.AtStepBoundary(b"r", settled=False), 0.0)) == [] and m.may_step
+    assert sent(m.handle(e.AtStepBoundary(b"r"), 1.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
 
 
 def test_a_void_cut_is_not_marked() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
     m.handle(e.Released(0, 4), 0.0)
-    assert sent(m.handle(e.AtEdge(b"r"), 1.0)) == []
+    assert sent(m.handle(e.AtStepBoundary(b"r"), 1.0)) == []
 
 
 def test_who_is_asked_to_stop_asks_for_the_clock_and_goes_on_to_it() -> None:
     m = joined()
     m.stop_requested = True
-    assert sent(m.handle(e.AtEdge(b"r"), 0.0)) == [(0, Kind.STOP)] and not m.may_step
+    assert sent(m.handle(e.AtStepBoundary(b"r"), 0.0)) == [(0, Kind.STOP)] and not m.may_step
     m.handle(e.StopSet(5), 1.0)
     assert m.may_step, "two steps are still to be made"
     m.clock = 5
-    assert sent(m.handle(e.AtEdge(b"r"), 2.0)) == [] and not m.may_step
+    assert sent(m.handle(e.AtStepBoundary(b"r"), 2.0)) == [] and not m.may_step
 
 
 def test_who_stands_still_marks_the_last_cut() -> None:
     m = joined(mode=Async())
     m.handle(e.StopSet(3), 0.0)
-    m.handle(e.AtEdge(b"r"), 0.0)
+    m.handle(e.AtStepBoundary(b"r"), 0.0)
     assert sent(m.handle(e.MarkWanted(9), 1.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
     m.handle(e.Released(0, 9), 2.0)
     m.handle(e.Released(1, 9), 2.0)
@@ -303,7 +303,7 @@ def test_who_stands_still_marks_the_last_cut() -> None:
 def test_a_stop_that_nobody_answers_ends_all_the_same() -> None:
     m = joined()
     m.stop_requested = True
-    m.handle(e.AtEdge(b"r"), 0.0)
+    m.handle(e.AtStepBoundary(b"r"), 0.0)
     m.handle(e.Tick(), STOP_SECONDS)
     assert m.ending is None
     m.handle(e.Tick(), STOP_SECONDS + 1)

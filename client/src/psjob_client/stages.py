@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from psjob.planning.plan import Grid, Wire
 from psjob.planning.profile import Profile, profile_of
-from psjob_client.topology.estimate import Unfit, estimate
+from psjob_client.topology.choose import Unfit, estimate
 from psjob_client.topology.machine import Machine, Routes
 from psjob_operator.api.base import Model
 from psjob_operator.api.field_rule import Problem, field_path, shown

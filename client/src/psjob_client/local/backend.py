@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.local.manifest import Command, base_environment
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import Failures, Watch
 from psjob_client.local.process import ChildProcess, Sites, Spare, start_process
 from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, message_of, tail_of
-from psjob_client.local.verdict import Failures
 from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
@@ -280,7 +279,7 @@ class Backend:
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),
             contract.ENV_RUN: self.folder.run,
-            contract.ENV_VIEW: str(action.view),
+            contract.ENV_TERM: str(action.view),
             contract.ENV_CONFIG: str(self.folder.config),
             contract.ENV_POD: action.name,
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),

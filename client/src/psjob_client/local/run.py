@@ -19,13 +19,11 @@ from psjob_client.local.backend import Backend
 from psjob_client.local.console import Display, Story
 from psjob_client.local.faults import Faults, Recovery, parse_faults, strike_at
 from psjob_client.local.manifest import Request, read_job, worker_commands
-from psjob_client.local.monitor import Watch, poll_shards
+from psjob_client.local.monitor import Watch, never_attached, poll_shards
 from psjob_client.local.process import Sites, reserve
 from psjob_client.local.record import keep_history
-from psjob_client.local.resume import resumed
-from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs, resumed
 from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
-from psjob_client.local.verdict import never_attached
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL

@@ -80,8 +80,7 @@ class AsyncClient:
         """
 
         async def opening() -> JobVerbs:
-            from psjob_client.jobs.cluster import ClusterJobs
-            from psjob_client.jobs.kube import reach
+            from psjob_client.jobs.cluster import ClusterJobs, reach
 
             return ClusterJobs(*await reach(context, namespace, None if kubeconfig is None else str(kubeconfig)))
 

@@ -139,7 +139,7 @@ def crd() -> dict[str, Any]:
 
 def crd_yaml() -> str:
     """The CRD as one YAML document, without a header."""
-    return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
+    return yaml.dump(crd(), Dumper=NoAnchors, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
 
 
 def schema() -> Schema:
@@ -215,7 +215,7 @@ def _column(name: str, type_: str, path: str, description: str, priority: int) -
     return {"name": name, "type": type_, "jsonPath": path, "description": description, **wide}
 
 
-class _Plain(yaml.SafeDumper):
+class NoAnchors(yaml.SafeDumper):
     """No anchors: the two templates share parts, and a reader should not follow references. What fits a line stands in one: of a deep
     schema a third would be indentation."""
 

@@ -265,7 +265,7 @@ class JobStore:
             del seats[seat]
 
     def _view(self, kind: ResourceKind, raw: Mapping[str, Any]) -> View | None:
-        return pods.parse(raw, self.tails) if kind == PODS else _PARSE[kind](raw)
+        return pods.parse_pod(raw, self.tails) if kind == PODS else _PARSE[kind](raw)
 
     def _rises(self, uid: str, version: int) -> bool:
         """Whether this object is there: what was removed is not, but what only lost its label for a while has a newer version."""

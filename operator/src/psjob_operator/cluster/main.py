@@ -17,11 +17,11 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import aiohttp
 
@@ -43,8 +43,8 @@ DEEPEST_OBJECT = 10_000
 RECURSION = 40_000
 """Calls of Python, of which a level may take several."""
 _log = logging.getLogger(__name__)
-
-
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Format = Literal["text", "json"]
 
 
@@ -120,25 +120,51 @@ def read_deep_objects() -> None:
         _log.warning("this Python cannot read JSON of %d levels: a job of so many would end the operator; use Python 3.11", DEEPEST_OBJECT)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one operator, which `_start` makes and `_serve` runs."""
+
+    options: Options
+    client: Client
+    store: JobStore
+    queue: Queue
+    reconciler: reconcile.Reconciler
+    own_key: OperatorKey
+    candidate: Candidate | None
+    """None: this process takes turns without a lease."""
+    health: Health
+    meter: Meter
+    places: Places
+    kinds: tuple[ResourceKind, ...]
+    """What is watched."""
+    stop: asyncio.Event
+    """Set: the process is to end."""
+
+
 async def _start(
     options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
 ) -> int:
     store = JobStore(options.log_tails)
     queue = Queue(rank=lambda key: urgency(store, key))
+    # Policies are watched only where they are made.
+    kinds = tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = Settings(
             options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption, options.askers
         )
-        places = Places(options.namespaces, _kinds(options))
+        places = Places(options.namespaces, kinds)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter, shut=places.shut)
         sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waits_for(), lambda: tuple(places.shut_places()))
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
+        health.blind = lambda: places.blind
         if candidate is not None:
             health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, own_key, candidate, health, meter, places, stop)
+            return await _serve(
+                Parts(options, client, store, queue, reconciler, own_key, candidate, health, meter, places, kinds, stop),
+            )
         finally:
             await health.stop()
             await client.close()
@@ -157,49 +183,35 @@ async def _candidate(options: Options, meter: Meter) -> AsyncIterator[Candidate 
         await client.close()
 
 
-async def _serve(
-    options: Options,
-    client: Client,
-    store: JobStore,
-    queue: Queue,
-    reconciler: reconcile.Reconciler,
-    own_key: OperatorKey,
-    candidate: Candidate | None,
-    health: Health,
-    meter: Meter,
-    places: Places,
-    stop: asyncio.Event,
-) -> int:
-    kinds = _kinds(options)
-    relist = Relist(client, store, queue, places, options.relist_seconds, os.getpid(), kinds)
-    health.blind = lambda: places.blind
+async def _serve(parts: Parts) -> int:
+    options, client, health, meter, candidate, stop = (
+        parts.options, parts.client, parts.health, parts.meter, parts.candidate, parts.stop,
+    )  # fmt: skip
+    relist = Relist(client, parts.store, parts.queue, parts.places, options.relist_seconds, os.getpid(), parts.kinds)
     beat = asyncio.create_task(health.beat())
     try:
-        if not await _crd_served(client, options, health, stop):
+        if not await _crd_served(parts):
             return 0
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        ours.append(asyncio.create_task(reconciler.recorder.run(), name="events"))
-        obtain = functools.partial(own_key.obtain, client)
-        turns = functools.partial(_turns, store, queue, reconciler, obtain, meter, options.turns)
+        ours.append(asyncio.create_task(parts.reconciler.recorder.run(), name="events"))
+        turns = functools.partial(_turns, parts)
         if candidate is not None:
-            queue.close()
+            parts.queue.close()
             meter.leads(False)
         lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
-        ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        heard = _hearing(relist, meter)
+        ours.append(asyncio.create_task(_when(relist.synced, _say_ready(parts)), name="ready"))
+        heard, read = _counted(meter.heard, relist.heard), _counted(meter.relisted, relist.read)
         ours += [
-            asyncio.create_task(
-                Watch(client, _reading(relist, meter), heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}"
-            )
-            for kind in kinds
+            asyncio.create_task(Watch(client, read, heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}")
+            for kind in parts.kinds
             if kind != JOBS
-            for place in places.all
+            for place in parts.places.all
         ]
         callbacks = WatchCallbacks(
             on_event=heard,
-            on_listed=_listed(relist, meter),
+            on_listed=_counted(meter.relisted, relist.listed),
             on_start=lambda: _on_signals(stop),
             on_refused=lambda place, verb: relist.refused(JOBS, place, verb, "forbidden"),
             on_granted=lambda place, verb: relist.may(JOBS, place, verb),
@@ -221,75 +233,52 @@ async def _serve(
         await _end(beat)
 
 
-def _kinds(options: Options) -> tuple[ResourceKind, ...]:
-    """What is watched: policies only where they are made."""
-    return tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
-
-
-async def _turns(
-    store: JobStore,
-    queue: Queue,
-    reconciler: reconcile.Reconciler,
-    obtain: Callable[[], Coroutine[Any, Any, None]],
-    meter: Meter,
-    at_once: int,
-) -> None:
-    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards. `obtain`: the operator's key."""
+async def _turns(parts: Parts) -> None:
+    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards."""
+    queue, reconciler = parts.queue, parts.reconciler
     queue.open()
-    meter.leads(True)
-    for key in sorted(store.jobs()):
+    parts.meter.leads(True)
+    for key in sorted(parts.store.jobs()):
         queue.add(key)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(obtain(), name="key")
-            for number in range(at_once):
+            group.create_task(parts.own_key.obtain(parts.client), name="key")
+            for number in range(parts.options.turns):
                 group.create_task(reconciler.work(), name=f"turns-{number}")
             group.create_task(reconciler.work(NEAR), name="turns-urgent")
     finally:
         queue.close()
-        meter.leads(False)
+        parts.meter.leads(False)
         reconciler.forget()
 
 
-def _hearing(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str | None, Mapping[str, Any]], None]:
-    def heard(kind: ResourceKind, type_: str | None, raw: Mapping[str, Any]) -> None:
-        meter.heard(kind.plural)
-        relist.heard(kind, type_, raw)
+def _counted(
+    count: Callable[[str], None], then: Callable[Concatenate[ResourceKind, Arguments], Result]
+) -> Callable[Concatenate[ResourceKind, Arguments], Result]:
+    """`then`, with each call counted under the plural of its kind."""
 
-    return heard
+    def call(kind: ResourceKind, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        count(kind.plural)
+        return then(kind, *args, **kwargs)
 
-
-def _reading(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], Awaitable[int]]:
-    def read(kind: ResourceKind, namespace: str) -> Awaitable[int]:
-        meter.relisted(kind.plural)
-        return relist.read(kind, namespace)
-
-    return read
+    return call
 
 
-def _listed(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], None]:
-    def listed(kind: ResourceKind, namespace: str) -> None:
-        meter.relisted(kind.plural)
-        relist.listed(kind, namespace)
-
-    return listed
-
-
-async def _crd_served(client: Client, options: Options, health: Health, stop: asyncio.Event) -> bool:
+async def _crd_served(parts: Parts) -> bool:
     """Wait until the API server serves our kind; False where the process is asked to stop first."""
-    told = ""
+    told, stop = "", parts.stop
     while not stop.is_set():
         try:
-            if await client.served(JOBS):
+            if await parts.client.served(JOBS):
                 return True
             why = f"the CRD {JOBS.plural}.{JOBS.group} to be installed (kubectl apply -f crds/, or the chart)"
         except ApiError as error:
             why = f"the API server to answer: {error}"
         if why != told:
             _log.warning("waiting for %s", why)
-        health.waiting_for = told = why
+        parts.health.waiting_for = told = why
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(options.crd_seconds):
+            async with asyncio.timeout(parts.options.crd_seconds):
                 await stop.wait()
     return False
 
@@ -303,9 +292,9 @@ async def _when(event: asyncio.Event, then: Coroutine[Any, Any, None]) -> None:
     await then
 
 
-async def _say_ready(health: Health, store: JobStore) -> None:
-    health.waiting_for = ""
-    _log.info("ready: %s", ", ".join(f"{count} {plural}" for plural, count in store.counts().items()))
+async def _say_ready(parts: Parts) -> None:
+    parts.health.waiting_for = ""
+    _log.info("ready: %s", ", ".join(f"{count} {plural}" for plural, count in parts.store.counts().items()))
 
 
 def _on_signals(stop: asyncio.Event) -> None:

@@ -47,7 +47,7 @@ class PodView:
         return process.deleting if self.tainted else process.deleting + GONE_SECONDS
 
 
-def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
+def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
     """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told.
 
     Anyone who makes pods can write labels. An index or a number that no job has is not of our making, and a status could not hold it.

@@ -65,23 +65,23 @@ async def _ask(session: aiohttp.ClientSession, base: str, questions: bytes) -> T
         raw = await bounded(reply.content) if reply.status == 200 else None
         if raw is None:
             return Told()
-        if not answers(questions, nonce, STATUS_PATH, raw, reply.headers.get(ANSWER_HEADER)):
+        if not is_proven(questions, nonce, STATUS_PATH, raw, reply.headers.get(ANSWER_HEADER)):
             return Told(problem=UNPROVEN)
-    return Told(parse(raw))
+    return Told(parse_status(raw))
 
 
 def nonce_of(raw: bytes | None) -> str:
     """What a challenge asks to be proven; empty where it is none."""
-    nonce = (parse(raw) or {}).get("nonce")
+    nonce = (parse_status(raw) or {}).get("nonce")
     return nonce if isinstance(nonce, str) and nonce.isascii() and nonce.isalnum() else ""
 
 
-def answers(questions: bytes, nonce: str, path: str, body: bytes, header: str | None) -> bool:
+def is_proven(questions: bytes, nonce: str, path: str, body: bytes, header: str | None) -> bool:
     """Whether who sent this body to that question has the run's key."""
     return header is not None and keys.same(header.strip(), keys.answer(questions, nonce, path, body))
 
 
-def parse(raw: bytes | None) -> Mapping[str, Any] | None:
+def parse_status(raw: bytes | None) -> Mapping[str, Any] | None:
     """A JSON object with numbers finite, strings cut and nesting bounded; None for anything else."""
     if raw is None or len(raw) > STATUS_BYTES:
         return None

@@ -139,7 +139,7 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
         values[contract.ENV_START] = str(process.number)
     else:
         values[contract.ENV_ATTEMPT] = str(process.number)
-        values[contract.ENV_VIEW] = str(process.view)
+        values[contract.ENV_TERM] = str(process.view)
         values[contract.ENV_CHECKPOINTS] = CHECKPOINTS
         if process.checkpoint_known:
             values[contract.ENV_MIN_STEP] = "1"

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
-from psjob.api import advice, stagecuts
+from psjob.api import advice, compatibility, stagecuts
 from psjob.api.attachable import (
     AT_ONCE,
     FirstUse,
@@ -36,9 +36,10 @@ from psjob.api.attachable import (
     refuse_more,
     stepper,
 )
-from psjob.api.attached import AttachedJob
+from psjob.api.compatibility import Asked
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
+from psjob.api.training_job import TrainingJob
 from psjob.embeddings.rowtables import attach_alone
 from psjob.process import config, ownfiles, supervise, tracebacks
 from psjob.process.errors import Refused, exit_refused, refuse
@@ -48,7 +49,7 @@ from psjob.worker import exits, rewind
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
-current: AttachedJob | None = None
+current: TrainingJob | None = None
 _pending: list[Pair] = []
 """Attached by name, while no model of them was used."""
 _wanted: dict[str, Any] = {}
@@ -166,9 +167,7 @@ def _checked(
     rewind.claim(place)
     cuts = stagecuts.known(model, place.config)
     check_first_values(cuts.memory, model)
-    if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
-        odd = "name" if name is not None else "overlap" if overlap else "the other optimizers"
-        raise Refused(f"a job of stages trains one model with one optimizer, without overlap; leave {odd} out")
+    compatibility.refuse(Asked(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
     added = later_groups(later, optimizers)
     check(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:
@@ -176,7 +175,7 @@ def _checked(
     return pairs_of(name, model, optimizers, added, cuts)
 
 
-def _check_next(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later, stateful: dict[str, Any]) -> None:
+def _check_next(job: TrainingJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later, stateful: dict[str, Any]) -> None:
     """Raise Refused for what cannot be the next phase of an attached model."""
     check(job.model, [optimizer], stateful)
     check_kind(optimizer)
@@ -193,7 +192,7 @@ def settle() -> None:
     overlap = bool(stateful.pop(OVERLAP))
     try:
         with _attaching:
-            current = AttachedJob(place, tuple(_pending), stateful, overlap)
+            current = TrainingJob(place, tuple(_pending), stateful, overlap)
     except Refused as refused:
         _pending.clear()
         exit_refused(str(refused))
@@ -220,8 +219,8 @@ LINES_AGAIN = (
 )
 
 
-def _watch_exit(job: AttachedJob) -> None:
-    """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next edge."""
+def _watch_exit(job: TrainingJob) -> None:
+    """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next step boundary."""
 
     def leave() -> None:
         try:
@@ -258,7 +257,7 @@ def _watch_exit(job: AttachedJob) -> None:
 Reconstruction = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-def take_over(job: AttachedJob, pair: Pair) -> None:
+def take_over(job: TrainingJob, pair: Pair) -> None:
     """Give the optimizer, this very object (schedulers hold it already), a class whose `step` goes through the job."""
     original, optimizer = pair.plain, pair.optimizer
     own_step = getattr(original.step, "__wrapped__", original.step) if getattr(original.step, "hooked", False) else original.step
@@ -278,8 +277,8 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         if closure is None:
             own_step(optimizer)
         else:
-            own_step(optimizer, job.by_hand.once(original.__name__, loss))
-            job.by_hand.forget()
+            own_step(optimizer, job.weight_guard.once(original.__name__, loss))
+            job.weight_guard.forget()
 
     def state_dict(self: Any) -> dict[str, Any]:
         if job.steps_alone:
@@ -339,7 +338,7 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
     optimizer.__class__ = type(original.__name__, (original,), names)
 
 
-def check_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later) -> None:
+def check_phase(job: TrainingJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later) -> None:
     """Raise Refused where this job cannot go on with another optimizer."""
     old, new = job.pairs[0].plain.__name__, type(optimizer).__name__
     if job.session.reduces:
@@ -359,7 +358,7 @@ def check_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, overlap: boo
     )
 
 
-def begin_phase(job: AttachedJob, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> Pair:
+def begin_phase(job: TrainingJob, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> Pair:
     """Go on with `optimizer`. What it was given with takes the place of what has the same name."""
     old = job.pairs[0]
     pair = Pair("", old.model, optimizer, cuts=old.cuts)
@@ -417,7 +416,7 @@ def reconstruction(kind: type[torch.optim.Optimizer], optimizer: torch.optim.Opt
     return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
 
-def _begun(job: AttachedJob) -> dict[int, Any]:
+def _begun(job: TrainingJob) -> dict[int, Any]:
     """The state with which optimizers were made (Adagrad has some), by row."""
     rows = {p: row for row, p in enumerate(job.parameters)}
     return {rows[p]: state for pair in job.pairs for p, state in pair.begun.items() if p in rows}

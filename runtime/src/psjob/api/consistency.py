@@ -118,13 +118,13 @@ class WeightDigests:
             self._send([row for row in self._rows() if row[0] == FROZEN], 0, BEGIN)
         self._begun = True
 
-    def edge(self, cut: bool) -> None:
+    def step_boundary(self, cut: bool) -> None:
         """The script stands between two steps; `cut`: at the step of a checkpoint."""
         clock = self._clock()
         if clock is None or not clock or not (self._trained or self._together):
             return
         look = WHOLE if cut else WINDOWS
-        if self._last == (look, clock):  # between two passes an edge may come twice
+        if self._last == (look, clock):  # between two passes a step boundary may come twice
             return
         self._last = look, clock
         if cut:

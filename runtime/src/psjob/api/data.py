@@ -19,11 +19,11 @@ from torch.utils import data as torch_data
 
 from psjob.api import advice, orders, scriptcode
 from psjob.api import attach as attaching
-from psjob.api.attached import AttachedJob
 from psjob.api.datacursor import AFTER, Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import Slices, Stream, Yielded, has_its_own, rounds_of
 from psjob.api.state import State, the_state
+from psjob.api.training_job import TrainingJob
 from psjob.embeddings.lookup import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
@@ -171,7 +171,7 @@ class ShardedLoader(Generic[B]):
         _begun += 1
         yield from self.loader
 
-    def _pass(self, job: AttachedJob, origin: _Origin) -> Iterator[B]:
+    def _pass(self, job: TrainingJob, origin: _Origin) -> Iterator[B]:
         places = job.places
         job.variables.begin_pass(None if self.led else sys._getframe(1))
         job.began()
@@ -223,7 +223,7 @@ class ShardedLoader(Generic[B]):
                 if taken is not None and places.known and places.inner:
                     taken.within()
                 elif places.known:
-                    job.edge()
+                    job.step_boundary()
                 if steps:
                     job.variables.at(None)
                 found = next(feed, None)
@@ -302,7 +302,7 @@ class Taken:
     _looked_up: ClassVar[set[tuple[str, str]]] = set()
     """Where iterators are made and asked of which it is known that nothing counts what they give."""
 
-    def __init__(self, job: AttachedJob, number: int, origin: _Origin) -> None:
+    def __init__(self, job: TrainingJob, number: int, origin: _Origin) -> None:
         self._job, self._number, self._origin = job, number, origin
         self._first: scriptcode.Way | None = None
 
@@ -505,7 +505,7 @@ class Epochs:
     def _is_over(self) -> bool:
         return self._over or (self._count is not None and self._next >= self._count)
 
-    def _job(self) -> AttachedJob | None:
+    def _job(self) -> TrainingJob | None:
         """The job; this loop has begun in it then."""
         job = _attached("ps.epochs was asked for an epoch", "everything")
         if job is not None and self._number is None:
@@ -554,7 +554,7 @@ def state(**first: Any) -> State:
     return one
 
 
-def _attached(done: str, back: str) -> AttachedJob | None:
+def _attached(done: str, back: str) -> TrainingJob | None:
     """The job, and None outside one; before `attach` the script has `done` what it may not, and this process ends."""
     if worker_place() is None:
         return None

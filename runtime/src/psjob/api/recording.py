@@ -76,11 +76,11 @@ EXTRA: Final = "extra state of modules"
 
 
 class Recording:
-    """Of one script, asked at every edge: what has not changed since is not encoded again.
+    """Of one script, asked at every step boundary: what has not changed since is not encoded again.
 
     `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
-    before its edge. `buffers`: names of the model's that a record holds; None: all. `lazy`: the first one too, others have no memory.
-    `own`: names of those of `kept` that only steps change, as the state of an optimizer of this worker.
+    before its step boundary. `buffers`: names of the model's that a record holds; None: all. `lazy`: the first one too, others
+    have no memory. `own`: names of those of `kept` that only steps change, as the state of an optimizer of this worker.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Recording:
         self.built = BuiltBuffers(model)
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
-        """The record of an edge without a place in the data, by its clock."""
+        """The record of a step boundary without a place in the data, by its clock."""
 
     def initial(self) -> bytes:
         """What a new run begins with: all buffers of the model that have memory. Raises Refused."""
@@ -138,7 +138,7 @@ class Recording:
         return self._pack(cursor, clock, last)
 
     def prepare(self) -> None:
-        """Make the record of the edge that comes right after the step under way, while its answers are waited for. Raises Refused."""
+        """Make the record of the boundary right after the step under way, while its answers are waited for. Raises Refused."""
         exchange = self._session.exchange
         if self._ahead and not (exchange.overlaps or exchange.compression.feeds):
             clock = self._session.clock + 1

@@ -12,7 +12,7 @@ import torch
 
 from psjob.api import attach as attaching
 from psjob.api import trackers
-from psjob.api.attached import AttachedJob
+from psjob.api.training_job import TrainingJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.embeddings.embedding import exported, unwinding
@@ -112,7 +112,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
         trackers.tell({name: value for name, value in told.items() if name != "total"}, at)
 
 
-def _number(job: AttachedJob, name: str, value: Any) -> float:
+def _number(job: TrainingJob, name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 from psjob.api import attach as attaching
 from psjob.api import autocuts, stagecuts
-from psjob.api.attached import AttachedJob
 from psjob.api.consistency import sum_of
 from psjob.api.stagecuts import StageMemory
+from psjob.api.training_job import TrainingJob
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
@@ -42,7 +42,7 @@ from psjob.worker.overlap import Hook
 class StageGrads:
     """Of one step. `parameters` by name; `scale` by name, what their gradients are multiplied by."""
 
-    def __init__(self, job: AttachedJob, parameters: Mapping[str, nn.Parameter], scale: Mapping[str, float]) -> None:
+    def __init__(self, job: TrainingJob, parameters: Mapping[str, nn.Parameter], scale: Mapping[str, float]) -> None:
         self._parameters, self._scale = parameters, scale
         self._sharing = job.session.exchange.sharing if job.half is None else None  # a rule's half makes other gradients of them
         self._rows = {spec.name: row for row, spec in enumerate(job.session.layout.table)}
@@ -70,7 +70,7 @@ class StageVersions:
         number: of the newest version.
     """
 
-    def __init__(self, pipe: StagedPipeline, job: AttachedJob) -> None:
+    def __init__(self, pipe: StagedPipeline, job: TrainingJob) -> None:
         self._way, self._job, config = pipe.way, job, job.place.config
         parameters = dict(pipe.model.named_parameters())
         self._parameters = {name: parameters[name] for name in pipe.run.part.parameters}
@@ -245,7 +245,7 @@ class StageTurns:
         delays: how many updates were late by so many updates.
     """
 
-    def __init__(self, pipe: StagedPipeline, job: AttachedJob) -> None:
+    def __init__(self, pipe: StagedPipeline, job: TrainingJob) -> None:
         stages, stage, clock = pipe.place.config.stages, pipe.stage, job.session.clock
         links = job.session.stage_links
         assert links is not None
@@ -320,7 +320,7 @@ class StageTurns:
         batch.hyperparameters, batch.clip = hyperparameters, clip
         self._all(self.schedule.step())
 
-    def edge(self) -> None:
+    def step_boundary(self) -> None:
         """The script stands between two steps: it could go on from here."""
         step = self.schedule.stepped
         if step not in self._open:
@@ -483,14 +483,14 @@ class StageTurns:
         """Push a batch's gradient. The weights that follow come into memory of their own, meanwhile."""
         self._land()
         job, exchange = self.job, self.job.session.exchange
-        job.by_hand.refuse_before_step()
+        job.weight_guard.refuse_before_step()
         assert batch.weights is not None
         pushed_with = self.versions.pushed_with(batch.hyperparameters, batch.number)
         grads = self.versions.outgoing(batch.grads, batch.weights, pushed_with)
         fresh = self.versions.fresh()
         exchange.finite.skips(grads, [], False)
         exchange.clip = batch.clip
-        exchange.push(grads, pushed_with, False, 1.0, fresh)
+        job.session.push(grads, pushed_with, False, 1.0, fresh)
         self._coming = batch, fresh
         del self._open[batch.number]
 
@@ -505,16 +505,16 @@ class StageTurns:
         late = batch.number - batch.version
         self.delays[late] += 1
         self.links.gauge.updated(late)
-        job.by_hand.stepped()
+        job.weight_guard.stepped()
         self.links.stand(job.session.clock)
         self._hand_in()
 
     def _hand_in(self) -> None:
-        """The edge of the step at which the weights are, once the script has been there."""
+        """The step boundary of the step at which the weights are, once the script has been there."""
         clock = self.job.session.clock
         if clock in self._records and self._coming is None:
             record = self._records[clock]
-            self.job.carry_out(lambda: self.job.session.edge(lambda: record))
+            self.job.carry_out(lambda: self.job.session.step_boundary(lambda: record))
             self._records = {step: kept for step, kept in self._records.items() if step > clock}
 
 
@@ -620,9 +620,9 @@ class StagedPipeline:
             self._turns = StageTurns(self, job)
         return self._turns
 
-    def edge(self) -> None:
+    def step_boundary(self) -> None:
         """See `stagecuts.Late`."""
-        self.turns().edge()
+        self.turns().step_boundary()
 
     def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
         """See `stagecuts.Late`."""
@@ -645,7 +645,7 @@ class StagedPipeline:
                 "and in final.safetensors at its end"
             )
 
-    def attached(self) -> AttachedJob | None:
+    def attached(self) -> TrainingJob | None:
         """The job whose steps these are."""
         attaching.settle()
         return attaching.current

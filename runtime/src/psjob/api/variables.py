@@ -34,7 +34,7 @@ DEEP: Final = 4
 ENTERED: Final = 200
 """Objects and lists that are looked into."""
 LOOKED_AT: Final = 2000
-"""Tensors whose versions are compared at each edge; where there are more, at the beginning of passes only."""
+"""Tensors whose versions are compared at each step boundary; where there are more, at the beginning of passes only."""
 Kept = Mapping[str, Mapping[str, Any]]
 """What a record holds, by function: `plain` values, which of them were `assigned`, and states of `objects`.
 

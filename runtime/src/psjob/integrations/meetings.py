@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from psjob.api import attach as attaching
-from psjob.api.attached import AttachedJob
 from psjob.api.reporting import worker_place
+from psjob.api.training_job import TrainingJob
 from psjob.layout import memory
 from psjob.process.errors import refuse
 from psjob.protocol import records
@@ -84,7 +84,7 @@ def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[
         raise AssertionError from None
 
 
-def _place_of(job: AttachedJob) -> str:
+def _place_of(job: TrainingJob) -> str:
     under_way = job.places.under_way
     return f"after pass {job.places.begun}" if under_way is None else f"pass {under_way[0]}, batch {under_way[1]}"
 

@@ -36,18 +36,18 @@ def split(blob: bytes) -> list[bytes]:
 
 
 SMALL = 64 << 10
-"""A record of at most this many bytes is made at every edge, a larger one where a cut or a stop wants it."""
+"""A record of at most this many bytes is made at every step boundary, a larger one where a cut or a stop wants it."""
 
 
-class Edges:
+class RecordMaker:
     """Of one process. Processes meet at steps alone: a record of any moment between two of them is a place to go on from."""
 
     def __init__(self) -> None:
         self.wanted = False
-        """The worker needs a record at the next edge, however large."""
+        """The worker needs a record at the next step boundary, however large."""
         self._small = True
 
-    def edge(self, make: Callable[[], bytes], large: bool) -> bytes | None:
+    def make(self, make: Callable[[], bytes], large: bool) -> bytes | None:
         """The script stands between two steps: its record, or None where none is made."""
         if not (self.wanted or (self._small and not large)):
             return None
@@ -76,5 +76,5 @@ class Records:
 
     @property
     def small(self) -> bool:
-        """Are they made at every edge?"""
+        """Are they made at every step boundary?"""
         return all(len(record) <= SMALL for _, record in self._made.values())

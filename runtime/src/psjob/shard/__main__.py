@@ -144,8 +144,8 @@ def _checked(found: Place | None) -> Place:
         raise Refused("python -m psjob.shard is started by the operator or by `psjob run`, not by hand")
     if found.checkpoints is None:
         raise Refused(f"{contract.ENV_CHECKPOINTS} is not set: a shard needs a folder for its checkpoints")
-    if found.view < 1:
-        raise Refused(f"{contract.ENV_VIEW} is not set")
+    if found.term < 1:
+        raise Refused(f"{contract.ENV_TERM} is not set")
     return found
 
 

@@ -48,7 +48,7 @@ HEADER: Final = (
         "worker": "the rank whose key has proven the stream",
         "start": "the start that this key is of",
         "rewinds": "that of the stream's hello; a lower one than the rank had is refused",
-        "view": "the shard's view, where all workers rewind together; elsewhere it is not read",
+        "term": "the shard's term, where all workers rewind together; elsewhere it is not read",
         "table": "a table of the job",
         "block": "a block of the shard, which the worker's stage uses",
         "codec": "one that the manifest allows and the hello offered",
@@ -100,8 +100,8 @@ HELLO: Final = (
     *_fields("HELLO", Belief.OWN, {
         "fresh": "the process has no place yet. In sync a worker that has no record of the open step can so send all back to the "
         "last checkpoint",
-        "view": "a higher one lets this worker wait; in sync a lower one lets it begin again",
-        "recovery": "as `view`",
+        "term": "a higher one lets this worker wait; in sync a lower one lets it begin again",
+        "recovery": "as `term`",
         "attempt": "whether the shard counts what it lost of this worker",
         "init": "rank 0 waits for the word to give first values",
         "waits": "whether this stream waits 5 s for the others",
@@ -148,7 +148,7 @@ SAID: Final = (
         ANY: "256 numbers that people see; rank 0's hold. A `loss` that is not finite says that the job has diverged; `total` is "
         "the end of the bar",
     }),
-    *_fields("STIRRED", Belief.OWN, {"passes": "a count that people see"}),
+    *_fields("HEARTBEAT", Belief.OWN, {"passes": "a count that people see"}),
     *_fields("CODEC", Belief.CHECKED, {"pull": "a codec that was agreed on"}),
     *_fields("STEP_LOST", Belief.CHECKED, {"rank": "a worker of a job of stages"}),
     *_fields("STEP_LOST", Belief.OWN, {"step": "that a neighbour's work of a step is lost: all go back to the last checkpoint"}),

@@ -30,7 +30,7 @@ GROUP_VALUES = 64
 SHORT = (16 << 10, 256)
 MOST_SAID = {
     Kind.REPORT: (128 << 10, 1024), Kind.INPUTS: (64 << 10, 1024), Kind.DIGEST: (4 << 20, 1 << 15),
-    Kind.CHECKPOINT: SHORT, Kind.STOP: SHORT, Kind.STIRRED: SHORT, Kind.STEP_LOST: SHORT, Kind.MEASURED: SHORT, Kind.CODEC: SHORT,
+    Kind.CHECKPOINT: SHORT, Kind.STOP: SHORT, Kind.HEARTBEAT: SHORT, Kind.STEP_LOST: SHORT, Kind.MEASURED: SHORT, Kind.CODEC: SHORT,
 }  # fmt: skip
 """Bytes and values of what a worker says, some times what it can have to say: while JSON is read, no other thread of a shard goes on."""
 REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MARK})

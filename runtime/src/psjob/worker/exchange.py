@@ -28,8 +28,8 @@ from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
+from psjob.worker.connection import ShardConnection, WorkerLane, listen
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import ShardLink, WorkerLane, listen
 from psjob.worker.rows import RowGrads, Rows
 from psjob.worker.sharing import SLOTS, Sharing
 
@@ -41,21 +41,27 @@ WAITS_FOR = "the shards' answer"
 
 
 class Exchange:
-    """`packs` are the script's thread's own; each lane has its own, since all may gather at once."""
+    """`memory`: where blocks are as they leave and as they land. `packs` are the script's thread's own; each lane has its own, since all
+    may gather at once.
 
-    watched = True
-    """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
-    beside = False
-    """Blocks are sent by threads of the lanes even where there is one lane."""
-    overlaps = False
-    """Gradients are sent before their step too."""
-    lends = True
-    """Blocks may lie in memory that this worker and a shard of its host lend each other."""
+    `deferred`: `push` comes back when all is under way. `finish` waits for its answers; nothing reads the targets before. The gradients
+    that were pushed must not change until then: a shard that comes back is sent them again.
 
-    def __init__(self, rows: Rows) -> None:
+    `overlaps`: gradients are sent before their step too, as `Overlap` does.
+    """
+
+    def __init__(self, rows: Rows, memory: ModelMemory | None = None, deferred: bool = False, overlaps: bool = False) -> None:
         state = self.state = rows.state
         self.links, self.rows = rows.links, rows
-        self.credit, self.early_credit = credits(state.place.config, self.overlaps)
+        self.memory = ModelMemory() if memory is None else memory
+        self.deferred, self.overlaps = deferred, overlaps
+        self.beside = deferred or overlaps
+        """Blocks are sent by threads of the lanes even where there is one lane: bytes are sent while others are made."""
+        self.lends = self.memory.lends and not self.beside
+        """Blocks may lie in memory that this worker and a shard of its host lend each other."""
+        self.watched = True
+        """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
+        self.credit, self.early_credit = credits(state.place.config, overlaps)
         """Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
         self.packs = self.make_packs()
         self.nbytes = state.layout.nbytes
@@ -87,13 +93,21 @@ class Exchange:
         `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
         its row. Raises SessionEnd.
         """
-        self._ask(self.pushes(grads, hyperparameters, skip, scale), targets)
-        self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
-        if self.skipped:
-            self.compression.undo()
+        if self.deferred:
+            self.finish()
+        for block in self.state.blocks if grads is not None and not skip else ():
+            self.memory.gather(block.index, grads or ())
+        make = self.begin(grads, hyperparameters, skip, scale)
+        if self.deferred:
+            self._send(make, targets)
+        else:
+            self._ask(make, targets)
+            self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
+            if self.skipped:
+                self.compression.undo()
         self.state.stepped()
 
-    def pushes(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
+    def begin(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
         """Begin a clock: the shards are told its hyperparameters, and what comes back makes the push of a block."""
         state = self.state
         state.check()
@@ -122,14 +136,18 @@ class Exchange:
 
     def finish(self) -> None:
         """Wait until all that was asked has landed. Raises SessionEnd."""
-        self.watched = False
-        try:
-            listen(self.state, self.links)
-            self.state.wait(lambda: not any(link.outstanding for link in self.links), WAITS_FOR)
-        finally:
-            self.watched = True
+        self._await_answers()
+        if self.deferred:
+            self.sources = ()  # nothing is sent again
+            count_change(self.targets)
 
-    def send_info(self, link: ShardLink) -> None:
+    def act_meanwhile(self) -> None:
+        """Do what `meanwhile` asks for, once."""
+        if (act := self.meanwhile) is not None:
+            self.meanwhile = None
+            act()
+
+    def send_info(self, link: ShardConnection) -> None:
         """Tell a shard the hyperparameters that pushes name."""
         number, body = self._info
         if number:
@@ -137,7 +155,7 @@ class Exchange:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None:
+    def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None:
         """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
         beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
         if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond or self._answered(header):
@@ -147,16 +165,11 @@ class Exchange:
             return offset, 0
         return (offset, length) if self.sharing.stage(header.block, self.sources, self._scale) else None
 
-    def payload(self, link: ShardLink, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
+    def payload(self, link: ShardConnection, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
         """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return header, None
         return self.compression.encode(link.index, header, lambda: self._unscaled(header.block, pack))
-
-    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
-        """The block's gradient, 1-D, from where it lies or gathered into `pack`."""
-        direct = pack.direct(self.sources)
-        return pack.gather(self.sources) if direct is None else direct
 
     def order(self, block: int) -> int:
         """How early a block is to be sent among those that could be; of equal ones the first asked for goes first."""
@@ -173,18 +186,18 @@ class Exchange:
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""
 
-    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None:
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None:
         """Bring an answer's payload into the targets. Raises as Stream.recv_into."""
         if header.flags & Flag.LENT and self.sharing.land(header):
             return
         codec = self.compression.codec_of(header)
-        pieces = self.pieces(pack) if codec is None else None
+        pieces = self.memory.pieces(pack, self.targets) if codec is None else None
         if pieces is not None:
             began = time.monotonic()
             stream.recv_parts(header, pieces)
             self._measured(link, header, time.monotonic() - began)
             return
-        flat, put = self.landing(header.block, pack)
+        flat, put = self.memory.landing(header.block, pack, self.targets)
         if codec is not None:
             body = self.compression.buffer(header.length)
             stream.recv_into(header, memory.view(body))
@@ -195,26 +208,18 @@ class Exchange:
             self._measured(link, header, time.monotonic() - began)
         put()
 
-    def _measured(self, link: ShardLink, header: Header, seconds: float) -> None:
+    def _measured(self, link: ShardConnection, header: Header, seconds: float) -> None:
         if header.flags & Flag.LENT:
             return
         asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
         if asked is not None:
             link.send_json(self.state.header(Kind.CODEC), {"pull": asked})
 
-    def pieces(self, pack: Pack) -> Sequence[memoryview] | None:
-        """The targets themselves, where an answer can be received straight into them; None: it goes by `landing`."""
-        return pack.pieces(self.targets)
-
-    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Where the block's answer is received, and what puts it into the targets from there."""
-        direct = pack.direct(self.targets)
-        return (pack.flat, lambda: pack.scatter(self.targets)) if direct is None else (direct, lambda: None)
-
     def note(self, header: Header) -> None:
         """An answer has landed; called with the condition held."""
-        self.versions[header.block] = header.version
-        self.skipped |= bool(header.flags & Flag.SKIP)
+        if self.memory.landed(header.block):
+            self.versions[header.block] = header.version
+            self.skipped |= bool(header.flags & Flag.SKIP)
 
     def newest_version(self) -> int:
         """The newest version of any block that has landed."""
@@ -227,43 +232,59 @@ class Exchange:
     # -- inside --------------------------------------------------------------------------------
 
     def _unscaled(self, block: int, pack: Pack) -> torch.Tensor:
-        flat = self.gradient(block, pack)
+        flat = self.memory.leaving(block, pack, self.sources)
         return flat if self._scale == 1.0 else torch.mul(flat, self._scale, out=pack.flat)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
         self._send(make, targets)
-        if (act := self.meanwhile) is not None:
-            self.meanwhile = None
-            act()
-        Exchange.finish(self)
+        self.act_meanwhile()
+        self._await_answers()
         count_change(targets)
+
+    def _await_answers(self) -> None:
+        self.watched = False
+        try:
+            listen(self.state, self.links)
+            self.state.wait(lambda: not any(link.outstanding for link in self.links), WAITS_FOR)
+        finally:
+            self.watched = True
+        self.memory.settle(block.index for block in self.state.blocks)
 
     def _send(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for."""
+        self.expect(targets)
+        steady = self.state.mode.steady
+        for block in self.state.blocks:
+            link = self.links[self.state.owner[block.index]]
+            self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
+            if not (link.shared and steady):  # what is lent fills no queue
+                self.await_credit(link, block.nbytes)
+            self.request(link, make, block)
+
+    def expect(self, targets: Sequence[torch.Tensor]) -> None:
+        """Each block is asked for from now on, and lands in `targets`. Raises SessionEnd."""
         state = self.state
         state.check()
         self.targets = targets
         self.sharing.aim(targets)
-        blocks = state.blocks
-        of_link = Counter(state.owner[block.index] for block in blocks)
+        of_link = Counter(state.owner[block.index] for block in state.blocks)
         with state.cond:
             for link in self.links:
                 link.requests.unsent = of_link[link.index]
-        for block in blocks:
-            link = self.links[state.owner[block.index]]
-            self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
-            if not (link.shared and state.mode.steady):  # what is lent fills no queue
-                self._await_credit(link, block.nbytes)
-            with state.cond:
-                header = link.ask(make(block))
-            link.send_block(header)
+            self.memory.expect()
 
-    def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
+    def request(self, link: ShardConnection, make: Callable[[Block], Header], block: Block) -> None:
+        """Send one of the requests for which `expect` has been called."""
+        with self.state.cond:
+            header = link.ask(make(block))
+        link.send_block(header)
+
+    def await_credit(self, link: ShardConnection, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
-        In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there: the shards have refused what
-        they have no room for.
+        In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there, so nothing is waited for here.
+        The shards have refused what they have no room for.
         """
         if self.state.mode.decided or self.clip.norm is not None:
             return
@@ -294,6 +315,40 @@ class Exchange:
             for link in self.links:
                 self.send_info(link)
         return self._info[0]
+
+
+class ModelMemory:
+    """Where blocks are as they leave and as they land: in the tensors of the model. Those who have them elsewhere say so."""
+
+    lends = True
+    """They may lie in memory that this worker and a shard of its host lend each other."""
+
+    def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Begin to copy the block's gradient out of these, by row of the table, where it does not leave from there."""
+
+    def leaving(self, block: int, pack: Pack, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """The block's gradient, 1-D, from where it lies or gathered into `pack`."""
+        direct = pack.direct(sources)
+        return pack.gather(sources) if direct is None else direct
+
+    def expect(self) -> None:
+        """Answers to all blocks land from now on; called with the condition held."""
+
+    def pieces(self, pack: Pack, targets: Sequence[torch.Tensor]) -> Sequence[memoryview] | None:
+        """The targets themselves, where an answer can be received straight into them; None: it goes by `landing`."""
+        return pack.pieces(targets)
+
+    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Where the block's answer is received, and what puts it into the targets from there."""
+        direct = pack.direct(targets)
+        return (pack.flat, lambda: pack.scatter(targets)) if direct is None else (direct, lambda: None)
+
+    def landed(self, block: int) -> bool:
+        """An answer has landed: did it count? Called with the condition held."""
+        return True
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """What the calling thread begins from now on sees these blocks, which have landed."""
 
 
 def count_change(tensors: Sequence[torch.Tensor]) -> None:
@@ -375,32 +430,15 @@ def _first_bad(tensors: Sequence[torch.Tensor | None]) -> int | None:
         return next((place for place, tensor in floats if not bool(torch.isfinite(tensor).all())), None)
 
 
-class Deferred(Exchange):
-    """As `Exchange`, but `push` comes back when all is under way. `finish` waits for its answers; nothing reads the targets before.
+class Staging(ModelMemory):
+    """Between the model and the wire. The copies of a block continue while others are sent or received.
 
-    The gradients that were pushed must not change until then: a shard that comes back is sent them again.
+    `device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself).
+
+    `stage`: there is memory only for the blocks of this stage; None: for all.
     """
 
-    beside = True
-    lends = False  # bytes are sent while others are made
-
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        """As `Exchange.push`, without waiting. Raises SessionEnd."""
-        self.finish()
-        self._send(self.pushes(grads, hyperparameters, skip, scale), targets)
-        self.state.stepped()
-
-    def finish(self) -> None:
-        super().finish()
-        self.sources = ()  # all is answered: nothing is sent again
-        count_change(self.targets)
-
-
-class Staging:
-    """`device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself).
-
-    `stage`: there is memory for the blocks of this stage alone; None: for all.
-    """
+    lends = False  # they leave from pinned memory
 
     def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None, stage: int | None = None) -> None:
         self.layout = layout
@@ -451,6 +489,9 @@ class Staging:
         _through(self._copied.get(block))
         return self._gradients[block].flat
 
+    def leaving(self, block: int, pack: Pack, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        return self.gradient(block)
+
     # -- weights -------------------------------------------------------------------------------
 
     def weights(self, block: int) -> torch.Tensor:
@@ -458,9 +499,16 @@ class Staging:
         _through(self._landed.pop(block, None))
         return self._weights[block].flat
 
-    def fence(self) -> None:
+    def expect(self) -> None:
         """Weights that land from now on overwrite the model's only after what the calling thread has begun."""
         self._into.fence()
+
+    def pieces(self, pack: Pack, targets: Sequence[torch.Tensor]) -> None:
+        """None: what lands is copied and told on, block by block."""
+        return
+
+    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        return (self.weights(block), lambda: self.take(block, targets)) if self.lands else super().landing(block, pack, targets)
 
     def take(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
         """Begin to copy a received block into the model."""
@@ -469,7 +517,6 @@ class Staging:
         self._landed[block] = self._into.event()
 
     def settle(self, blocks: Iterable[int]) -> None:
-        """What the calling thread begins from now on sees these blocks."""
         for block in blocks:
             event = self._landed.get(block)
             if event is not None:
@@ -533,40 +580,3 @@ def _arena(layout: Layout, device: torch.device, stage: int | None) -> dict[int,
 def _through(event: torch.cuda.Event | None) -> None:
     if event is not None:
         event.synchronize()
-
-
-class Staged(Exchange):
-    """`staging` is between the model and the wire; the copies of a block go on while others are sent or received."""
-
-    lends = False  # they leave from pinned memory
-
-    def __init__(self, rows: Rows, staging: Staging) -> None:
-        super().__init__(rows)
-        self.staging = staging
-
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        for block in self.state.blocks if grads is not None and not skip else ():
-            self.staging.gather(block.index, grads or ())
-        super().push(grads, hyperparameters, skip, scale, targets)
-
-    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
-        return self.staging.gradient(block)
-
-    def pieces(self, pack: Pack) -> None:
-        """None: what lands is copied and told on, block by block."""
-        return
-
-    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
-        if not self.staging.lands:
-            return super().landing(block, pack)
-        targets = self.targets
-        return self.staging.weights(block), lambda: self.staging.take(block, targets)
-
-    def finish(self) -> None:
-        super().finish()
-        self.staging.settle(block.index for block in self.state.blocks)
-
-    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
-        self.staging.fence()
-        super()._ask(make, targets)
-        self.staging.settle(block.index for block in self.state.blocks)

@@ -30,10 +30,10 @@ from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.together import Part, Whole, together
 from psjob.resume import composite
-from psjob.resume.composite import Edges, Records
+from psjob.resume.composite import RecordMaker, Records
 from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
-from psjob.worker.exchange import Exchange, Gradients, Groups
+from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
 from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
 from psjob.worker.session import WorkerSession
@@ -127,7 +127,7 @@ class LeaderSession(WorkerSession):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.processes = self.place.config.processes
-        self.edges = Edges()
+        self.record_maker = RecordMaker()
         self._memory: tuple[PodMemory, int] | None = None
         """And a descriptor of it for the others."""
         self._tables: dict[int, list[TensorSpec]] = {}
@@ -182,11 +182,13 @@ class LeaderSession(WorkerSession):
                 "process must build the same model",
             )
 
-    def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
-        """The worker's record is handed in once all processes have made theirs, and the rest of an edge is made where they meet: at the
-        step that comes. Raises SessionEnd."""
+    def step_boundary(self, make_record: Callable[[], bytes], large: bool = False) -> None:
+        """The worker's record is handed in once all processes have made theirs. The rest is done where they meet: at the next step.
+
+        Raises SessionEnd.
+        """
         self.check()
-        record = self.edges.edge(make_record, large)
+        record = self.record_maker.make(make_record, large)
         if record is not None:
             self._record(0, self.clock, record)
 
@@ -198,7 +200,7 @@ class LeaderSession(WorkerSession):
             if whole is None or not self.machine.needs_record(self._records.small):
                 return
             self._records.handed_in = self.clock
-        self.handle(e.AtEdge(whole, False, self.idle.told), self.exchange.make_packs())
+        self.handle(e.AtStepBoundary(whole, False, self.idle.told), self.exchange.make_packs())
 
     def meet(self, part: Part) -> Whole:
         """All processes stand before a step; what it comes to. Raises SessionEnd."""
@@ -216,22 +218,22 @@ class LeaderSession(WorkerSession):
         return whole
 
     def _stand(self) -> None:
-        """The worker is at its edge: nothing of this clock was pushed, all of the one before is answered."""
+        """The worker is at a step boundary: nothing of this clock was pushed, all of the one before is answered."""
         machine, records = self.machine, self._records
         with self.cond:
             record = records.whole(machine.clock) if machine.needs_record(records.small) else None
             if records.handed_in == machine.clock and not (machine.stops or machine.mark_wanted):
                 record = None
         self.idle.at(machine.clock, time.monotonic())
-        self.handle(e.AtEdge(record, True, self.idle.told), self.exchange.packs)
-        self.at_edge(machine.cut_clock == machine.clock)
+        self.handle(e.AtStepBoundary(record, True, self.idle.told), self.exchange.packs)
+        self.at_step_boundary(machine.cut_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def answer(self) -> None:
         """A step is made: the others take what lies in shared memory."""
-        self.edges.wanted = self.machine.needs_record(False)
+        self.record_maker.wanted = self.machine.needs_record(False)
         none = sorted(self.nowhere) if self.reduces else []
-        self._tell(self._active, {"answer": self.clock, "skipped": self.exchange.skipped, "wanted": self.edges.wanted, "none": none})
+        self._tell(self._active, {"answer": self.clock, "skipped": self.exchange.skipped, "wanted": self.record_maker.wanted, "none": none})
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """This script is through: serve the others until they are too. Raises SessionEnd."""
@@ -245,8 +247,8 @@ class LeaderSession(WorkerSession):
                     f"the processes of worker {self.place.index} made different numbers of steps, and each makes the optimizer's own. Let "
                     "all of them step as often, or take an optimizer that the shards have a rule for",
                 )
-            self.edge(make_record)
-            self.exchange.push(None, self.last_hyperparameters, False, 1.0, parameters)
+            self.step_boundary(make_record)
+            self.push(None, self.last_hyperparameters, False, 1.0, parameters)
         own = make_record()
         super().leave(lambda: composite.joined([own, *(self._through[number] for number in sorted(self._through))]), parameters)
 
@@ -256,7 +258,22 @@ class LeaderSession(WorkerSession):
         super().report(numbers)
 
     def make_exchange(self) -> Exchange:
-        return LeaderExchange(self)
+        return Exchange(self.rows, PodBlocks(lambda: self.memory))
+
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
+        self.open_memory(parameters)
+        super().pull(parameters, hyperparameters)
+        self.memory.scatter(parameters)
+
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """Push the sum of all processes, once they are here."""
+        exchange, self.last_hyperparameters = self.exchange, hyperparameters
+        whole = self.meet(_part(self, grads, skip, scale))
+        exchange.finite.found, exchange.present = whole.bad, len(whole.present)
+        merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
+        super().push(merged, hyperparameters, whole.skip, 1.0, targets)
+        self.memory.scatter(targets)
+        self.answer()
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
         self._tell_agent({"again": {"mode": mode, "more": dict(more)}})
@@ -373,7 +390,7 @@ class FollowerSession(WorkerSession):
         super().__init__(place, table, *given)
         self.links.clear()
         self.machine.links = []
-        self.edges = Edges()
+        self.record_maker = RecordMaker()
         self.memory: PodMemory | None = None
         self._sums: PodSum | None = None
         self._nowhere: frozenset[int] = frozenset()
@@ -397,17 +414,17 @@ class FollowerSession(WorkerSession):
         self.memory.scatter(parameters)
         self._sums = follow(self, device)
 
-    def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
+    def step_boundary(self, make_record: Callable[[], bytes], large: bool = False) -> None:
         """Give the record to process 0. Raises SessionEnd."""
         self.check()
-        record = self.edges.edge(make_record, large)
+        record = self.record_maker.make(make_record, large)
         if record is not None:
             self._first.say({"record": self.clock}, record)
 
     def inside_round(self) -> None:
         self.check()
 
-    def stir(self) -> None:
+    def heartbeat(self) -> None:
         self.check()
 
     def meet(self, part: Part) -> None:
@@ -425,7 +442,7 @@ class FollowerSession(WorkerSession):
         body = self.next("answer", "the shards' answer to process 0 of this worker").body
         assert self.memory is not None
         self.memory.scatter(targets)
-        self.edges.wanted, self._nowhere = bool(body["wanted"]), frozenset(body["none"])
+        self.record_maker.wanted, self._nowhere = bool(body["wanted"]), frozenset(body["none"])
         return bool(body["skipped"])
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
@@ -472,8 +489,13 @@ class FollowerSession(WorkerSession):
     def nowhere(self) -> frozenset[int]:
         return self._nowhere
 
-    def make_exchange(self) -> Exchange:
-        return FollowerExchange(self)
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """Bring this process's part of the sum, and take the answer to all of it."""
+        self.check()
+        self.meet(_part(self, grads, skip, scale))
+        self.exchange.act_meanwhile()
+        self.exchange.skipped = self.take(targets)
+        self.stepped()
 
     def heard(self, word: str) -> bool:
         return word in self._news
@@ -517,63 +539,23 @@ _IN_MEMORY: Final = torch.empty(0, dtype=torch.float32, device="cpu")
 """Stands for a gradient that lies in shared memory."""
 
 
-class LeaderExchange(Exchange):
-    """Of process 0."""
-
-    lends = False  # blocks leave from memory that the processes share
-
-    def __init__(self, session: LeaderSession) -> None:
-        super().__init__(session.rows)
-        self._leader = session
-
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        session = self._leader
-        session.last_hyperparameters = hyperparameters
-        whole = session.meet(_part(session, grads, skip, scale))
-        self.finite.found, self.present = whole.bad, len(whole.present)
-        merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
-        super().push(merged, hyperparameters, whole.skip, 1.0, targets)
-        session.memory.scatter(targets)
-        session.answer()
-
-    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
-        self._leader.open_memory(parameters)
-        super().pull(parameters, hyperparameters)
-        self._leader.memory.scatter(parameters)
-
-    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
-        return self._leader.memory.summed(block)
-
-    def pieces(self, pack: Pack) -> None:
-        """None: answers land in shared memory."""
-        return
-
-    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
-        return self._leader.memory.answer(block), lambda: None
-
-
-class FollowerExchange(Exchange):
-    """Of any other process."""
+class PodBlocks(ModelMemory):
+    """Blocks that leave from memory which the processes of this worker share, and land there. `memory` raises RuntimeError before it is."""
 
     lends = False
 
-    def __init__(self, session: FollowerSession) -> None:
-        super().__init__(session.rows)
-        self._follower = session
+    def __init__(self, memory: Callable[[], PodMemory]) -> None:
+        self._memory = memory
 
-    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
-        session = self._follower
-        session.check()
-        session.meet(_part(session, grads, skip, scale))
-        if (act := self.meanwhile) is not None:
-            self.meanwhile = None
-            act()
-        self.skipped = session.take(targets)
-        session.stepped()
+    def leaving(self, block: int, pack: Pack, sources: Gradients) -> torch.Tensor:
+        return self._memory().summed(block)
 
-    def finish(self) -> None:
-        """Each step is answered before it returns. Raises SessionEnd."""
-        self.state.check()
+    def pieces(self, pack: Pack, targets: Sequence[torch.Tensor]) -> None:
+        """None: answers land in shared memory."""
+        return
+
+    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+        return self._memory().answer(block), lambda: None
 
 
 def _part(session: LeaderSession | FollowerSession, grads: Gradients, skip: bool, scale: float) -> Part:

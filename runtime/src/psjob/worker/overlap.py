@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
-from psjob.worker.exchange import WAITS_FOR, Gradients, Groups, Staged, Staging
+from psjob.worker.connection import WorkerLane
+from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups, Staging
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import WorkerLane
 from psjob.worker.rows import Rows
 
 
@@ -219,23 +219,24 @@ def _all_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return list(model.named_modules(remove_duplicate=False))
 
 
-class Overlap(Staged):
-    """`parameters` are the table's rows, `tree` says which module holds which; those in `apart` have no gradient to push.
+class Overlap:
+    """Pushes by way of `exchange`, which it makes, and decides what each of its requests is as it leaves.
 
-    Gradients are staged (also on the CPU), so that the model's own may be changed or freed while theirs is on its way.
+    `parameters` are the table's rows, `tree` says which module holds which; those in `apart` have no gradient to push. Gradients are
+    staged (also on the CPU), so that the model's own may be changed or freed while theirs is on its way. `device` and `lands` are those of
+    `Staging`.
     """
 
-    beside = overlaps = True
-    lends = False  # bytes are sent while others are made
-
     def __init__(
-        self, rows: Rows, parameters: Sequence[torch.Tensor], tree: Tree, staging: Staging, apart: frozenset[int] = frozenset()
-    ) -> None:
-        super().__init__(rows, staging)
+        self, rows: Rows, parameters: Sequence[torch.Tensor], tree: Tree, device: torch.device, apart: frozenset[int] = frozenset(),
+        lands: bool | None = None,
+    ) -> None:  # fmt: skip
         layout = rows.state.layout
+        self.staging = AwaitedStaging(layout, device, lands)
+        self.awaited = self.staging.awaited
+        self.exchange = Exchange(rows, self.staging, overlaps=True)
+        self.state, self.links = rows.state, rows.links
         self.parameters, self.apart = parameters, apart
-        self.awaited: set[int] = set()
-        """Blocks whose answer has not landed; changed with the worker's condition held."""
         self.ran: list[str] = []
         """Modules of the first forward pass, in the order in which they began; afterwards not looked at."""
         self.use = nothing_learned(layout)
@@ -301,7 +302,7 @@ class Overlap(Staged):
         """Does the early credit of the block's shard reach for it? Where it does not, the block is pushed whole at the step."""
         state = self.state
         held = [state.layout.blocks[i].nbytes for i in self._issued if state.owner[i] == state.owner[index]]
-        return sum(held) + state.layout.blocks[index].nbytes <= self.early_credit
+        return sum(held) + state.layout.blocks[index].nbytes <= self.exchange.early_credit
 
     def _renew(self, index: int) -> None:
         """The block's staging memory gets other contents: wait until it is not being sent."""
@@ -314,23 +315,23 @@ class Overlap(Staged):
 
     def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         """As `Exchange.push`, but comes back while answers are under way for which a module waits."""
-        state = self.state
+        state, exchange = self.state, self.exchange
         state.check()
-        self.finish()
+        exchange.finish()
         self._learn()
         early = [] if grads is None or skip else self._unchanged(grads)
-        make = self.pushes(grads, hyperparameters, skip, scale)
-        self._begin(targets)
+        make = exchange.begin(grads, hyperparameters, skip, scale)
+        exchange.expect(targets)
         for index in sorted(early, key=self.order):
-            self._request(make(state.layout.blocks[index]))
-        self._push_rest(make, set(early), grads)
+            exchange.request(self.links[state.owner[index]], make, state.layout.blocks[index])
+        self._push_rest(make, set(early), None if skip else grads)
         state.stepped()
         self._readiness.step_made()
         self._staged.clear()
         self._issued.clear()
         torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
         if state.reduces:
-            self.finish()
+            exchange.finish()
         else:
             self.need(self.use.at_once)
 
@@ -362,24 +363,8 @@ class Overlap(Staged):
             "Call attach without overlap=True, or leave gradients as backward makes them"
         )
 
-    def _begin(self, targets: Sequence[torch.Tensor]) -> None:
-        state = self.state
-        self.targets = targets
-        self.staging.fence()
-        with state.cond:
-            for link in self.links:
-                link.requests.unsent = state.owner.count(link.index)
-            self.awaited |= self.all_blocks
-
-    def _request(self, header: Header) -> None:
-        state = self.state
-        link = self.links[state.owner[header.block]]
-        with state.cond:
-            header = link.ask(header)
-        link.send_block(header)
-
     def _push_rest(self, make: Callable[[Block], Header], early: set[int], grads: Gradients) -> None:
-        """Push what no early data stands for, in the layout's order on every worker, within the credit.
+        """Push what no early data stands for, in the layout's order on every worker, within the credit. `grads`: None for no payload.
 
         Early data has a credit of its own: with one for both, two workers whose blocks are ready in different orders could wait for
         each other.
@@ -389,24 +374,25 @@ class Overlap(Staged):
             if block.index in early:
                 continue
             link = self.links[state.owner[block.index]]
-            self._await_credit(link, block.nbytes, early)
-            header = make(block)
+            self.exchange.await_credit(link, block.nbytes, early)
             self._renew(block.index)
-            if not header.flags:
-                self.staging.gather(block.index, grads or ())
-            self._request(header)
+            if grads is not None:
+                self.staging.gather(block.index, grads)
+            self.exchange.request(link, make, block)
 
     # -- on the way ----------------------------------------------------------------------------
 
     def order(self, block: int) -> int:
+        """As `Exchange.order`: what the next forward pass uses first."""
         return self.use.rank[block]
 
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
+        """As `Exchange.outgoing`: for early data that the shard holds, a push is only its name."""
         with self._sending:
             if header.kind is Kind.EARLY:
                 if header.request != self._contents[header.block] or header.clock != self.state.clock:
                     return None
-                if self.compression.feeds_back(lane.link.index, header.block, header.clock):
+                if self.exchange.compression.feeds_back(lane.link.index, header.block, header.clock):
                     return None  # its residual would count before the step does
                 self._early[header.block] = (lane, header.request)
             elif header.kind is Kind.PUSH:
@@ -414,9 +400,10 @@ class Overlap(Staged):
                 if held is not None and not header.flags and held == (lane, self._contents[header.block]):
                     return header._replace(flags=Flag.HELD, part=held[1]), None
             self._busy.append(header.block)
-        return self.payload(lane.link, header, pack)
+        return self.exchange.payload(lane.link, header, pack)
 
     def sent(self, header: Header) -> None:
+        """The block's staging memory may get other contents."""
         with self._sending:
             if header.block in self._busy:
                 self._busy.remove(header.block)
@@ -439,25 +426,33 @@ class Overlap(Staged):
             self.state.wait(lambda: self.awaited.isdisjoint(wanted), WAITS_FOR)
         self.staging.settle(wanted)
 
-    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
+
+class AwaitedStaging(Staging):
+    """As `Staging`, for a model that is in use while answers land: only an answer that is awaited lands."""
+
+    def __init__(self, layout: Layout, device: torch.device, lands: bool | None) -> None:
+        super().__init__(layout, device, lands)
+        self.awaited: set[int] = set()
+        """Blocks whose answer has not landed; changed with the worker's condition held."""
+
+    def expect(self) -> None:
+        super().expect()
+        self.awaited.update(range(len(self.layout.blocks)))
+
+    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         if block not in self.awaited:
             return pack.flat, lambda: None  # asked for again after it had landed: the model may be in use
-        flat, put = super().landing(block, pack)
+        flat, put = super().landing(block, pack, targets)
 
         def done() -> None:
             put()
             # A graph that has read the block too early is refused by torch.
-            rows = [self.targets[row] for row in self._rows[block]]
+            rows = [targets[row] for row in pack.rows]
             torch.autograd.graph.increment_version([t for t in rows if not t.is_inference()])
 
         return flat, done
 
-    def note(self, header: Header) -> None:
-        if header.block in self.awaited:
-            super().note(header)
-            self.awaited.discard(header.block)
-
-    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
-        with self.state.cond:
-            self.awaited |= self.all_blocks
-        super()._ask(make, targets)
+    def landed(self, block: int) -> bool:
+        counts = block in self.awaited
+        self.awaited.discard(block)
+        return counts

@@ -135,23 +135,25 @@ DIAL_SECONDS = 3.0
 def newest_process(place: Place, index: int) -> Stream:
     """A stream to the newest process that proves to be shard `index`, of all addresses of its name.
 
-    Raises StreamClosed where no shard answers, WireError where only such answer as cannot prove to be that shard.
+    Raises StreamClosed or TimeoutError if no shard answers, WireError if only such answer as cannot prove to be that shard.
     """
     peer = place.config.shards[index]
     found: list[tuple[tuple[int, int], Stream]] = []
-    problem: WireError | None = None
+    unproven: WireError | None = None
+    closed: Exception = StreamClosed(f"{peer.host}:{peer.port} does not answer")
     for stream in tcp.connect(peer.host, peer.port, DIAL_SECONDS):
         try:
             standing = greet(stream, place, index)
-        except (StreamClosed, TimeoutError):
+        except (StreamClosed, TimeoutError) as error:
+            closed = error
             stream.close()
         except WireError as error:
-            problem = error
+            unproven = error
             stream.close()
         else:
-            found.append(((standing.view, standing.attempt), stream))
+            found.append(((standing.term, standing.attempt), stream))
     if not found:
-        raise problem or StreamClosed(f"{peer.host}:{peer.port} does not answer")
+        raise unproven or closed
     chosen = found[newest([told for told, _ in found])][1]
     for _, stream in found:
         if stream is not chosen:

@@ -36,8 +36,8 @@ from psjob.wire.frame import (
 )
 from psjob.wire.shared_memory import Region, copy_out
 from psjob.wire.tcp import Stream
+from psjob.worker.connection import ShardConnection, WorkerLane
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import ShardLink, WorkerLane
 from psjob.worker.state import SessionState
 
 SECONDS: Final = 120.0
@@ -57,7 +57,12 @@ class RowIds:
     """Of one worker's tables. One table is read at a time. `finish` waits until all that the worker has pushed is answered."""
 
     def __init__(
-        self, state: SessionState, links: Sequence[ShardLink], specs: Sequence[TableSpec], partition: Partition, finish: Callable[[], None]
+        self,
+        state: SessionState,
+        links: Sequence[ShardConnection],
+        specs: Sequence[TableSpec],
+        partition: Partition,
+        finish: Callable[[], None],
     ) -> None:
         self._state, self._links, self._finish = state, links, finish
         self._specs, self._partition = specs, partition
@@ -82,14 +87,14 @@ class RowIds:
             due = {shard: page[-1:] for shard, page in pages.items() if len(page) == ID_PAGE}
         return torch.sort(torch.cat(found)).values
 
-    def again(self, link: ShardLink) -> None:
+    def again(self, link: ShardConnection) -> None:
         """A shard has welcomed this worker: ask again for the page that it owes."""
         with self._state.cond:
             page = self._asked.get(link.index)
         if page is not None and page.ids is None:
             link.send(page.header, page.above)
 
-    def land(self, link: ShardLink, stream: Stream, header: Header) -> None:
+    def land(self, link: ShardConnection, stream: Stream, header: Header) -> None:
         """Read a page. Raises WireError for one that cannot be, and then it is asked for again on another stream."""
         state = self._state
         with state.cond:
@@ -112,7 +117,7 @@ class RowIds:
     def _complete(self) -> bool:
         return all(page.ids is not None for page in self._asked.values())
 
-    def _ask(self, link: ShardLink, table: int, above: torch.Tensor | None) -> None:
+    def _ask(self, link: ShardConnection, table: int, above: torch.Tensor | None) -> None:
         state = self._state
         with state.cond:
             page = _Page(state.header(Kind.ROW_IDS, table=table, clock=state.clock, request=link.number()), above)
@@ -240,7 +245,7 @@ class Rows:
     def __init__(
         self,
         state: SessionState,
-        links: Sequence[ShardLink],
+        links: Sequence[ShardConnection],
         specs: Sequence[TableSpec],
         first: Mapping[int, torch.Tensor],
         finish: Callable[[], None],
@@ -332,7 +337,7 @@ class Rows:
                     header = link.ask(header)
                 self.send(link, header)
 
-    def _base(self, link: ShardLink, newest: Callable[[], int]) -> tuple[int, int]:
+    def _base(self, link: ShardConnection, newest: Callable[[], int]) -> tuple[int, int]:
         """What a push was computed on, as far as this shard's rows go; where it had none of them, they are as new as any block."""
         version = newest()
         with self.state.cond:
@@ -364,7 +369,7 @@ class Rows:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def send(self, link: ShardLink, header: Header) -> None:
+    def send(self, link: ShardConnection, header: Header) -> None:
         """Send a ROW_PUSH of the clock in hand, the first time or again."""
         given = self._pushed[header.table] if self._pushed else None
         if header.flags or given is None:
@@ -383,7 +388,7 @@ class Rows:
 
     # -- the links' threads --------------------------------------------------------------------
 
-    def share(self, link: ShardLink, offer: Mapping[str, Any] | None) -> None:
+    def share(self, link: ShardConnection, offer: Mapping[str, Any] | None) -> None:
         """Exchange memory with a shard that offers it; where that cannot be done, rows go over the stream."""
         if not self.specs:
             return
@@ -397,19 +402,19 @@ class Rows:
             self._told[link.index] = shared
             log.info("rows to and from shard %d go over %s", link.index, "shared memory" if shared else "TCP")
 
-    def lose(self, link: ShardLink) -> None:
+    def lose(self, link: ShardConnection) -> None:
         """The stream over which this shard told of its memory has ended."""
         self.sharing.lose(link.index)
 
-    def land_ids(self, link: ShardLink, stream: Stream, header: Header) -> None:
+    def land_ids(self, link: ShardConnection, stream: Stream, header: Header) -> None:
         """Read a page of ids. Raises as RowIds.land."""
         self.listing.land(link, stream, header)
 
-    def waits(self, link: ShardLink) -> bool:
+    def waits(self, link: ShardConnection) -> bool:
         """Does this shard owe rows?"""
         return bool(self._asked[link.index])
 
-    def again(self, link: ShardLink) -> None:
+    def again(self, link: ShardConnection) -> None:
         """A shard has welcomed this worker: ask again for the rows that it owes."""
         with self.state.cond:
             owed = list(self._asked[link.index].values())
@@ -418,7 +423,7 @@ class Rows:
         self._pump(link)
         self.listing.again(link)
 
-    def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
+    def land(self, link: ShardConnection, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
         """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
         state = self.state
         with state.cond:
@@ -447,12 +452,12 @@ class Rows:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _pump(self, link: ShardLink) -> None:
+    def _pump(self, link: ShardConnection) -> None:
         """Send what waits, as far as the credit goes."""
         for lookup in self._take(link):
             self._send(link, lookup)
 
-    def _take(self, link: ShardLink) -> Iterator[_Lookup]:
+    def _take(self, link: ShardConnection) -> Iterator[_Lookup]:
         while True:
             with self.state.cond:
                 lookup = self._next(link.index)
@@ -472,7 +477,7 @@ class Rows:
                 return lookup
         return None
 
-    def _send(self, link: ShardLink, lookup: _Lookup) -> None:
+    def _send(self, link: ShardConnection, lookup: _Lookup) -> None:
         with self.state.cond:
             lane = link.lanes[0] if link.welcomed and link.lanes else None
             if lane is None or lookup.sent is lane:
@@ -484,7 +489,7 @@ class Rows:
             header = header._replace(flags=Flag.PLACE, part=lookup.slot * LOOKUP_BYTES)
         lane.send(header, lookup.asked.ids[lookup.begin : lookup.end])
 
-    def _copy(self, link: ShardLink, lookup: _Lookup, header: Header, rows: memoryview) -> None:
+    def _copy(self, link: ShardConnection, lookup: _Lookup, header: Header, rows: memoryview) -> None:
         """Take rows out of lent memory. Raises WireError where they lie anywhere else than they were asked to."""
         answers, at = self.sharing.answers(link.index), lookup.slot * LOOKUP_BYTES
         if answers is None or (header.part, header.length) != (at, len(rows)):

@@ -1,10 +1,10 @@
 """An attached worker: joined to its job, at one clock, exchanging blocks with every shard.
 
-The script's thread calls `join`, `edge`, `leave` and what `exchange` has; the links' threads bring what shards say. What follows is
-decided by `WorkerMachine`, and `handle` carries its actions out.
+The script's thread calls `join`, `step_boundary`, `push`, `leave` and what `exchange` has; the links' threads bring what shards say.
+What follows is decided by `WorkerMachine`, and `handle` carries its actions out.
 
 The parts know the `SessionState` that the session makes, and what is below them: links, then rows, then the exchange. What a link has for
-a layer above goes by its `LinkEnds`.
+a layer above goes by its `ConnectionEnds`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from psjob.tables import TableSpec
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Kind, WireError
 from psjob.worker import exits, rewind
-from psjob.worker.exchange import Exchange
+from psjob.worker.connection import ConnectionEnds, ShardConnection
+from psjob.worker.exchange import Exchange, Gradients, Groups
 from psjob.worker.exits import SessionEnd
-from psjob.worker.link import LinkEnds, ShardLink
+from psjob.worker.overlap import Overlap
 from psjob.worker.rows import Rows
 from psjob.worker.sharing import SLOTS
-from psjob.worker.stagelinks import StageLinks
+from psjob.worker.stage_connections import StageConnections
 from psjob.worker.state import TICK_SECONDS, SessionState
 
 SMALL_RECORD = 64 << 10
@@ -64,37 +65,36 @@ class WorkerSession:
         self.header, self.check, self.wait, self.stepped = state.header, state.check, state.wait, state.stepped
         self.states: dict[int, bytes] = {}
         self._parameters: Sequence[torch.Tensor] = ()
-        self._stirred = 0.0
+        self._heartbeat_sent = 0.0
         self._joined = math.inf
         self._over = threading.Event()
-        self.links: list[ShardLink] = []
+        self.links: list[ShardConnection] = []
         self.rows = Rows(state, self.links, tables, first_rows or {}, lambda: self.exchange.finish())
-        self.stage_links: StageLinks | None = None
+        self.stage_links: StageConnections | None = None
         """Streams to workers of neighbouring stages."""
         if self.stage is not None:
             lends = place.config.sharing == "host" and "shared" in self.row_transports
-            self.stage_links = StageLinks(state, lends, self._tell_gauge)
-        self._exchange = exchange = self.make_exchange()
+            self.stage_links = StageConnections(state, lends, self._tell_gauge)
+        self.exchange = exchange = self.make_exchange()
+        """The data path: what is pushed and pulled as blocks, and where the answers land."""
+        self.overlap: Overlap | None = None
+        """What pushes by way of `exchange`, if that overlaps."""
         neighbour = None if self.stage_links is None else self.stage_links.told
-        self.ends = LinkEnds(exchange, exchange, self.rows, self._hello, self.adopt, self.on_state, neighbour)
-        self.links += [ShardLink(state, index, self.ends) for index in range(len(place.config.shards))]
+        self.ends = ConnectionEnds(exchange, exchange, self.rows, self._hello, self.adopt, self.on_state, neighbour)
+        self.links += [ShardConnection(state, index, self.ends) for index in range(len(place.config.shards))]
         self.records = RecordUploader(state, self.links)
         os.register_at_fork(after_in_child=self._forget_streams)
         self.first: Callable[[Block, Pack], torch.Tensor] = lambda _block, pack: pack.gather(self._parameters)
         """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
-        self.at_edge: Callable[[bool], None] = lambda _cut: None
+        self.at_step_boundary: Callable[[bool], None] = lambda _cut: None
         """Told that the script stands between two steps, and whether a checkpoint is made of this one."""
 
-    @property
-    def exchange(self) -> Exchange:
-        """The data path: what goes out as blocks, and where their answers land."""
-        return self._exchange
-
-    @exchange.setter
-    def exchange(self, exchange: Exchange) -> None:
-        self._exchange = self.ends.source = self.ends.sink = exchange
+    def use(self, exchange: Exchange, overlap: Overlap | None = None) -> None:
+        """Take another data path before anything is exchanged; `overlap`: what pushes by way of it."""
+        self.exchange, self.overlap = exchange, overlap
+        self.ends.blocks, self.ends.policy = exchange, overlap or exchange
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -110,8 +110,16 @@ class WorkerSession:
             asked = self._begin_run(initial)
             self.wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
         self.wait(lambda: machine.welcomed, "all shards")
-        self.exchange.pull(parameters, hyperparameters)
+        self.pull(parameters, hyperparameters)
         self._joined = time.monotonic()
+
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
+        """As `Exchange.pull`."""
+        self.exchange.pull(parameters, hyperparameters)
+
+    def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
+        """As `Exchange.push`, or as `Overlap.push` where gradients are sent early."""
+        (self.overlap or self.exchange).push(grads, hyperparameters, skip, scale, targets)
 
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
@@ -124,7 +132,7 @@ class WorkerSession:
         self.handle(e.FirstValues(initial()))
         return asked
 
-    def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
+    def step_boundary(self, make_record: Callable[[], bytes], large: bool = False) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises SessionEnd.
 
         `large`: a record holds state of the model's size, so it is made for cuts only.
@@ -144,34 +152,34 @@ class WorkerSession:
             record = None
         elif record is None:
             record = make_record()
-        self.handle(e.AtEdge(record, settled, self.idle.told), self.exchange.packs)
-        self.at_edge(machine.cut_clock == machine.clock)
+        self.handle(e.AtStepBoundary(record, settled, self.idle.told), self.exchange.packs)
+        self.at_step_boundary(machine.cut_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def _measure(self, last: bool = False) -> None:
         now = time.monotonic()
         self.idle.at(self.clock, now)
         if self.stage_links is not None:
-            self.stage_links.gauge.edge(now, last)
+            self.stage_links.gauge.step_boundary(now, last)
 
     def inside_round(self) -> None:
         """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises SessionEnd."""
-        self.stir()
+        self.heartbeat()
         if self.machine.stop_requested:
             self.handle(e.InsideRound())
 
-    def stir(self) -> None:
+    def heartbeat(self) -> None:
         """The script has made a step that pushes nothing: that it goes on is told now and then. Raises SessionEnd."""
         self.check()
         now = time.monotonic()
-        if self.place.config.step_timeout is not None and now - self._stirred >= TICK_SECONDS:
-            self._stirred = now
-            self.links[0].send_json(self.header(Kind.STIRRED), {})
+        if self.place.config.step_timeout is not None and now - self._heartbeat_sent >= TICK_SECONDS:
+            self._heartbeat_sent = now
+            self.links[0].send_json(self.header(Kind.HEARTBEAT), {})
 
     def came_back(self, passes: int) -> None:
         """The script stands where it was, and has run through so many passes over its data again."""
         if passes:
-            self.links[0].send_json(self.header(Kind.STIRRED), {"passes": passes})
+            self.links[0].send_json(self.header(Kind.HEARTBEAT), {"passes": passes})
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
@@ -285,14 +293,14 @@ class WorkerSession:
             case a.Log():
                 log.log(logging.getLevelName(action.level), "%s", action.text)
 
-    def _store(self, link: ShardLink, packs: Packs) -> None:
+    def _store(self, link: ShardConnection, packs: Packs) -> None:
         """Worker-side update: give the shard the weights of this clock."""
         for block in self.blocks:
             if self.owner[block.index] == link.index:
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
                 link.send(header, packs[block.index].gather(self._parameters))
 
-    def _hello(self, link: ShardLink, host: str) -> dict[str, Any]:
+    def _hello(self, link: ShardConnection, host: str) -> dict[str, Any]:
         codecs = self.exchange.compression
         body: dict[str, Any] = {
             "role": "worker", "codecs": codecs.offered(),
@@ -380,7 +388,7 @@ class WorkerSession:
             raise WireError(f"WELCOME of shard 0: {error}") from None
         with self.cond:
             self.state.layout = made
-            self.exchange = self.make_exchange()
+            self.use(self.make_exchange())
         self.on_layout()
 
     def withdraw(self) -> None:
@@ -429,7 +437,7 @@ WAIT_SECONDS = 0.5
 class RecordUploader:
     """Sends the pieces that the machine names."""
 
-    def __init__(self, state: SessionState, links: Sequence[ShardLink]) -> None:
+    def __init__(self, state: SessionState, links: Sequence[ShardConnection]) -> None:
         self._state, self._links = state, links
         self._thread: threading.Thread | None = None
 

@@ -116,9 +116,9 @@ class SessionState:
     # -- every thread --------------------------------------------------------------------------
 
     def header(self, kind: Kind, **fields: Any) -> Header:
-        """A header of this worker, in the view of now."""
+        """A header of this worker, in the term of now."""
         place = self.place
-        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, view=self.machine.view, **fields)
+        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, term=self.machine.term, **fields)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -152,7 +152,7 @@ class Idle:
         self.waited = 0.0
         """Seconds in all."""
         self.told = (0, 0)
-        """(milliseconds counted, IDLE_PARTS of them waited) at the last edge; (0, 0): there was no step yet."""
+        """(milliseconds counted, IDLE_PARTS of them waited) at the last step boundary; (0, 0): there was no step yet."""
         self._first: int | None = None
         self._began: tuple[float, float] | None = None
         self._edges: deque[tuple[float, float]] = deque(maxlen=RECENT + 1)
@@ -216,7 +216,7 @@ class StageGauge:
         """An update was pushed, on gradients of weights so many updates old. In a flush nobody says it."""
         self._late.append(late)
 
-    def edge(self, now: float, last: bool = False) -> None:
+    def step_boundary(self, now: float, last: bool = False) -> None:
         """The script stands between two steps; `last`: after its last one."""
         self._over = last
         if last or self._waited or now - self._told >= TELL_SECONDS:

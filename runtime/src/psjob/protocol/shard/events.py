@@ -17,7 +17,7 @@ class Begin:
 class TookUp:
     """Before Begin: this process goes on from the memory of one of the same attempt, which served. `left`: ranks that have left."""
 
-    view: int
+    term: int
     recovery: int
     generation: int
     mode: str
@@ -75,7 +75,7 @@ class AllInitialised:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands at its step edge and holds its pushes for `cut`."""
+    """A worker stands at its step boundary and holds its pushes for `cut`."""
 
     rank: int
     cut: int

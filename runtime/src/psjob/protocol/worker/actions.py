@@ -38,7 +38,7 @@ class Send:
 
 @dataclass(frozen=True)
 class SendRecord:
-    """A record of at most one piece to the coordinator; `idle` as in AtEdge. `rides`: it may go with the push that follows it soon."""
+    """A record of at most one piece to the coordinator; `idle` as in AtStepBoundary. `rides`: it may go with the next push."""
 
     clock: int
     record: bytes

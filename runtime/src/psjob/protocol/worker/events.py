@@ -33,10 +33,10 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class AtEdge:
+class AtStepBoundary:
     """The script stands between two steps. `record` is None where `WorkerMachine.needs_record` says that none is needed.
 
-    `settled`: every request was answered before that was asked; a mark or a stop waits for an edge at which that is so. `idle` are
+    `settled`: every request was answered before that was asked; a mark or a stop waits for a step boundary at which that is so. `idle` are
     milliseconds, and how many IDLE_PARTS of them the script has waited.
     """
 
@@ -95,7 +95,7 @@ class Welcomed:
 
     link: int
     attempt: int
-    view: int
+    term: int
     serving: bool
     complete: int = 0
     opened: frozenset[int] = frozenset()
@@ -113,7 +113,7 @@ class Welcomed:
         """From a WELCOME. Raises WireError."""
         try:
             return cls(
-                link, int(body["attempt"]), int(body["view"]), bool(body["serving"]), int(body["complete"]),
+                link, int(body["attempt"]), int(body["term"]), bool(body["serving"]), int(body["complete"]),
                 frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
                 int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
             )  # fmt: skip
@@ -168,7 +168,7 @@ class CutTold:
 
 @dataclass(frozen=True)
 class MarkWanted:
-    """The worker is to mark its next edge for a cut."""
+    """The worker is to mark its next step boundary for a cut."""
 
     cut: int
 
@@ -211,7 +211,7 @@ class Refused:
 
 
 Event = (
-    Started | FirstValues | Pulled | AtEdge | InsideRound | Through | Said | Tick
+    Started | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
     | NotFound | StreamEnded | Welcomed
     | ShardWaits | RecordCame | RecordHas | CutTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
 )  # fmt: skip

@@ -48,7 +48,7 @@ class WorkerMachine:
         self.rank, self.mode, self.reduces, self.connect_seconds = rank, mode, reduces, connect_seconds
         self.links = [LinkState(index, address) for index, address in enumerate(addresses)]
         self.ending: Ending | None = None
-        self.clock = self.view = self.recovery = 0
+        self.clock = self.term = self.recovery = 0
         self.joined = False
         self.init = 0
         """How often a shard has asked rank 0 for the run's first values."""
@@ -67,7 +67,7 @@ class WorkerMachine:
         """This process is asked to go. A signal handler sets it; the next event carries it out."""
         self.stop_clock: int | None = None
         self.standing = False
-        """The script waits at its edge for the stop clock, and for the last checkpoint."""
+        """The script waits at a step boundary for the stop clock, and for the last checkpoint."""
         self.leaving = False
         self.told: dict[Kind, Any] = {}
         """The last wish or report of each kind: a broken stream may have swallowed it."""
@@ -102,8 +102,8 @@ class WorkerMachine:
             case e.Pulled():
                 if self.mode.steady and (event.lowest, event.highest) != (self.clock, self.clock):
                     self._end("rewind")  # a block moved on while this worker was placed
-            case e.AtEdge():
-                return self._at_edge(event, now)
+            case e.AtStepBoundary():
+                return self._at_step_boundary(event, now)
             case e.InsideRound():
                 return self._ask_stop() if self.stop_requested else []
             case e.Through():
@@ -136,7 +136,7 @@ class WorkerMachine:
         """What a hello to a shard says of where this worker stands."""
         state = self.links[link]
         return {
-            "view": self.view, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
+            "term": self.term, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
             "acked": state.requests.acked if state.attempt else self.clock, "attempt": state.attempt, "init": self.initialising,
         }  # fmt: skip
 
@@ -157,7 +157,7 @@ class WorkerMachine:
 
     @property
     def may_step(self) -> bool:
-        """May the script go on from its edge?"""
+        """May the script go on from its step boundary?"""
         return self.released and not self.standing
 
     @property
@@ -166,11 +166,11 @@ class WorkerMachine:
         return self.stop_requested or self.stop_clock is not None
 
     def stands(self, small: bool) -> bool:
-        """Must all answers be here before it is known what this edge needs? `small`: a record is made that goes with every clock."""
+        """Must all answers be here before it is known what this boundary needs? `small`: a record is made that goes with every clock."""
         return self.stops or self.mark_wanted > 0 or not small
 
     def needs_record(self, small: bool) -> bool:
-        """Is a record to be handed in at this edge?"""
+        """Is a record to be handed in at this step boundary?"""
         return small or self.stops or self.mark_wanted > 0 or self.cut_clock == self.clock
 
     def next_piece(self, now: float) -> Piece | None:
@@ -210,7 +210,7 @@ class WorkerMachine:
             requests.attempt_rose(self.clock)
         link.attempt, link.welcomed, link.waiting = event.attempt, True, ""
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
-        self.view = max(self.view, event.view)
+        self.term = max(self.term, event.term)
         if not event.serving:
             self.init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
@@ -272,7 +272,7 @@ class WorkerMachine:
 
     # -- cuts and stops ------------------------------------------------------------------------------------
 
-    def _at_edge(self, event: e.AtEdge, now: float) -> list[Action]:
+    def _at_step_boundary(self, event: e.AtStepBoundary, now: float) -> list[Action]:
         cut = self.cut_clock == self.clock
         made: list[Action] = [a.Store(link.index) for link in self.links if cut and self.stores]
         mark = stops = False
@@ -304,7 +304,7 @@ class WorkerMachine:
         return self._stand_on(now)
 
     def _stand_on(self, now: float) -> list[Action]:
-        """The script may stand at its edge to stop: does it mark another cut, or go on to a stop clock that is ahead?"""
+        """The script may stand at a step boundary to stop: does it mark another cut, or go on to a stop clock that is ahead?"""
         if not self.standing or not self.released:
             return []
         if self.mark_wanted:
@@ -383,7 +383,7 @@ class LinkState:
 
 
 def newest(found: Sequence[tuple[int, int]]) -> int:
-    """Which of the processes that answer at one name is the newest: `found` are their (view, attempt)."""
+    """Which of the processes that answer at one name is the newest: `found` are their (term, attempt)."""
     return max(range(len(found)), key=lambda at: (found[at], at))
 
 

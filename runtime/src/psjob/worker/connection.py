@@ -41,53 +41,51 @@ from psjob.worker.sharing import Sharing
 from psjob.worker.state import SessionState
 
 
-class BlockSource(Protocol):
-    """What links send of blocks: the frame that a request becomes as its lane sends it. `Exchange` says what each method does."""
+class SendPolicy(Protocol):
+    """In which order blocks are sent, and the frame that a request becomes as its lane sends it. `Exchange` says what each method does."""
 
-    sharing: Sharing
-    beside: bool
-    """Blocks are sent by threads of the lanes even where there is one lane."""
-
-    def make_packs(self) -> Packs: ...
     def order(self, block: int) -> int: ...
-    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None: ...
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None: ...
     def sent(self, header: Header) -> None: ...
 
 
-class BlockSink(Protocol):
-    """Where the shards' answers land: as `BlockSource`."""
+class BlockEnd(Protocol):
+    """What links lend of blocks, and where the shards' answers land: as `SendPolicy`."""
 
+    sharing: Sharing
     compression: WorkerCompression
+    beside: bool
+    """Blocks are sent by threads of the lanes even where there is one lane."""
     nbytes: int
     """Of all blocks."""
     watched: bool
     """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
 
     def make_packs(self) -> Packs: ...
-    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None: ...
+    def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None: ...
     def note(self, header: Header) -> None: ...
 
 
 class RowEnd(Protocol):
     """What links send and receive of rows of tables. `Rows` says what each method does."""
 
-    def send(self, link: ShardLink, header: Header) -> None: ...
-    def waits(self, link: ShardLink) -> bool: ...
-    def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None: ...
-    def land_ids(self, link: ShardLink, stream: Stream, header: Header) -> None: ...
-    def share(self, link: ShardLink, offer: Mapping[str, Any] | None) -> None: ...
-    def lose(self, link: ShardLink) -> None: ...
+    def send(self, link: ShardConnection, header: Header) -> None: ...
+    def waits(self, link: ShardConnection) -> bool: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None: ...
+    def land_ids(self, link: ShardConnection, stream: Stream, header: Header) -> None: ...
+    def share(self, link: ShardConnection, offer: Mapping[str, Any] | None) -> None: ...
+    def lose(self, link: ShardConnection) -> None: ...
 
 
 @dataclass
-class LinkEnds:
-    """What all links of a worker send, and to whom they give what comes. `source` and `sink` change with the worker's data path."""
+class ConnectionEnds:
+    """What all links of a worker send, and to whom they give what comes. `policy` and `blocks` change with the worker's data path."""
 
-    source: BlockSource
-    sink: BlockSink
+    policy: SendPolicy
+    blocks: BlockEnd
     rows: RowEnd
-    hello: Callable[[ShardLink, str], dict[str, Any]]
+    hello: Callable[[ShardConnection, str], dict[str, Any]]
     """The body of a hello, from the address by which this process reaches the shard; called with the condition held."""
     adopt: Callable[[object], None]
     """The job's parameters lie in these blocks. Raises WireError for blocks that are no layout of them."""
@@ -105,7 +103,7 @@ LISTEN_SECONDS = 0.5
 SLICE_SECONDS = 0.05
 
 
-class Turn:
+class ReadLock:
     """Of one stream."""
 
     def __init__(self) -> None:
@@ -153,34 +151,34 @@ class Turn:
             self._calls.put(None)
 
 
-def listen(state: SessionState, links: Sequence[ShardLink]) -> None:
+def listen(state: SessionState, links: Sequence[ShardConnection]) -> None:
     """Read the answers that are owed, in the script's thread, where every link that owes some leaves its stream to it.
 
     Returns once they are here, or after LISTEN_SECONDS, or where a stream ends: the caller waits for what is missing then.
     """
     owing = [link for link in links if link.outstanding]
-    lanes: list[tuple[ShardLink, WorkerLane]] = []
+    lanes: list[tuple[ShardConnection, WorkerLane]] = []
     began = time.monotonic()
     try:
         for link in owing:
             lane = link.main
-            if lane is None or not lane.turn.borrow():
+            if lane is None or not lane.read_lock.borrow():
                 return
             lanes.append((link, lane))
         _read(state, lanes)
     finally:
         for _, lane in lanes:
-            lane.turn.give()
+            lane.read_lock.give()
         state.idle.waited += time.monotonic() - began
 
 
-def _read(state: SessionState, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
+def _read(state: SessionState, lanes: list[tuple[ShardConnection, WorkerLane]]) -> None:
     deadline = time.monotonic() + LISTEN_SECONDS
     poll = select.poll()
     found = {}
     for link, lane in lanes:
         fd = lane.stream.sock.fileno()
-        if lane.turn.failure is not None or fd < 0:
+        if lane.read_lock.failure is not None or fd < 0:
             return
         poll.register(fd, select.POLLIN)
         found[fd] = link, lane
@@ -190,18 +188,18 @@ def _read(state: SessionState, lanes: list[tuple[ShardLink, WorkerLane]]) -> Non
             try:
                 link.take(lane)
             except (StreamClosed, TimeoutError, WireError) as error:
-                lane.turn.failure = error
+                lane.read_lock.failure = error
                 return
             except BaseException:  # an interrupted script: the rest of a frame is no frame
-                lane.turn.failure = StreamClosed(f"{lane.stream.peer}: the script was interrupted while it read")
+                lane.read_lock.failure = StreamClosed(f"{lane.stream.peer}: the script was interrupted while it read")
                 raise
 
 
-def dial(link: ShardLink) -> Stream | None:
+def dial(link: ShardConnection) -> Stream | None:
     """A stream on which hello was said; None: no shard answers. Raises WireError as `newest_process`."""
     try:
         chosen = newest_process(link.state.place, link.index)
-    except StreamClosed:
+    except (StreamClosed, TimeoutError):
         return None
     with link.state.cond:
         hello = link.ends.hello(link, str(chosen.sock.getsockname()[0]))
@@ -216,9 +214,9 @@ log = logging.getLogger("psjob.worker")
 class WorkerLane:
     """`stream` to the shard of `link`. Until `start` blocks are sent by the caller and somebody else reads."""
 
-    def __init__(self, link: ShardLink, stream: Stream) -> None:
+    def __init__(self, link: ShardConnection, stream: Stream) -> None:
         self.link, self.stream = link, stream
-        self.turn = Turn()
+        self.read_lock = ReadLock()
         self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -228,12 +226,12 @@ class WorkerLane:
     @cached_property
     def landing(self) -> Packs:
         """For the thread that reads."""
-        return self.link.ends.sink.make_packs()
+        return self.link.ends.blocks.make_packs()
 
     @cached_property
     def _leaving(self) -> Packs:
         """For the thread that sends blocks."""
-        return self.link.ends.source.make_packs()
+        return self.link.ends.blocks.make_packs()
 
     def start(self, reads: bool) -> None:
         """Send blocks in a thread of the lane's own, and read in another if `reads`."""
@@ -243,10 +241,10 @@ class WorkerLane:
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
-        source = self.link.ends.source
-        lent = self.link.shared and source.sharing.steady and not source.beside  # a header alone: not worth waking a thread for
+        policy, blocks = self.link.ends.policy, self.link.ends.blocks
+        lent = self.link.shared and blocks.sharing.steady and not blocks.beside  # a header alone: not worth waking a thread for
         if self._threads and not lent:
-            self._out.put((source.order(header.block), next(self._count), header))
+            self._out.put((policy.order(header.block), next(self._count), header))
         else:
             self._send_now(header)
 
@@ -261,7 +259,7 @@ class WorkerLane:
             pass
 
     def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
-        """As `send`, of a resume record of at most a piece: what it changes of the one before on this stream. `idle` as in AtEdge."""
+        """As `send`, of a resume record of at most a piece: what it changes of the last one on this stream. `idle` as in AtStepBoundary."""
         with self._recording:
             delta = self._records.delta(record)
             if delta is None:
@@ -296,17 +294,17 @@ class WorkerLane:
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        source = self.link.ends.source
+        policy = self.link.ends.policy
         try:
-            place = source.stage(self.link, header)
+            place = self.link.ends.blocks.stage(self.link, header)
             if place is not None:
                 self.send_lent(header, *place)
                 return
-            frame = source.outgoing(self, header, self._leaving[header.block])
+            frame = policy.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
                 self.send(*frame)
         finally:
-            source.sent(header)
+            policy.sent(header)
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:
@@ -330,12 +328,11 @@ MAX_LANES = 8
 TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
 
 
-class ShardLink:
+class ShardConnection:
     """All fields are guarded by the worker's condition, but for the stream's reading side."""
 
-    def __init__(self, state: SessionState, index: int, ends: LinkEnds) -> None:
+    def __init__(self, state: SessionState, index: int, ends: ConnectionEnds) -> None:
         self.state, self.index, self.ends = state, index, ends
-        self.peer = state.place.config.shards[index]
         self.told = state.machine.links[index]
         """What the machine knows of the shard."""
         self.requests = self.told.requests
@@ -424,7 +421,7 @@ class ShardLink:
     def call(self) -> None:
         """The script waits: this link's thread is to read."""
         for lane in self.lanes:
-            lane.turn.call()
+            lane.read_lock.call()
 
     def close(self) -> None:
         """Close every stream; the thread that reads goes on with the next one."""
@@ -440,8 +437,8 @@ class ShardLink:
             self._thread.join(seconds)
 
     def dated(self, header: Header) -> Header:
-        """The header with the view and attempt of now."""
-        return header._replace(view=self.state.machine.view, attempt=self.told.attempt)
+        """The header with the term and attempt of now."""
+        return header._replace(term=self.state.machine.term, attempt=self.told.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -477,15 +474,15 @@ class ShardLink:
 
     def read(self, lane: WorkerLane) -> None:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
-        lane.turn.take()
+        lane.read_lock.take()
         try:
             while not self.state.ended:
                 if not lane.stream.readable(LOOK_SECONDS):
                     self._look(lane)
                 elif self.take(lane) is Kind.PARAM and self._leaves(lane):
-                    lane.turn.rest()
+                    lane.read_lock.rest()
         finally:
-            lane.turn.give()
+            lane.read_lock.give()
 
     def take(self, lane: WorkerLane) -> Kind:
         """Handle the frame that comes next. Raises as `read`."""
@@ -495,7 +492,7 @@ class ShardLink:
 
     def _leaves(self, lane: WorkerLane) -> bool:
         """May the script read by itself from here on? It waits for all that it asks for next, which is little, and one stream brings it."""
-        alone = len(self.lanes) == 1 and not self.ends.source.beside and self.ends.sink.nbytes <= MOST_BYTES
+        alone = len(self.lanes) == 1 and not self.ends.blocks.beside and self.ends.blocks.nbytes <= MOST_BYTES
         return alone and not (self.outstanding or lane.stream.ahead() or self.ends.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:
@@ -532,9 +529,9 @@ class ShardLink:
             stream.send_json(self.state.header(Kind.HELLO, attempt=self.attempt), hello)
             with self.state.cond:
                 self.lanes.append(WorkerLane(self, stream))
-        if len(self.lanes) > 1 or self.ends.source.beside:
+        if len(self.lanes) > 1 or self.ends.blocks.beside:
             for lane in self.lanes:
-                if self.ends.source.beside:
+                if self.ends.blocks.beside:
                     lane.stream.hold_little()
                 lane.start(reads=lane is not main)
 
@@ -561,7 +558,7 @@ class ShardLink:
         elif kind is Kind.INFO:
             self._none(header, stream.recv_json(header))
         elif kind is Kind.CODEC:
-            self.ends.sink.compression.told(self.index, stream.recv_json(header))
+            self.ends.blocks.compression.told(self.index, stream.recv_json(header))
         elif kind is Kind.NEIGHBOUR and self.ends.neighbour is not None and self.index == 0:
             self.ends.neighbour(stream.recv_json(header))
         elif kind is Kind.REWIND:
@@ -620,7 +617,7 @@ class ShardLink:
         self._share(body)
         self.ends.rows.share(self, body.get("sharedRows"))
         with state.cond:
-            self.ends.sink.compression.agreed(self.index, codecs, not lane.stream.is_remote)
+            self.ends.blocks.compression.agreed(self.index, codecs, not lane.stream.is_remote)
         state.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:
@@ -641,7 +638,7 @@ class ShardLink:
 
     def _settle(self, request: Header) -> None:
         """A request is answered; call with the worker's condition held."""
-        if self.requests.settle(request.request) or self.ends.sink.watched:
+        if self.requests.settle(request.request) or self.ends.blocks.watched:
             self.state.cond.notify_all()
 
     def _share(self, body: dict[str, Any]) -> None:
@@ -650,7 +647,7 @@ class ShardLink:
         if offer is not None:
             blocks = [block.index for block in state.blocks if state.owner[block.index] == self.index]
             try:
-                region = self.ends.source.sharing.take(self.index, blocks, offer)
+                region = self.ends.blocks.sharing.take(self.index, blocks, offer)
                 for lane in self.lanes:
                     lane.stream.borrowed = region
                 self.shared = True
@@ -666,12 +663,12 @@ class ShardLink:
         with state.cond:
             request = self.outstanding.get(header.request)
         if request is None or request.block != header.block:
-            self.ends.sink.compression.codec_of(header)
+            self.ends.blocks.compression.codec_of(header)
             stream.drain(header)
             return
-        self.ends.sink.land(self, stream, header, lane.landing[header.block])
+        self.ends.blocks.land(self, stream, header, lane.landing[header.block])
         with state.cond:
-            self.ends.sink.note(header)
+            self.ends.blocks.note(header)
             if not header.info:
                 self.none.pop(header.block, None)
             if header.flags & Flag.CUT and self.index == 0:

@@ -15,24 +15,12 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.attachable import (
-    AddedGroups,
-    Models,
-    Pair,
-    PhaseState,
-    Trained,
-    aliases,
-    check_overlap,
-    check_processes,
-    joined,
-    table_of,
-    tell_frozen,
-)
+from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
+from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, asked, joined, table_of, tell_frozen
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.datacursor import DataCursor, Loops, Totals
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
-from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.rulechoice import LrScaling, as_it_runs, check_state, chosen
 from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
 from psjob.embeddings.rowtables import RowTables
@@ -41,7 +29,7 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Clip, Deferred, Staged, Staging
+from psjob.worker.exchange import Clip, Exchange, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
 from psjob.worker.localupdates import LocalRounds, WorkerSideRule
@@ -69,7 +57,7 @@ THROUGH = "through"
 """In the place of a record that was taken at the script's end."""
 
 
-class AttachedJob:
+class TrainingJob:
     """The attached script: its models, optimizers and session. One a process."""
 
     def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
@@ -92,12 +80,7 @@ class AttachedJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        check_processes(place.config, overlap, self.half is not None, len(self.tables.specs))
-        check_overlap(overlap, pairs)
-        check_several(place.config, len(pairs), overlap, self.half is not None, len(self.tables.specs))
-        check_reduction(place.config, self.tables.specs)
-        check_tables(place.config, self.tables.specs)
-        check_clipping(place.config, self.tables.specs)
+        compatibility.refuse(asked(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
@@ -106,12 +89,7 @@ class AttachedJob:
             self.session.stage_links.ahead = pairs[0].cuts.ahead
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.hyperparameters = self.tables.hyperparameters()
-        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)
-        if overlap and self.half is not None:
-            raise Refused(
-                f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
-            )
-        self.overlap: Overlap | None = None
+        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters)
         self.session.on_layout = lambda: self._data_path(overlap)
         self._data_path(overlap)
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
@@ -140,12 +118,12 @@ class AttachedJob:
         self.clipping = clipping.Clipping(
             place.config.max_grad_norm, pairs, self.parameters, self.left, self.clips, bool(self.tables.specs), self.refuse
         )
-        self.by_hand = WeightGuard(self.session, self.parameters, self.steps_alone, overlap, self.carry_out, self.refuse)
+        self.weight_guard = WeightGuard(self.session, self.parameters, self.steps_alone, overlap, self.carry_out, self.refuse)
         self.unattached = Unattached(model, self.parameters, pairs, place.config.workers > 1, self.steps)
         self.digests = WeightDigests(
             self.session, model, self.parameters, self.tables.anchors, self.rounds is not None, self.unattached, self.steps
         )
-        self.session.at_edge = self.digests.edge
+        self.session.at_step_boundary = self.digests.step_boundary
         self.restored: record.ResumeRecord | None = None
         """To be put back where the script stands as this record says."""
         self._passes_again = 0
@@ -195,11 +173,12 @@ class AttachedJob:
         if overlap:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
             tree = tree_of(self.model, self.parameters)
-            session.exchange = self.overlap = Overlap(session.rows, self.parameters, tree, Staging(session.layout, device), apart)
+            overlapped = Overlap(session.rows, self.parameters, tree, device, apart)
+            session.use(overlapped.exchange, overlapped)
         elif self.pairs[0].cuts.late is not None and device.type == "cpu":
-            session.exchange = Deferred(session.rows)
+            session.use(Exchange(session.rows, deferred=True))
         elif device.type == "cuda" and self.place.config.processes == 1:
-            session.exchange = Staged(session.rows, Staging(session.layout, device, stage=session.stage))
+            session.use(Exchange(session.rows, Staging(session.layout, device, stage=session.stage)))
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -209,8 +188,8 @@ class AttachedJob:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
         self.session.rows.first = {}
-        if self.overlap is not None:
-            install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
+        if self.session.overlap is not None:
+            install(self.model, self.session.overlap, self.carry_out, lambda: self.replay > 0)
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
@@ -225,7 +204,7 @@ class AttachedJob:
             initial = record.unpack(self.session.initial)
             told = buffers_told(self.buffers, self.memory, initial.buffers)
             self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
-        self.by_hand.joined()
+        self.weight_guard.joined()
         self.digests.begin()
 
     def _find_place(self, restored: record.ResumeRecord) -> None:
@@ -374,26 +353,26 @@ class AttachedJob:
             self.owes -= 1
             self.absent_step()
             if not self.places.known:
-                self.edge()
+                self.step_boundary()
 
-    def edge(self) -> None:
+    def step_boundary(self) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step).
 
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
         if self.places.batches:
-            self.by_hand.refuse_without_step(self.made)
+            self.weight_guard.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
         within = within or self.waits_at_its_place or self.clipping.asking.waits
         if self.replay or self.comes_back or within:
-            self.carry_out(self.session.stir if self.replay else self.session.inside_round)
+            self.carry_out(self.session.heartbeat if self.replay else self.session.inside_round)
             return
         if (late := self.pairs[0].cuts.late) is not None:
-            late.edge()
+            late.step_boundary()
             return
         self._tell_total()
-        self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.cursor), self.half is not None))
+        self.carry_out(lambda: self.session.step_boundary(lambda: self.records.make(self.cursor), self.half is not None))
 
     def _tell_total(self) -> None:
         if self.place.rank == 0 and (total := self.totals.news(self.session.clock)) is not None:
@@ -402,7 +381,7 @@ class AttachedJob:
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
         if self._end_round() and not self.places.known:
-            self.edge()
+            self.step_boundary()
         self.carry_out(self.session.exchange.finish)
 
     @property
@@ -430,7 +409,7 @@ class AttachedJob:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
             late.drain()
-        if self.by_hand.leave(self.made):
+        if self.weight_guard.leave(self.made):
             self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(end, last=True), self.parameters))
@@ -491,7 +470,7 @@ class AttachedJob:
         else:
             self._inner_step(self.rounds, original)
         if not self.places.known:
-            self.edge()
+            self.step_boundary()
 
     def _look(self) -> None:
         assert self.inputs is not None
@@ -520,7 +499,7 @@ class AttachedJob:
             self.gradients.step(
                 (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
             )
-        if self.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
+        if self.session.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
@@ -547,7 +526,7 @@ class AttachedJob:
             if p.grad is not None and scale != 1.0:
                 p.grad.mul_(scale)
         optimizers.clear_marks(self._stepping.optimizer)
-        self.by_hand.forget()
+        self.weight_guard.forget()
         self.carry_out(lambda: rounds.step(original, skip))
 
     def _end_round(self) -> bool:
@@ -580,7 +559,7 @@ class AttachedJob:
         if not self.replay:
             return False
         self.tables.forget()
-        self.carry_out(self.session.stir)
+        self.carry_out(self.session.heartbeat)
         if self.rounds is None or self.rounds.step_again():
             self._made_again()
         return True
@@ -600,7 +579,7 @@ class AttachedJob:
         self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None,
         pushed: clipping.Pushed | None = None,
     ) -> None:  # fmt: skip
-        self.by_hand.refuse_before_step()
+        self.weight_guard.refuse_before_step()
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
@@ -613,18 +592,18 @@ class AttachedJob:
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
         self.session.exchange.may_skip = getattr(pair.optimizer, "found_inf", None) is not None
         if original is None:
-            if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
+            if not self.places.known:  # the step boundary comes right after this step, and nothing of its record changes until then
                 self.session.exchange.meanwhile = self.records.prepare
-            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(has)))
+            self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, self._taking(has)))
             if pushed is None:
                 self.clipping.asking.note(False)
             if grads is not None:
                 self.digests.stepping(hyperparameters, clip)
-            self.by_hand.stepped()
+            self.weight_guard.stepped()
             return
         own = [pushed is None and has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
-        self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
+        self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, means))
         nowhere = self.session.nowhere
         for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
             if mine:
