@@ -110,7 +110,7 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
 
 
 def test_without_injection_no_image_is_pinned() -> None:
-    pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned
+    pinned = plan(job(runtime_image=NEW, injection="None"), NOW).status.pinned
     assert pinned == DIGESTED(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
 
 

@@ -150,7 +150,7 @@ def pinned(state: JobState, afresh: bool) -> Pinned:
     if key == state.observed.key_taken and not state.observed.mounts(objects.key_secret_name(state.observed.name, state.observed.uid, key)):
         key += 1
     return Pinned(
-        runtime_image=kept.runtime_image or (_image(state, begun) if state.observed.spec.injection == "auto" else None),
+        runtime_image=kept.runtime_image or (_image(state, begun) if state.observed.spec.injection == "Auto" else None),
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
         wire=wire,
         container=kept.container or (container_of(state.observed.spec.workers.template, TRAINED) or {}).get("name"),
