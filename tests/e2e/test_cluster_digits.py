@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from psjob_client.local.status import part
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, kill, phase, processes, shard_status, wait_for
@@ -245,7 +246,8 @@ def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     mine = {"resumeFrom": {"job": "first"}, "volume": {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}}
     kube.apply(digits.job("second", args=args, checkpoint={**kept, **mine}))
     story = lambda: kube.story("second")  # noqa: E731
-    wait_for("the run to be found", lambda: (kube.status("second").get("pinned") or {}).get("resumedFrom") == run, 60, story=story)
+    pinned = lambda: part(kube.status("second"), "internal", "pinned")  # noqa: E731
+    wait_for("the run to be found", lambda: pinned().get("resumedFrom") == run, 60, story=story)
     kube.kubectl("delete", "psj", "first", "--wait=true")
     said = wait_for("it to train", lambda: coordinator(kube, "second"), 120, story=story)
     assert said["step"] >= step, "nothing done is done again"
@@ -254,4 +256,4 @@ def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     assert final.parent.name == kube.status("second")["run"] != run
     reached = accuracy(final)
     print(f"\ntest accuracy {reached:.3f} on from step {step}")
-    assert reached >= 0.95 and kube.status("second")["pinned"]["resumedFrom"] == run
+    assert reached >= 0.95 and pinned()["resumedFrom"] == run

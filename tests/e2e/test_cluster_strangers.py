@@ -85,7 +85,7 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
     wait_for("the suspension", phase(kube, NAME, "Suspended"), 120, story=lambda: kube.story(NAME))
     kube.kubectl("patch", "psj", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": False}}))
     ready_to_kill(kube, NAME)
-    assert kube.status(NAME)["pinned"]["key"] == status["pinned"]["key"] + 1
+    assert kube.status(NAME)["internal"]["pinned"]["key"] == status["internal"]["pinned"]["key"] + 1
     second = run_keys(node_cluster.api, kube.namespace, NAME, run, 2)
     assert not set(first.values()) & {second["workers"], second["shards"]}
     start = kube.status(NAME)["workers"]["start"]

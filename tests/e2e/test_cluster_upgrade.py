@@ -72,7 +72,7 @@ def test_a_run_that_began_without_keys_goes_on_after_a_suspension(kube: Kube, ho
     wait_for("the suspension", lambda: kube.status("digits").get("phase") == "Suspended", 180, story=lambda: kube.story("digits"))
     suspend(kube, False)
     ready_to_kill(kube, "digits")
-    pinned = kube.status("digits")["pinned"]
+    pinned = kube.status("digits")["internal"]["pinned"]
     assert (pinned["runtimeImage"], pinned["wire"], pinned["key"]) == (RUNTIME_IMAGE, WIRE, 1)
     complete(kube, "digits", 600)
     assert images(kube, "digits") == {RUNTIME_IMAGE}

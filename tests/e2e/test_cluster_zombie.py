@@ -92,7 +92,7 @@ def test_a_zombie_shard_is_fenced_and_never_read(
     wait_for(f"{node} to be Ready again", lambda: ready_node(kube, node) == "True", 60)
     status = complete(kube, name)
     assert accuracy(final_weights(kube, name)) >= 0.95
-    assert status["shards"][0]["attempt"] >= 2 and status["view"] >= 2
+    assert status["shards"][0]["attempt"] >= 2 and status["internal"]["term"] >= 2
     assert status["restarts"]["counted"] == 0, "a lost node is nobody's failure"
     folder = final_weights(kube, name).parent
     claimed = (folder / "CLAIM-000002").stat().st_mtime

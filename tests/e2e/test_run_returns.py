@@ -39,7 +39,7 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     """Some forty times: no worker begins again, no number rises, no block is read, and the bits are those of an undisturbed run."""
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit = run(tmp_path / "hit", *crashes(21, 3, 40))
-    assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["view"] == 1, hit.err
+    assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["term"] == 1, hit.err
     assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
     log = hit.log("job-shard-")
     went_on = log.count("continues from its memory")  # where steps are quick, a crash may hit who has not yet come to say so

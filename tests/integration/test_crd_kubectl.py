@@ -100,7 +100,7 @@ def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: s
         "progress": {"step": 120, "loss": 0.25},
         "checkpoint": {"step": 100, "time": "2026-01-01T00:00:00Z"},
         "restarts": {"total": 1, "causes": {"OOMKilled": 1}},
-        "view": 2,
+        "internal": {"term": 2},
         "conditions": [
             {
                 "type": "Ready",
@@ -116,7 +116,7 @@ def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: s
     assert row[:5] == ["digits", "Running", "2/2", "3/4", "120"]
     assert row[6] == "1"
     wide = job_kubectl("get", "psj", "-n", namespace, "-o", "wide").stdout.splitlines()
-    assert wide[0].split()[-5:] == ["STAGES", "MODE", "LOSS", "VIEW", "COUNTED"]
+    assert wide[0].split()[-5:] == ["STAGES", "MODE", "LOSS", "TERM", "COUNTED"]
     assert "0/3 nodes are available" in wide[1]
     assert "sync" in wide[1].split()
 

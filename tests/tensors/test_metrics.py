@@ -18,9 +18,9 @@ from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import Client, Key, Limits, _verb
-from psjob_operator.cluster.health import Health
+from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
-from psjob_operator.cluster.progress import parse_status
+from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
 
 NOW = 1_790_000_000.0

@@ -55,7 +55,7 @@ def test_no_default_on_what_others_own_nor_in_status() -> None:
 
 def test_numbers_that_name_processes_and_keys_have_the_limit_that_processes_have() -> None:
     status = schema()["properties"]["status"]
-    numbers = ["pinned.key", "view", "placement", "shards[].attempt", "workers.start"]
+    numbers = ["internal.pinned.key", "internal.term", "internal.placedTerm", "shards[].attempt", "internal.workerStart"]
     for at in (*numbers, "interruption.attempt", "restarts.lastIncident.start"):
         assert (at, node(status, at)["maximum"]) == (at, contract.MOST_NUMBER)
 
@@ -100,7 +100,7 @@ def test_a_status_survives_the_way_through_json() -> None:
         observed_generation=1,
         phase="Running",
         run="u",
-        view=3,
+        internal={"term": 3},  # type: ignore[arg-type]
         shards=({"index": 0, "attempt": 2, "state": "Serving", "pod": "a-shard-0-a2"},),  # type: ignore[arg-type]
         restarts={"total": 1, "causes": {"OOMKilled": 1}, "counted": 1},  # type: ignore[arg-type]
         progress={"step": 5, "loss": 1},  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def test_the_crd_is_clean() -> None:
     ("rule", "at", "gone", "put"),
     [
         ("integers", "spec.shards.replicas", ("format",), {}),
-        ("integers", "status.view", ("maximum",), {}),
+        ("integers", "status.internal.term", ("maximum",), {}),
         ("integers", "spec.workers.replicas", (), {"maximum": 2**40}),
         ("nofloats", "spec.runPolicy.backoffLimit", (), {"type": "number"}),
         ("nobools", "spec.checkpoint.keep", (), {"type": "boolean"}),

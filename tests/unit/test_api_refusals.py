@@ -40,7 +40,7 @@ from psjob_operator.cluster.client import (
     ranges,
 )
 from psjob_operator.cluster.client import Path as PatiencePath
-from psjob_operator.cluster.health import answer_words
+from psjob_operator.cluster.main import answer_words
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.cluster.watch import Patience
 from psjob_operator.plan.actions import CreateProcess

@@ -124,7 +124,7 @@ def test_what_no_restart_can_help_fails_the_job_whatever_the_rules_say(role: str
 def test_a_fenced_shard_stays_above_the_view_that_it_met_whatever_a_rule_says() -> None:
     end = ended(EXIT_FENCED, message='{"fenced": {"view": 9}}')
     decided = plan(ruled([{"action": "Count", "onReasons": ["Fenced"]}], "shard", **end), NOW)
-    assert (decided.status.view, decided.status.restarts.counted) == (10, 1)
+    assert (decided.status.internal.term, decided.status.restarts.counted) == (10, 1)
 
 
 def test_a_hung_worker_meets_a_rule() -> None:
@@ -155,7 +155,7 @@ def failing(snapshot: ObservedState, *ends: tuple[str, int]) -> JobStatus:
         if decided.status.phase == "Failed":
             return decided.status
         shards = {it.index: it.attempt for it in decided.status.shards}
-        numbers[role, index] = shards[index] if role == "shard" else decided.status.workers.start
+        numbers[role, index] = shards[index] if role == "shard" else decided.status.internal.worker_start
         now += 1000
     return decided.status
 
@@ -213,7 +213,7 @@ def test_a_storm_hides_nobody_who_failed_before_it() -> None:
     status = failing(snapshot, ("worker", 3), ("worker", 3))
     gone: dict[str, Any] = {**ended(1), "number": 1, "node": "n2"}
     seats = [replace(it, **gone) if it.role == "worker" and it.index > 20 else it for it in snapshot.processes if it.index != 3]
-    storm = plan(replace(snapshot, status=status, processes=(*seats, pod("worker", 3, status.workers.start))), NOW + 5000)
+    storm = plan(replace(snapshot, status=status, processes=(*seats, pod("worker", 3, status.internal.worker_start))), NOW + 5000)
     listed = {(entry.role, entry.index): entry.count for entry in storm.status.restarts.by_process}
     assert len(listed) == 8 and listed["worker", 3] == 2
 

@@ -18,8 +18,8 @@ from psjob_operator.api.status import Pinned
 from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.objects import cluster_config, config_digest, config_text, job_config
-from psjob_operator.render.merge import merge
 from psjob_operator.render.objects import LABEL_DIGEST, LABEL_JOB
+from psjob_operator.render.shard import merge
 from tests.unit.plan_given import job
 
 DATA = [{"name": "data", "containerPort": 7070}, {"name": "status", "containerPort": 7071}]

@@ -54,8 +54,8 @@ from psjob_operator.cluster.client import (
     kubeconfig_path,
     load_configuration,
 )
+from psjob_operator.cluster.observe import bounded, is_proven, nonce_of, parse_status
 from psjob_operator.cluster.pods import parse_pod
-from psjob_operator.cluster.progress import bounded, is_proven, nonce_of, parse_status
 from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, HISTORY_PATH, PROOF_HEADER, STATUS_PATH, STATUS_PORT
 from psjob_operator.plan import objects
 from psjob_operator.plan.observed_state import Process
@@ -308,7 +308,7 @@ class ClusterJobs:
 
     async def _questions(self, raw: Mapping[str, Any], pods: Sequence[Process]) -> tuple[bytes | None, str]:
         """The key that the run's status ports are asked with, and why there is none: it is read with the rights of who asks."""
-        metadata, pinned = raw["metadata"], part(raw, "status", "pinned")
+        metadata, pinned = raw["metadata"], part(raw, "status", "internal", "pinned")
         run, number = str(metadata["uid"]), pinned.get("key")
         if not isinstance(number, int) or not any(one.phase == "Running" for one in pods):
             return None, ""

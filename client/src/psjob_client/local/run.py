@@ -243,7 +243,7 @@ def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, secon
         "crashes": watch.total("crashes"),
         "passes_again": passes_again(told),
         "restarts": dict(status.restarts.causes) if status else {},
-        "view": (status and status.view) or 0,
+        "term": (status and status.internal.term) or 0,
         "attempts": [shard.attempt for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),

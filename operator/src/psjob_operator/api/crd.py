@@ -62,7 +62,7 @@ _SHAPES: dict[str, Schema] = {
     "status.stages": {"maxItems": STAGES, **_ATOMIC},
     "status.stages[].name": {"maxLength": 63},
     "status.workers.problems": {"maxItems": 8, **_ATOMIC},
-    "status.workers.pendingStarts": {"maxLength": 24_000},
+    "status.internal.pendingStarts": {"maxLength": 24_000},
     "status.workers.succeededIndexes": {"maxLength": 24_000},
     "status.workers.failedIndexes": {"maxLength": 24_000},
     "status.checkpoint.time": {"format": "date-time"},
@@ -96,7 +96,7 @@ _COLUMNS = (
     ("Stages", "string", ".status.stagesReady", "Stages whose workers all run or have succeeded, of those declared.", 1),
     ("Mode", "string", ".spec.training.mode", "When a push counts.", 1),
     ("Loss", "number", ".status.progress.loss", "Last loss that the script reported.", 1),
-    ("View", "integer", ".status.view", "Number of the present set of shard starts.", 1),
+    ("Term", "integer", ".status.internal.term", "Number of the present set of shard starts.", 1),
     ("Counted", "integer", ".status.restarts.counted", "Failures that count against the limit.", 1),
 )
 ONE_LINE = 1000

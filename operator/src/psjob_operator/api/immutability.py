@@ -100,6 +100,7 @@ _SWITCHING = (
 )
 _TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))
 _FINISHED = f"has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in [{_TERMINAL}]"
+_TERM, _START = "status.?internal.?term", "status.?internal.?workerStart"
 _STATUS = (
     _transition(
         "",
@@ -111,34 +112,29 @@ _STATUS = (
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.view) || (has(self.status) && has(self.status.view)"
-        " && self.status.view >= oldSelf.status.view)",
-        about="status.view",
+        f"self.?{_TERM}.orValue(0) >= oldSelf.?{_TERM}.orValue(0)",
+        about="status.internal.term",
         limit="must not go back",
-        remedy="a lower view would let stale shards commit; write the view that is there, or a higher one",
+        remedy="a lower term would let stale shards commit; write the term that is there, or a higher one",
     ),
     _transition(
         "",
         "!has(oldSelf.status) || !has(oldSelf.status.run) || (has(self.status) && has(self.status.run)"
-        f" && (self.status.run == oldSelf.status.run || !({_FINISHED}) || !has(oldSelf.status.view)"
-        " || (has(self.status.view) && self.status.view > oldSelf.status.view)))",
+        f" && (self.status.run == oldSelf.status.run || !({_FINISHED}) || self.?{_TERM}.orValue(0) > oldSelf.?{_TERM}.orValue(-1)))",
         about="status.run",
-        limit="must not be taken away, nor change after Complete or Failed but with a higher status.view",
+        limit="must not be taken away, nor change after Complete or Failed but with a higher status.internal.term",
         remedy="it names the checkpoints of this run; write the run that is there",
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.workers) || !has(oldSelf.status.workers.start) || (has(self.status)"
-        " && has(self.status.workers) && has(self.status.workers.start)"
-        " && self.status.workers.start >= oldSelf.status.workers.start)",
-        about="status.workers.start",
+        f"self.?{_START}.orValue(0) >= oldSelf.?{_START}.orValue(0)",
+        about="status.internal.workerStart",
         limit="must not go back",
         remedy="names of worker pods are made from it; write the number that is there, or a higher one",
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.shards) || (has(self.status) && has(self.status.shards)"
-        " && self.status.shards.size() >= oldSelf.status.shards.size())",
+        "self.?status.?shards.orValue([]).size() >= oldSelf.?status.?shards.orValue([]).size()",
         about="status.shards",
         limit="must not shrink",
         remedy="each entry keeps its shard's attempt; write all of them",

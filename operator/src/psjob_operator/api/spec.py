@@ -328,7 +328,7 @@ class ResumeFrom(Model):
     """The run to go on from, in one of two ways."""
 
     job: str | None = None
-    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.pinned."""
+    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.internal.pinned."""
     run: str | None = None
     """A run: `status.run` of a job."""
 

@@ -190,7 +190,7 @@ def job_config(
     resumed_from: str | None = None,
 ) -> dict[str, Any]:
     """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it.
-    `encryption` and `resumed_from`: of status.pinned.
+    `encryption` and `resumed_from`: of status.internal.pinned.
 
     Raises KeyError for a format that this version does not write (contract.CONFIG_FORMATS).
     """

@@ -92,9 +92,9 @@ WORKER_NAME: Final = "worker-{index}"
 CONFIG_FORMAT: Final = 1
 """Number of what a process is handed and answers: its command, environment and config, its exit codes, last message and status port.
 
-A run keeps the number that it began with (status.pinned), and so do its pods. The number rises with every change by which a runtime of
-the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with another
-default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
+A run keeps the number that it began with (status.internal.pinned), and so do its pods. The number rises with every change by which a
+runtime of the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with
+another default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
 Keys of the config (all present, but for processes, localSum and those of stages):
 
