@@ -145,7 +145,7 @@ class Pinned(StatusModel):
     """What a run was begun with."""
 
     runtime_image: str | None = None
-    """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection none, and locally."""
+    """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection None, and locally."""
     config_format: Count | None = None
     """Format of its config, and of everything else that the operator and its processes exchange."""
     wire: Count | None = None
