@@ -238,13 +238,13 @@ class StageStatus(StatusModel):
     delay: float | None = None
     """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
     idle: float | None = None
-    """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
+    """Mean part of the last 32 steps' time, 0..1, that its workers waited for other stages or shards."""
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
     peak_memory_bytes: Amount | None = None
     """The most bytes of RAM that one of its workers has held since its process began."""
     peak_device_bytes: Amount | None = None
-    """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
+    """The most bytes of tensors that one of its workers had on its CUDA device; absent without one."""
     waiting: str | None = None
     """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
     stages that wait say it."""
@@ -327,7 +327,7 @@ class Restarts(StatusModel):
     causes: dict[str, Count] = Field(default_factory=dict)
     """How many by cause, such as OOMKilled: 2."""
     counted: Count = 0
-    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits. What is lost together is one."""
+    """Failures that count against runPolicy.backoffLimit; 0 after ten minutes of commits. Losses at one time are one."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
     steps_lost: Amount = 0
