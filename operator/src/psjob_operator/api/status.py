@@ -140,7 +140,7 @@ class Internal(StatusModel):
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
+    """Workers with a start number whose pod was not seen yet, by number, such as 3:0-2,7."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 
@@ -312,7 +312,7 @@ class Recovery(StatusModel):
     seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
     steps_lost: Amount | None = None
-    """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
+    """Steps from the checkpoint to where training was. Absent in async and bounded."""
     updates_lost: Amount | None = None
     """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
     time: str
