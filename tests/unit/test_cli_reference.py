@@ -25,7 +25,7 @@ from typer.main import get_command
 from psjob_client.cli import entry, main
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
-from psjob_client.cli.options import Where, broken, first_sentence, plain
+from psjob_client.cli.options import JobScope, bare_name, break_command, first_sentence
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.problems import BadInput
@@ -74,20 +74,20 @@ def test_each_example_on_the_pages_is_taken(words: list[str]) -> None:
 
 
 def test_a_name_is_taken_as_kubectl_prints_it() -> None:
-    assert plain("pstrainingjob.psjob.dev/digits") == plain("digits") == "digits"
+    assert bare_name("pstrainingjob.psjob.dev/digits") == bare_name("digits") == "digits"
     for bad in ("", "--yes", "a/"):
         with pytest.raises(BadInput, match="is no name of a job"):
-            plain(bad)
+            bare_name(bad)
 
 
 def test_which_jobs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["psjob"])
-    assert Where(local=True).says_local and Where(folder=tmp_path).says_local and not Where().says_local
-    assert Where(namespace="n").says_cluster and Where(kubeconfig=tmp_path).says_cluster and not Where().says_cluster
+    assert JobScope(local=True).says_local and JobScope(folder=tmp_path).says_local and not JobScope().says_local
+    assert JobScope(namespace="n").says_cluster and JobScope(kubeconfig=tmp_path).says_cluster and not JobScope().says_cluster
     with pytest.raises(BadInput, match="use one of the two"):
-        Where(local=True, context="c")
+        JobScope(local=True, context="c")
     monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-psjob"])
-    assert Where().says_cluster and not Where(local=True).says_cluster
+    assert JobScope().says_cluster and not JobScope(local=True).says_cluster
 
 
 def test_names_of_runs_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_examples_are_as_wide_as_a_terminal(name: str) -> None:
 @given(st.lists(st.sampled_from(["psjob", "run", "--set", "a=b", "'two words'", "|", "x" * 30]), min_size=1, max_size=12))
 def test_a_broken_line_is_the_same_command(words: list[str]) -> None:
     command = " ".join(words)
-    lines = broken(command, 40)
+    lines = break_command(command, 40)
     assert shlex.split(" ".join(line.removesuffix("\\").strip() for line in lines)) == shlex.split(command)
     assert all(line.endswith(" \\") for line in lines[:-1]) and all(len(line) <= 40 for line in lines)
 
