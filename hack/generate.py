@@ -54,8 +54,17 @@ def copies() -> dict[Path, str]:
 
 def files() -> dict[Path, str]:
     """Every file that is made of what the code says, and its text."""
-    from hack import argocd, believedtable, housemap, manifestpages, metricspage, pythonpage, reasonspage
-    from psjob_client.cli.help import reference_page
+    from hack import (
+        argocd,
+        believedtable,
+        commandspage,
+        compatibilitypage,
+        housemap,
+        manifestpages,
+        metricspage,
+        pythonpage,
+        reasonspage,
+    )  # fmt: skip
     from psjob_client.cli.main import cli
     from psjob_operator.api.crd import crd_yaml
     from tests.programs import page as programspage
@@ -65,9 +74,10 @@ def files() -> dict[Path, str]:
         ROOT / "crds/psjob.dev_pstrainingjobs.yaml": crd,
         ROOT / "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml": in_chart(crd),
         **{ROOT / "docs/manifest" / name: text for name, text in manifestpages.pages().items()},
-        ROOT / "docs/cli.md": reference_page(cli),
+        ROOT / "docs/cli.md": commandspage.page(cli),
         ROOT / "docs/metrics.md": metricspage.page(),
         ROOT / "docs/reasons.md": reasonspage.page(),
+        ROOT / "docs/compatibility.md": compatibilitypage.page(),
         believedtable.PAGE: believedtable.page(),
         ROOT / "docs/reference.md": pythonpage.page(),
         ROOT / "docs/programs.md": programspage.page(),

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from psjob.collectives.schedule import STRATEGIES, Schedule, relabelled, schedule
 from psjob_client.topology import costs
-from psjob_client.topology.choose import HYSTERESIS, Choice, choose
-from psjob_client.topology.estimate import Estimate
+from psjob_client.topology.choose import HYSTERESIS, Choice, Estimate, choose
 from psjob_client.topology.machine import FIGURES, Machine, Routes, read_machine
 
 NUMEL = 1 << 19

@@ -53,10 +53,10 @@ BY_HAND = (
         ("tests/tensors/test_coordinator_disk.py",),
     ),
     ByHand(
-        "a view that was passed is not stale",
+        "a term that was passed is not stale",
         f"{PSJOB}/checkpoint/claim.py",
-        "if found is None or found[0] < view:",
-        "if found is None or found[0] != view:",
+        "if found is None or found[0] < term:",
+        "if found is None or found[0] != term:",
         ("tests/tensors/test_checkpoint_manifest.py",),
     ),
     ByHand(

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from posixpath import dirname, join, normpath
 
-from hack.site.flowchart import pictured
 from hack.site.links import FENCE, links
 
 HERE = Path(__file__).resolve().parent
@@ -43,10 +42,10 @@ def stage(root: Path, folder: Path) -> None:
 
 
 def prepared(path: str, text: str, known: set[str]) -> str:
-    """A page as the generator wants it: blank lines before lists and tables, pages for links to folders, pictures for flowcharts."""
+    """A page as the generator wants it: blank lines before lists and tables, and pages for links to folders."""
     lines: list[str] = []
     fence = False
-    for line in pictured(text).splitlines():
+    for line in text.splitlines():
         before = lines[-1] if lines else ""
         if FENCE.match(line):
             fence = not fence

@@ -28,7 +28,7 @@ READ = {
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
     assert len(ALL) > 100
-    known = ("", "sh", "python", "pycon", "yaml", "json", "text", "console", "mermaid", "diff", "markdown")
+    known = ("", "sh", "python", "pycon", "yaml", "json", "text", "console", "diff", "markdown")
     assert [f"{block.place} {block.kind!r}" for block in ALL if block.kind not in known] == []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, FloatRect, Page, Request
+from playwright.sync_api import Browser, Page, Request
 
 from hack.site.__main__ import main
 from hack.site.stage import pages
@@ -92,29 +92,6 @@ def test_nothing_is_fetched_from_elsewhere_and_no_script_complains(opened: Brows
     assert asked and [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert told == []
     shown.context.close()
-
-
-@pytest.mark.nodes
-@pytest.mark.rotating
-def test_flowcharts_are_pictures_and_not_their_source(opened: Browser, site: Path) -> None:
-    shown = show(opened, site, "docs/architecture.html", DESK, "light")
-    pictures = shown.locator("article svg[role=img]")
-    assert pictures.count() == 2 and "flowchart LR" not in shown.locator("article").inner_text()
-    for picture in pictures.all():
-        size = picture.bounding_box()
-        assert size is not None and size["width"] > 400 and size["height"] > 100
-        # No word of a picture lies over another, or outside of the picture.
-        boxes = [box for text in picture.locator("text").all() if (box := text.bounding_box())]
-        assert len(boxes) > 8 and not [one for at, one in enumerate(boxes) for two in boxes[:at] if meet(one, two)]
-        assert all(box["x"] >= size["x"] and box["x"] + box["width"] <= size["x"] + size["width"] + 1 for box in boxes)
-    shown.context.close()
-
-
-def meet(one: FloatRect, two: FloatRect) -> bool:
-    """Two rectangles share more than the space between lines."""
-    beside = min(one["x"] + one["width"], two["x"] + two["width"]) - max(one["x"], two["x"])
-    below = min(one["y"] + one["height"], two["y"] + two["height"]) - max(one["y"], two["y"])
-    return beside > 1 and below > 4
 
 
 @pytest.mark.nodes

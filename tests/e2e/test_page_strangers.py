@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from psjob_client.sdk.client import AsyncClient
-from psjob_client.ui.opening import opened
-from psjob_client.ui.server import Page
+from psjob_client.ui.server import Page, opened
 
 
 @pytest.fixture

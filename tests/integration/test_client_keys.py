@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.jobs import kube
+from psjob_client.jobs import cluster
 from psjob_client.jobs.cluster import ClusterJobs
 from psjob_client.jobs.view import HistoryView, JobView
 from tests.cluster_fixtures import Cluster
@@ -42,7 +42,7 @@ def told(path: str) -> dict[str, Any]:
 
 def look(config: Path, namespace: str) -> tuple[JobView, HistoryView]:
     async def ask() -> tuple[JobView, HistoryView]:
-        source = ClusterJobs(*await kube.reach(None, namespace, str(config)))
+        source = ClusterJobs(*await cluster.reach(None, namespace, str(config)))
         try:
             return await source.get("job"), await source.history("job")
         finally:

@@ -29,7 +29,7 @@ from hack.readme import script
 from psjob import Client, Job
 from psjob_client.convert.draft import Wishes
 from psjob_client.convert.script.port import ported
-from psjob_client.convert.write import from_text
+from psjob_client.convert.sources import from_text
 from psjob_client.problems import BadInput
 from tests import warm
 from tests.docs.pages import BLOCK, COMMANDS, DOCS, PAGE, PAGES, blocks

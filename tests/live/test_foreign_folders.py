@@ -16,8 +16,7 @@ import pytest
 
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.local import run_folder
-from psjob_client.local.resume import manifests
-from psjob_client.local.run_folder import read_file
+from psjob_client.local.run_folder import manifests, read_file
 from psjob_client.problems import JobProblem
 
 HOLDS = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print('held', flush=True); time.sleep(60)"

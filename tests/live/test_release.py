@@ -1,4 +1,5 @@
-"""What hack/release.py decides and packs without images: whether a checkout is ready, the chart's archive, plain manifests, sums."""
+"""What hack/release.py decides and packs without images: whether a checkout is ready, the chart's archive, plain manifests, sums;
+and what no file of the repository may hold."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from hack import release
 from hack.cluster.pack import version
 from hack.cluster.paths import Unavailable
 from tests import older
+from tests.support.sources import ROOT, holding
 
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2026-11-26\n"
 READY = ("1.2.0", CHANGELOG, "", ["v1.2.0"])
@@ -127,3 +129,15 @@ def test_the_release_before_is_the_newest_tag_behind_this_commit(tmp_path: Path)
             git("tag", tag)
         found.append(older.release_before(tmp_path))
     assert found == [older.BEFORE, older.BEFORE, "v0.1.0", "v0.1.0"]
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return [ROOT / name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_machine_or_a_registry_host() -> None:
+    names = ["files.python+hosted.org", "pypi+.org", "registry.npm+js.org", "proxy.golang+.org", "deb.debian+.org", "static.crates+.io"]
+    hosts = [name.replace("+", "") for name in names]  # split here, so that this file does not name them
+    places = [re.escape(host) for host in hosts] + [r"(?<![\w.~])/" + "root/", r"(?<![\w.~-])/" + r"work/(main|shared)"]
+    assert not holding("|".join(places), tracked())

@@ -261,7 +261,7 @@ def test_what_would_lose_pushes_and_an_embedding_that_joins_are_refused(tmp_path
         with pytest.raises(Refused, match="rule sum does not go with init normal"):
             Worker(shards, 0, odd, torch.optim.SGD(odd.parameters(), lr=0.1))
         backups = replace(shards.config, workers=2, backup_workers=1)
-        with mock.patch.object(shards, "config", backups), pytest.raises(Refused, match="backupWorkers may leave a push out"):
+        with mock.patch.object(shards, "config", backups), pytest.raises(Refused, match="backupWorkers 1: a step may leave a push out"):
             Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.0))
         worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.0))
         worker.attach()

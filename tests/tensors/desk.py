@@ -82,7 +82,7 @@ class Clerk(Session):
 
 
 class Desk:
-    """Shards of attempt and view `number`, in the folder of `run`, where they may find what an earlier desk left."""
+    """Shards of attempt and term `number`, in the folder of `run`, where they may find what an earlier desk left."""
 
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, number: int = 1, mode: str = "sync", update_at: str | None = None,
@@ -178,7 +178,7 @@ class Desk:
         store = self.servers[index].store
         serves = store.phase.name == "SERVING" if serving is None else serving
         carried = 0 if store.decided is None else store.decided.carried
-        body = hello_body(index, store.attempt, store.view, serves, store.recovery, written(store.mode), carried)
+        body = hello_body(index, store.attempt, store.term, serves, store.recovery, written(store.mode), carried)
         self._links[index] = self.coordination.shard(index, body, order or self.servers[index].control.order)
         self.hear()
         if store.decided is not None:

@@ -169,11 +169,11 @@ def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp
 class Asking(World):
     """Shards are asked for first values, and answer when a test says so."""
 
-    def __init__(self, view: int) -> None:
-        super().__init__(view=view)
+    def __init__(self, term: int) -> None:
+        super().__init__(term=term)
         self.setup = -1
         self.post(e.Started())
-        self.shard(1, view=view)
+        self.shard(1, term=term)
         self.stream = self.hello(0)
 
     def order(self, shard: int, body: Mapping[str, Any]) -> None:

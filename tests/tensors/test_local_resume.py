@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import manifest
-from psjob_client.local import resume
-from psjob_client.local.resume import resumed
+from psjob_client.local import run_folder
+from psjob_client.local.run_folder import resumed
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from tests.tensors.checkpoint_parts import save
@@ -53,14 +53,14 @@ def refusal(option: str | None, wanted: JobSpec) -> str:
 
 
 def test_the_operator_knows_the_runtimes_manifests(old: Path) -> None:
-    assert (resume.MANIFEST.pattern, resume.LARGEST) == (manifest._NAME.pattern, manifest.MAX_BYTES)
+    assert (run_folder.MANIFEST.pattern, run_folder.LARGEST) == (manifest._NAME.pattern, manifest.MAX_BYTES)
     path = commit(old, 5)
-    assert resume._whole(path) == {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"}
+    assert run_folder._whole(path) == {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"}
 
 
 def test_a_run_that_fits_is_taken(old: Path) -> None:
     commit(old, 0)
-    commit(old, 5, view=2)
+    commit(old, 5, term=2)
     assert resumed(None, spec()) is None
     assert resumed(Path(".psjob/old"), spec()) == (old, STEP) == resumed(None, spec(run="old"))
     assert resumed(Path(".psjob/old"), spec(run="gone")) == (old, STEP)

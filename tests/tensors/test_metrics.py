@@ -18,9 +18,9 @@ from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import Client, Key, Limits, _verb
-from psjob_operator.cluster.health import Health
+from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
-from psjob_operator.cluster.progress import parse
+from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
 
 NOW = 1_790_000_000.0
@@ -45,7 +45,7 @@ def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[st
         gap.see(value)
     coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "lag": lag.told(), "gap": gap.told(), **said}
     coordinator |= {"workers": [{"rank": 0, "idle": 0.2}, {"rank": 1, "idle": 0.4}, {"rank": 2, "idle": None}]}
-    found = parse(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
+    found = parse_status(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
     assert found is not None
     return dict(found)
 
@@ -181,7 +181,7 @@ def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer
 
 @pytest.mark.parametrize(
     ("brief", "interval"),
-    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"interval": "2h"}}, 7200), ({"checkpoint": {"interval": "soon"}}, 30)],
+    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"periodSeconds": 7200}}, 7200), ({"checkpoint": {"periodSeconds": "soon"}}, 30)],
 )
 def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
     found = page(JobReading(Key("a", "one"), brief, STATUS))
@@ -332,7 +332,7 @@ HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lis
 @settings(max_examples=25)
 @given(st.fixed_dictionaries({"lag": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON}))
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
-    answer = parse(json.dumps({"coordinator": said}).encode())
+    answer = parse_status(json.dumps({"coordinator": said}).encode())
     assert answer is not None
     found = page(JobReading(Key("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
     for name in ("psjob_push_lag", "psjob_push_gap"):

@@ -141,7 +141,6 @@ def test_a_shard_whose_folder_cannot_be_made_waits_for_room_with_a_sentence(smal
 def test_a_void_cut_leaves_no_file_and_the_ones_before_stay(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path).serving()
     assert did(shard.cut(7)) == ["ready", "held", "written"]
-    shard.order({"do": "committed", "step": 0})
     kept = shard.files()
     assert kept == ["v000001-c000007-shard001-a1-admission.json", "v000001-c000007-shard001-a1.safetensors"]
     (shard.folder / "v000001-c000008-shard000-a1.safetensors").touch()
@@ -199,11 +198,11 @@ def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Pa
     spec = TableSpec("t", 4, "sgd", num_rows=400).to_json()
     shard = LoneShard(tmp_path)
     shard.folder.mkdir()
-    shard.order({"do": "setup", "setup": 1, "view": 1, "mode": "sync", "rule": "sgd", "table": [], "tables": [spec]})
+    shard.order({"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [], "tables": [spec]})
     store = shard.server.store
     assert store.initialised_one(store.row_cells[0].index)
     shard.server.initialised()
-    shard.order({"do": "open", "view": 1, "recovery": 1})
+    shard.order({"do": "open", "term": 1, "recovery": 1})
     cell = store.row_cells[0]
     ids = torch.arange(400)
     mine = ids[Partition.even(2).shard_of(ids) == 1]

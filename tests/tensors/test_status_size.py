@@ -14,7 +14,7 @@ from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
 from psjob.shard.status_server import status
 from psjob_operator.api.load import load_job
-from psjob_operator.cluster.progress import parse
+from psjob_operator.cluster.observe import parse_status
 from psjob_operator.contract import STATUS_BYTES
 from tests.tensors.desk import Clerk, Desk
 from tests.unit.api_manifest import GOOD
@@ -43,7 +43,7 @@ def test_the_status_of_the_largest_job_is_read_whole(tmp_path: Path) -> None:
     server.job.waiting_for = f"workers {list(range(WORKERS))} have not pushed step {2**63 - 1} (block 100000), for 100000 s"
     raw = json.dumps(status(server)).encode()
     assert STATUS_BYTES / 2 < len(raw) < STATUS_BYTES
-    found = parse(raw)
+    found = parse_status(raw)
     assert found is not None
     told = found["coordinator"]
     assert [worker["rank"] for worker in told["workers"]] == list(range(WORKERS)) and len(told["metrics"]) == MAX_METRICS

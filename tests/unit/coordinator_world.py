@@ -22,9 +22,9 @@ TABLE = tuple(TensorSpec(f"w{i}", (1 << 20,), "float32", 0) for i in range(64))
 class World:
     """Shards answer at once, workers do what they are told, the disk takes no time, unless a test holds something back."""
 
-    def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, view: int = 1, **more: Any) -> None:
+    def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, term: int = 1, **more: Any) -> None:
         self.mode = mode or Sync()
-        self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, view, view, **more)
+        self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, term, term, **more)
         self.machine = Coordinator(self.job)
         self.c = self.machine.state
         self.now = 0.0
@@ -84,12 +84,12 @@ class World:
         assert self.c.open and len(self.welcomes) == self.job.workers, self.c.phase
         return self
 
-    def shard(self, index: int, serving: bool = False, view: int = 1, attempt: int = 1, recovery: int = 0) -> None:
+    def shard(self, index: int, serving: bool = False, term: int = 1, attempt: int = 1, recovery: int = 0) -> None:
         """Shard `index` says hello on a new stream."""
         self._ids += 1
         self._links[self._ids] = index
         self.sent["shard-hello"] += 1
-        self.post(e.ShardHello(self._ids, index, attempt, view, serving, recovery, written(self.mode), 0))
+        self.post(e.ShardHello(self._ids, index, attempt, term, serving, recovery, written(self.mode), 0))
 
     def hello(self, rank: int, start: int = 1, rewinds: int = 0, fresh: bool = True, **more: Any) -> int:
         """A process of worker `rank` says hello; the number of its stream."""
@@ -203,8 +203,8 @@ class World:
 
     def _done(self, job: Any) -> list[e.Event]:
         match job:
-            case a.ClaimView(view):
-                return [e.ViewClaimed(view)]
+            case a.ClaimTerm(term):
+                return [e.TermClaimed(term)]
             case a.LookForClaim():
                 return [e.ClaimSeen()]
             case a.ReadNewest():
@@ -225,7 +225,7 @@ class World:
 def facts(job: a.CommitCut, folder: str) -> CheckpointFacts:
     """What a manifest says of a cut that was committed."""
     return CheckpointFacts(
-        folder, f"manifest-{job.cut}", "run-1", job.view, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,
+        folder, f"manifest-{job.cut}", "run-1", job.term, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,
         request=job.request,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from psjob_operator.api.status import unix
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.client import JOBS, PODS, SERVICES, Key
 from psjob_operator.cluster.observe import slow_and_shown
-from psjob_operator.cluster.pods import GONE_SECONDS, parse
+from psjob_operator.cluster.pods import GONE_SECONDS, parse_pod
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import SLOW_START_SECONDS
 from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
@@ -25,7 +25,7 @@ def condition(kind: str, status: str = "True", **more: str) -> dict[str, Any]:
 
 
 def view(**status: Any) -> Any:
-    found = parse(pod(**status))
+    found = parse_pod(pod(**status))
     assert found is not None
     return found
 
@@ -40,7 +40,7 @@ def test_who_it_is() -> None:
 def test_a_pod_without_our_labels_is_no_process(label: str) -> None:
     raw = pod()
     raw["metadata"]["labels"][label] = "x1"
-    assert parse(raw) is None
+    assert parse_pod(raw) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_pod_whose_numbers_nobody_gave_is_no_process(role: str, label: str, te
     """A stranger's pod can name our job as its owner; a status with its number would be refused (422) for ever."""
     raw = pod()
     raw["metadata"]["labels"] |= {LABEL_ROLE: role, label: text}
-    assert (parse(raw) is not None) == ours
+    assert (parse_pod(raw) is not None) == ours
 
 
 def test_the_trained_containers_end_is_the_end_whatever_sidecars_do() -> None:
@@ -105,14 +105,14 @@ def test_waiting_words_come_from_init_containers_first_and_starting_is_no_troubl
 def test_the_schedulers_words() -> None:
     raw = pod(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")])
     del raw["spec"]["nodeName"]
-    found = parse(raw)
+    found = parse_pod(raw)
     assert found is not None and found.process.unschedulable == "0/3 nodes" and found.process.scheduled is None
     assert view(conditions=[condition("PodScheduled")]).process.scheduled == unix(AT)
 
 
 def test_a_bound_pod_is_not_unschedulable_whatever_an_older_condition_says() -> None:
     raw = pod(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")])
-    found = parse(raw)
+    found = parse_pod(raw)
     assert found is not None and raw["spec"]["nodeName"] and found.process.unschedulable == ""
 
 
@@ -122,10 +122,10 @@ def test_when_it_must_be_asked_for_its_events_or_its_node() -> None:
     assert view(conditions=[condition("PodScheduled")]).process.slow_at is None
     going = pod(conditions=[condition("DisruptionTarget", reason="DeletionByTaintManager")])
     going["metadata"]["deletionTimestamp"] = AT
-    found = parse(going)
+    found = parse_pod(going)
     assert found is not None and found.overdue_at() == unix(AT)
     going["status"]["conditions"] = []
-    found = parse(going)
+    found = parse_pod(going)
     assert found is not None and found.overdue_at() == unix(AT) + GONE_SECONDS
 
 
@@ -146,7 +146,7 @@ STATES = st.one_of(
 )
 def test_every_status_has_a_view(phase: str | None, states: list[tuple[str, dict[str, Any]]]) -> None:
     statuses = [{"name": name, "state": state} for name, state in states]
-    found = parse(pod(phase=phase, containerStatuses=statuses, initContainerStatuses=statuses))
+    found = parse_pod(pod(phase=phase, containerStatuses=statuses, initContainerStatuses=statuses))
     assert found is not None and found.process.phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 
 
@@ -295,7 +295,7 @@ def test_a_proxy_that_is_injected_first_is_not_taken_for_the_trained_container()
     raw = pod(phase="Running", containerStatuses=[entry("proxy", running={"startedAt": AT}), entry("train", terminated={"exitCode": 3})])
     raw["metadata"]["annotations"] = {ANNOTATION_CONTAINER: "train"}
     raw["spec"]["containers"] = [{"name": "proxy"}, {"name": "train"}]
-    seen = parse(raw)
+    seen = parse_pod(raw)
     assert seen is not None and seen.process.exit is not None and seen.process.exit.code == 3
     assert seen.process.lingering and seen.process.phase == "Failed"
 
@@ -307,7 +307,7 @@ def test_events_are_read_of_as_many_slow_pods_as_a_status_shows() -> None:
     def slow(role: str, index: int, **status: Any) -> Any:
         raw = pod(f"job-{role}-{index}", uid=f"{role}-{index}", phase="Pending", conditions=[condition("PodScheduled")], **status)
         raw["metadata"]["labels"] |= {LABEL_ROLE: role, LABEL_INDEX: str(index)}
-        view = parse(raw)
+        view = parse_pod(raw)
         assert view is not None
         return view
 
@@ -321,5 +321,5 @@ def test_events_are_read_of_as_many_slow_pods_as_a_status_shows() -> None:
 def test_how_long_a_start_was_held_back_stands_on_its_pod(text: str | None, seconds: int) -> None:
     raw = pod()
     raw["metadata"]["annotations"] = {} if text is None else {ANNOTATION_WAITED: text}
-    view = parse(raw)
+    view = parse_pod(raw)
     assert view is not None and view.process.waited == seconds

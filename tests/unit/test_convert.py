@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psjob_client.cli.main import cli
 from psjob_client.convert.draft import Converted, Wishes
-from psjob_client.convert.write import from_text, from_words, yaml_of
+from psjob_client.convert.sources import from_text, from_words, yaml_of
 from psjob_client.problems import BadInput
 from psjob_operator.api.load import load_document, load_job
 from tests.typed import CliRunner

@@ -181,7 +181,7 @@ def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
     world.post()
     assert cut.committing
     world.post(e.ShardLost(1, world.c.peers[1].link))
-    world.shard(1, attempt=2, view=2)
+    world.shard(1, attempt=2, term=2)
     assert world.sent["void"] == 0 and not world.c.open
     world.slow = False
     world.work()
@@ -231,7 +231,7 @@ def test_a_full_volume_at_the_start_is_waited_for() -> None:
     world.slow = True
     world.post(e.Started())
     world.disk.clear()
-    world.post(e.ViewUnclaimed(1, "cannot write CLAIM-000001 in /runs/run-1: ENOSPC, the volume is full", True))
+    world.post(e.TermUnclaimed(1, "cannot write CLAIM-000001 in /runs/run-1: ENOSPC, the volume is full", True))
     told = world.machine.status(world.now, 0.0)
     assert "ENOSPC" in str(told["waiting"]) and "ENOSPC" in str(told["checkpointProblem"]) and not world.left
     world.slow = False
@@ -244,7 +244,7 @@ def test_a_full_volume_at_the_start_is_waited_for() -> None:
 def test_a_view_that_cannot_be_claimed_for_another_reason_ends_this_process() -> None:
     world = World()
     world.slow = True
-    world.post(e.Started(), e.ViewUnclaimed(1, "cannot create CLAIM-000001: EROFS", False))
+    world.post(e.Started(), e.TermUnclaimed(1, "cannot create CLAIM-000001: EROFS", False))
     assert world.left == [a.Leave(1, "cannot create CLAIM-000001: EROFS")]
 
 
@@ -265,29 +265,29 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
 
 def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
     """It stood still between its look for a successor and its rename; the shards have gone on from the checkpoint before."""
-    world = World(view=2, must_find=True, mode=Async())
+    world = World(term=2, must_find=True, mode=Async())
     world.manifests = [saved(10, 2)]
     world.post(e.Started())
-    world.shard(1, view=2)
+    world.shard(1, term=2)
     assert world.c.open
     world.manifests.append(saved(20, 2))
-    world.shard(1, attempt=3, view=3)
+    world.shard(1, attempt=3, term=3)
     source = world.c.source
     assert source is not None and source.step == 10
-    world.manifests.append(dataclasses.replace(saved(15, 2), view=2))
-    world.shard(1, attempt=4, view=4)
+    world.manifests.append(dataclasses.replace(saved(15, 2), term=2))
+    world.shard(1, attempt=4, term=4)
     source = world.c.source
     assert source is not None and source.step == 15, "this one's own checkpoint is newer than both"
 
 
 def test_a_run_that_an_earlier_coordinator_ends_after_the_first_look_is_over() -> None:
     """Its rename of the final manifest comes between this one's two looks: what was trained whole is not trained again."""
-    world = World(view=2, must_find=True, mode=Async())
+    world = World(term=2, must_find=True, mode=Async())
     world.manifests = [saved(10, 2)]
     world.post(e.Started())
     world.manifests.append(dataclasses.replace(saved(20, 2), final=True))
     world.hello(0)
-    world.shard(1, view=2)
+    world.shard(1, term=2)
     assert world.c.phase == "finished"
     assert world.sent["restore"] == 0 and world.sent["finish"] == 2
     world.hello(1)
@@ -335,7 +335,7 @@ def spent(world: World) -> int:
 def test_messages_of_a_recovery_grow_with_workers_plus_shards(large: World) -> None:
     """A shard comes back, all rewind, and every worker is placed though they come one by one."""
     before, began = spent(large), time.process_time()
-    large.shard(5, attempt=2, view=2)
+    large.shard(5, attempt=2, term=2)
     for rank in range(WORKERS):
         large.hello(rank, rewinds=1)
     assert large.c.open and all(member.welcomed for member in large.c.members.all.values())
@@ -473,8 +473,8 @@ def test_a_bug_in_the_machine_is_not_swallowed() -> None:
 
 def test_nothing_follows_the_end_of_the_process() -> None:
     world = World().begun()
-    world.post(e.ViewFenced(7, "view 7 is claimed by another"))
-    assert world.left == [a.LeaveFenced(7, "view 7 is claimed by another")]
+    world.post(e.TermFenced(7, "term 7 is claimed by another"))
+    assert world.left == [a.LeaveFenced(7, "term 7 is claimed by another")]
     assert world.machine.handle(e.Tick(), 1e9) == [] and world.machine.handle(e.StopAsked(), 1e9) == []
 
 

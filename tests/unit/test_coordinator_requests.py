@@ -42,16 +42,16 @@ def passes(world: World, steps: int = 4) -> None:
     world.go(world.step + steps)
 
 
-def again(made: list[CheckpointFacts], view: int = 2, request: int | None = None, shards: int = 2, **more: object) -> World:
+def again(made: list[CheckpointFacts], term: int = 2, request: int | None = None, shards: int = 2, **more: object) -> World:
     """Shard 0 and all others start again, and find these checkpoints."""
-    world = World(view=view, must_find=True, shards=shards, request=request, **more)
+    world = World(term=term, must_find=True, shards=shards, request=request, **more)
     world.manifests = made
     world.post(e.Started())
     for index in range(1, shards):
-        world.shard(index, view=view, attempt=view)
+        world.shard(index, term=term, attempt=term)
     assert world.c.open
     for rank in range(world.job.workers):
-        world.hello(rank, start=view)
+        world.hello(rank, start=term)
     return world
 
 
@@ -148,7 +148,7 @@ def test_the_first_checkpoint_of_a_new_run_answers_what_its_manifest_asks() -> N
 
 def test_answers_of_another_run_are_not_this_ones() -> None:
     other = dataclasses.replace(saved(20, 2), folder="/runs/run-0", run="run-0", request=7)
-    world = World(view=1, request=7, resume_from="/runs/run-0")
+    world = World(term=1, request=7, resume_from="/runs/run-0")
     world.manifests = [other]
     world.post(e.Started())
     world.shard(1)
@@ -171,7 +171,7 @@ def test_an_answer_stays_in_every_later_checkpoint(taken_away: bool) -> None:
     ask(world, None)
     world.cut()
     passes(world)
-    assert world.manifests[-1].view == 2 and told(world) == 7
+    assert world.manifests[-1].term == 2 and told(world) == 7
 
 
 def test_a_lower_number_is_another_number() -> None:

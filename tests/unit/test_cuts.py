@@ -130,7 +130,7 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
 
 
 def test_numbers_of_cuts_rise_with_the_view_and_have_32_bits() -> None:
-    numbers = [Cuts(1.0, None, marks=False, view=view).number for view in (0, 1, (1 << 15) - 1, 1 << 15, (1 << 15) + 2)]
+    numbers = [Cuts(1.0, None, marks=False, term=term).number for term in (0, 1, (1 << 15) - 1, 1 << 15, (1 << 15) + 2)]
     assert numbers == [0, 1 << 16, (1 << 31) - (1 << 16), 0, 2 << 16]
 
 

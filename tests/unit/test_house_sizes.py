@@ -11,9 +11,9 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 378
+FILES = 379
 """Source files of runtime, operator and client together, at most."""
-LINES = 87_890
+LINES = 88_030
 """Lines of Python in them, at most."""
 TEST_LINES = 102_050
 """Lines of Python in tests/, at most."""

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from psjob_client.cli import rows
+from psjob_client.cli.output import (
+    BARS,
+    CURVE,
+    JOB_COLUMNS,
+    PROCESS_COLUMNS,
+    WATCHED_COLUMNS,
+    WIDE_COLUMNS,
+    curve,
+    job_facts,
+    job_row,
+    process_rows,
+    short,
+    stage_rows,
+)
 from psjob_client.jobs import translate
 from psjob_client.jobs.cluster import processes
 from psjob_client.jobs.runs import _some
@@ -67,7 +80,7 @@ def test_a_running_run() -> None:
     first, second = job.workers
     assert (first.state, first.clock, first.behind, first.idle, first.rewinds, first.passes_again) == ("Running", 42, 0, 0.25, 1, 3)
     assert (second.state, second.behind, second.passes_again) == ("Waiting", 2, 0)
-    assert ("run again", "3 passes over data") in rows.facts(job, 1000.0)
+    assert ("run again", "3 passes over data") in job_facts(job, 1000.0)
     assert job.lag is not None and (job.lag.mean, job.lag.max) == (2.0, 3.0)
     assert job.warnings == ("the loss is nan",) and job.problems == ("disk full",)
     assert job.checkpoint is not None and job.checkpoint.age(1000.0) == 10.0
@@ -83,7 +96,7 @@ def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
         {"name": "back", "idle": "x", "waiting": "gradients, for 4 s"}, "odd",
     ]  # fmt: skip
     job = translate.run_view(files(live={"time": 999.0, "coordinator": {**TOLD, "stages": stages}, "shards": []}))
-    assert rows.stages(job) == [
+    assert stage_rows(job) == [
         ("front", "1/2", "9", "0", "25%", "1 MiB", "3 MiB", "-", ""),
         ("back", "0/0", "-", "-", "-", "-", "-", "-", "gradients, for 4 s"),
     ]
@@ -91,7 +104,7 @@ def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
     assert translate.run_view(files()).stages == ()
     status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idle": 0.5, "peakDeviceBytes": 1 << 30}]}
     stored = translate.cluster_view({**RAW, "status": status}, "kind")
-    assert rows.stages(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
+    assert stage_rows(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
     live = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
     assert [stage.workers_ready for stage in live.stages] == ["1/2"]
     quiet = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": TOLD}})
@@ -111,13 +124,13 @@ def test_a_run_that_has_ended(result: str) -> None:
     assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
     said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
     assert (job.reason, job.message) == said[result]
-    assert rows.job(job, 2000.0, rows.JOBS)[1] == ("Complete, diverged" if result == "Complete" else result)
+    assert job_row(job, 2000.0, JOB_COLUMNS)[1] == ("Complete, diverged" if result == "Complete" else result)
     if result == "Complete":
         apart = translate.run_view(files(alive=False, run=run, live={"coordinator": {"drift": "weights differ"}}))
         assert (apart.reason, apart.message) == ("WorkersDiffer", "weights differ")
-        assert rows.job(apart, 2000.0, rows.JOBS)[1] == "Complete, workers differ"
+        assert job_row(apart, 2000.0, JOB_COLUMNS)[1] == "Complete, workers differ"
     well = translate.run_view(files(alive=False, run=run, live={}))
-    assert rows.job(well, 2000.0, rows.JOBS)[1] == result
+    assert job_row(well, 2000.0, JOB_COLUMNS)[1] == result
 
 
 @pytest.mark.parametrize("broken", [{"status": {"phase": 3}}, {"live": {}, "status": {}}, {"story": (), "config": {}, "run": {}}])
@@ -292,12 +305,12 @@ def test_html_is_escaped_and_names_its_curve() -> None:
 
 def test_rows_are_as_wide_as_their_heads() -> None:
     job = translate.run_view(files())
-    assert all(len(rows.job(job, 1000.0, head)) == len(head) for head in (rows.JOBS, rows.WATCHED, rows.WIDE))
-    assert {len(row) for row in rows.processes(job)} == {len(rows.PROCESSES)}
-    assert dict(rows.facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"
-    assert rows.curve([1.0] * 100) == rows.BARS[0] * 20 or len(rows.curve([1.0] * 100)) <= rows.CURVE
-    assert rows.curve([0.0, 1.0]) == "▁█"
-    assert rows.short("j-worker-0-r1", "j") == "worker-0"
+    assert all(len(job_row(job, 1000.0, head)) == len(head) for head in (JOB_COLUMNS, WATCHED_COLUMNS, WIDE_COLUMNS))
+    assert {len(row) for row in process_rows(job)} == {len(PROCESS_COLUMNS)}
+    assert dict(job_facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"
+    assert curve([1.0] * 100) == BARS[0] * 20 or len(curve([1.0] * 100)) <= CURVE
+    assert curve([0.0, 1.0]) == "▁█"
+    assert short("j-worker-0-r1", "j") == "worker-0"
 
 
 def test_spans_and_sizes_are_read_by_people() -> None:

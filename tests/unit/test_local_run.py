@@ -19,9 +19,9 @@ import pytest
 from psjob.process.config import read_keys
 from psjob.protocol.coordinator.report import JobProgress
 from psjob_client.local import run_folder
+from psjob_client.local.monitor import FULL_PATIENCE, Failures, Standstill
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.run_folder import RUNS_FOLDER, Follow, new_folder, parse_logs
-from psjob_client.local.verdict import FULL_PATIENCE, Failures, Standstill
 from psjob_client.problems import BadInput
 from psjob_operator import keys
 

@@ -18,6 +18,7 @@ from psjob.modes import MODES, Async, Backup, Batch, Bounded, LocalAsync, LocalS
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.decisions import DecisionOrder as Order
 from psjob.protocol.coordinator.decisions import Decisions
+from psjob.protocol.messages import encode_order
 from psjob.shard.admission import Admission, Verdict
 
 ALL = frozenset(range(4))
@@ -193,12 +194,14 @@ def test_backup_takes_the_first_and_drops_the_late() -> None:
     assert made.missing() == [0, 1]
     order = made.told(0, 0, 0, 0, 1.0)
     assert order is not None and order.go == {0: 1, 2: 1}
-    assert order.to_json() == {
-        "version": 0, "batches": [{"kept": [(0, 0), (2, 0)], "dropped": [], "weights": None, "lag": 0}], "go": [(0, 1), (2, 1)],
+    assert encode_order(order.numbered(1)) == {
+        "do": "decide", "number": 1,
+        "version": 0, "batches": [{"kept": [[0, 0], [2, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [(0, 1), (2, 1)],
     }  # fmt: skip
     late = made.told(0, 1, 0, 0, 2.0)
-    assert late is not None and late.to_json() == {
-        "version": 1, "batches": [{"kept": [], "dropped": [(1, 0)], "weights": None, "lag": None}], "go": [(1, 1)],
+    assert late is not None and encode_order(late.numbered(1)) == {
+        "do": "decide", "number": 1,
+        "version": 1, "batches": [{"kept": [], "dropped": [[1, 0]], "weights": None, "lag": None}], "go": [(1, 1)],
     }  # fmt: skip
     assert (made.version, made.dropped) == (1, 1)
 
@@ -209,8 +212,8 @@ def test_softsync_lets_its_worker_go_before_it_decides() -> None:
     assert made.told(0, 1, 1, 4, 1.0) == Order(4, (), {1: 2})
     order = made.told(0, 0, 0, 1, 2.0)
     assert order is not None and order.go == {0: 1}
-    assert order.to_json()["batches"] == [
-        {"kept": [(0, 0), (1, 0), (1, 1)], "dropped": [], "weights": (1 / 9, 1 / 3, 1 / 3), "lag": 3},
+    assert encode_order(order.numbered(1))["batches"] == [
+        {"kept": [[0, 0], [1, 0], [1, 1]], "dropped": [], "weights": [1 / 9, 1 / 3, 1 / 3], "lag": 3},
     ]
 
 

@@ -42,7 +42,7 @@ def parsed(status: dict[str, Any]) -> PodView:
     """Shard 0's first pod on n1, as the API server has it with that status."""
     labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
     metadata = {"name": "job-shard-0-a1", "uid": "u", "labels": labels}
-    seen = pods.parse({"metadata": metadata, "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]}, "status": status})
+    seen = pods.parse_pod({"metadata": metadata, "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]}, "status": status})
     assert seen is not None
     return seen
 

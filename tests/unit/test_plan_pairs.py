@@ -59,7 +59,7 @@ def test_who_fails_alone_comes_back_to_the_other() -> None:
     shard = plan(running(shard_1=on("shard", 1, **ended(1))), NOW)
     assert beside(shard) == {"job-shard-1-a2": "worker-1-1"}
     worker = plan(running(worker_1=on("worker", 1, **ended(1))), NOW)
-    assert beside(worker) == {"job-worker-1-r2": "shard-1-1"} and worker.status.view == 1, "its shard goes on"
+    assert beside(worker) == {"job-worker-1-r2": "shard-1-1"} and worker.status.internal.term == 1, "its shard goes on"
     assert beside(plan(running(worker_2=on("worker", 2, **ended(1))), NOW)) == {"job-worker-2-r2": ""}, "it has no shard"
 
 

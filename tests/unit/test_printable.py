@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from psjob.wire.unauthenticated import one_line
-from psjob_client.cli import doctor, output, rows
+from psjob_client.cli import doctor, output
 from psjob_client.cli.output import TextForm
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
@@ -124,10 +124,10 @@ def job(text: str) -> JobView:
 
 def test_a_job(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     view = job(hostile)
-    output.table(rows.WATCHED, rows.jobs([view], 0.0, rows.WATCHED))
-    output.table(rows.PROCESSES, rows.processes(view))
+    output.table(output.WATCHED_COLUMNS, output.job_rows([view], 0.0, output.WATCHED_COLUMNS))
+    output.table(output.PROCESS_COLUMNS, output.process_rows(view))
     output.job_names([view])
-    for word, text in rows.facts(view, 0.0):
+    for word, text in output.job_facts(view, 0.0):
         output.echo(f"{word}: {text}")
     output.emit(as_json(view.to_manifest()))
     output.emit(as_yaml(view.to_manifest()))
@@ -139,7 +139,7 @@ def test_a_job(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_a_terminal_and_a_notebook_show(hostile: str) -> None:
     view, out = job(hostile), io.StringIO()
-    Console(file=out, width=300).print(output.grid(rows.PROCESSES, rows.processes(view)))
+    Console(file=out, width=300).print(output.grid(output.PROCESS_COLUMNS, output.process_rows(view)))
     assert "before" in out.getvalue() and not acts(out.getvalue())
     assert not acts(job_html(view))
 
@@ -150,7 +150,7 @@ def test_events_and_numbers(hostile: str) -> None:
     process = ProcessView(index=0, problem=hostile)
     for view in (event, series, process):
         assert not acts(as_json(view.to_manifest()))
-    assert not acts(" ".join(map(str, [*rows.event(event), *rows.metric(series)])))
+    assert not acts(" ".join(map(str, [*output.event_row(event), *output.metric_row(series)])))
 
 
 def test_a_line_of_a_log_keeps_its_colours_only(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,15 +192,15 @@ def a_comparison(text: str) -> Comparison:
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 OUTPUTS: dict[str, Callable[[str], str]] = {
-    "get": lambda text: printed(lambda: output.table(rows.WATCHED, rows.jobs([job(text)], 0.0, rows.WATCHED))),
+    "get": lambda text: printed(lambda: output.table(output.WATCHED_COLUMNS, output.job_rows([job(text)], 0.0, output.WATCHED_COLUMNS))),
     "get -o name": lambda text: printed(lambda: output.job_names([job(text)])),
     "get -o json": lambda text: as_json(job(text).to_manifest()),
     "get -o yaml": lambda text: as_yaml(job(text).to_manifest()),
-    "describe": lambda text: printed(lambda: [output.echo(f"{word}: {told}") for word, told in rows.facts(job(text), 0.0)]),
-    "processes": lambda text: printed(lambda: output.table(rows.PROCESSES, rows.processes(job(text)))),
-    "top": lambda text: drawn(output.grid(rows.PROCESSES, rows.processes(job(text)))),
-    "events": lambda text: " ".join(map(str, rows.event(EventView(time=0.0, reason=text, message=text, about=text)))),
-    "metrics": lambda text: " ".join(map(str, rows.metric(Series(name=text, times=(0.0,), steps=(1,), values=(1.0,))))),
+    "describe": lambda text: printed(lambda: [output.echo(f"{word}: {told}") for word, told in output.job_facts(job(text), 0.0)]),
+    "processes": lambda text: printed(lambda: output.table(output.PROCESS_COLUMNS, output.process_rows(job(text)))),
+    "top": lambda text: drawn(output.grid(output.PROCESS_COLUMNS, output.process_rows(job(text)))),
+    "events": lambda text: " ".join(map(str, output.event_row(EventView(time=0.0, reason=text, message=text, about=text)))),
+    "metrics": lambda text: " ".join(map(str, output.metric_row(Series(name=text, times=(0.0,), steps=(1,), values=(1.0,))))),
     "logs": lambda text: COLOURS.sub("", printed(lambda: output.log_line(text))),
     "a refusal": lambda text: printed(lambda: output.say(JobProblem(text))),
     "doctor": lambda text: printed(lambda: doctor._print([Finding("problem", text, text, text, text)], TextForm.text)),

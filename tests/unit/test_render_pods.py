@@ -12,8 +12,8 @@ import yaml
 from psjob_operator import contract, render
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.observed_state import ObservedState
-from psjob_operator.render.init_container import SHELL
 from psjob_operator.render.objects import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.pod import SHELL
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
 from tests.unit.rendered import IMAGE, PINNED, RICH, rich, shard
@@ -226,9 +226,9 @@ def test_a_shard_runs_when_its_workers_do(name: str, value: str) -> None:
     workers = {"template": {"spec": {name: value, "containers": [container]}}}
     assert shard(job(workers=workers))["spec"][name] == value
     assert name not in shard(job())["spec"]
-    own = {"shards": 2, "template": {"spec": {name: "other"}}}
+    own = {"replicas": 2, "template": {"spec": {name: "other"}}}
     assert shard(job(workers=workers, shards=own))["spec"][name] == "other", "the shards' own word holds"
-    taken = {"shards": 2, "template": {"spec": {name: None}}}
+    taken = {"replicas": 2, "template": {"spec": {name: None}}}
     assert name not in shard(job(workers=workers, shards=taken))["spec"]
 
 

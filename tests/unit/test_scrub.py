@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.pods import parse
+from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, last_words, scrub, tail
 from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
 from tests.soaking import rotating
@@ -274,7 +274,7 @@ def test_no_rule_repeats_without_end_what_repeats(pattern: re.Pattern[str]) -> N
 def exit_of(message: str, tails: bool = True, code: int = 1) -> tuple[str, str]:
     """What is told of a worker that left `message`: its fate's words, and the message that is kept."""
     ended = entry("worker", terminated={"exitCode": code, "reason": "Error", "message": message})
-    found = parse(pod(phase="Failed", containerStatuses=[ended]), tails)
+    found = parse_pod(pod(phase="Failed", containerStatuses=[ended]), tails)
     assert found is not None and found.process.exit is not None
     return outcome_of(found.process).message, found.process.exit.message
 
@@ -306,6 +306,6 @@ def test_without_tails_the_runtimes_exit_codes_mean_what_they_did() -> None:
     ended = entry("worker", terminated={"exitCode": 77, "message": '{"error": "add psjob.attach"}'})
     store = JobStore(tails=False)
     raw = pod(phase="Failed", containerStatuses=[ended])
-    found = parse(raw, store.tails)
+    found = parse_pod(raw, store.tails)
     assert found is not None and found.process.exit is not None and of_the_runtime(found.process.exit)
     assert (outcome_of(found.process).kind, outcome_of(found.process).cause, outcome_of(found.process).message) == ("fatal", "Refused", "")

@@ -24,7 +24,7 @@ from psjob.wire.frame import WireError
 
 WORKERS = 3
 CUT = {"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None}
-RESTORE = {"do": "restore", "view": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
+RESTORE = {"do": "restore", "term": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
 PLACED = o.ShardPosition(4, 4, 2, 4)
 WRITTEN = o.CutWritten(0, 7, {"table": {}}, 4, (4, 4, 3))
 
@@ -45,9 +45,9 @@ class Told:
     def serving(self) -> Told:
         """After a set-up."""
         mode = "async" if self.machine.mode == Async() else "sync"
-        self.order({"do": "setup", "setup": 1, "view": 1, "mode": mode, "rule": "sgd", "table": []})
+        self.order({"do": "setup", "setup": 1, "term": 1, "mode": mode, "rule": "sgd", "table": []})
         self.do(e.AllInitialised())
-        self.order({"do": "open", "view": 1, "recovery": 1})
+        self.order({"do": "open", "term": 1, "recovery": 1})
         return self
 
 
@@ -134,9 +134,7 @@ def test_what_was_written_and_never_committed_is_deleted_when_a_later_manifest_i
     for cut in (7, 8, 9):
         told.order(CUT | {"cut": cut})
         told.do(e.Held(cut), e.Wrote(replace(WRITTEN, cut=cut)))
-        if cut == 7:
-            told.order({"do": "committed", "step": 1})
-        elif cut == 8:
+        if cut == 8:
             assert a.Discard(8) in told.order(CUT | {"cut": 9, "base": 7}) and told.machine.cutting.cut is not None
     assert not [act for act in told.order(CUT | {"cut": 10}) if isinstance(act, a.Discard)], "without a base nothing is known"
 
@@ -184,7 +182,7 @@ def test_a_restore_is_read_and_its_standing_told() -> None:
     assert isinstance(answer, a.TellCoordinator)
     assert answer == a.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
     assert told.machine.cutting.live == {0, 1}
-    assert kinds(told.order({"do": "open", "view": 2, "recovery": 5})) == ["Serve"]
+    assert kinds(told.order({"do": "open", "term": 2, "recovery": 5})) == ["Serve"]
 
 
 def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_recovery() -> None:
@@ -196,7 +194,7 @@ def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_re
     assert fences == a.SetFences({1: (2, 0)}, {}) and answer == a.TellCoordinator(o.ShardRestored(0, 6, PLACED, (4, 4, 4)))
     again = told.order(RESTORE | {"recovery": 7})
     assert "Read" not in kinds(again) and said(again) == ["restored"] and told.machine.phase is Phase.HELD
-    told.order({"do": "open", "view": 2, "recovery": 7})
+    told.order({"do": "open", "term": 2, "recovery": 7})
     assert "Read" in kinds(told.order(RESTORE | {"recovery": 8})), "it has served since"
 
 
@@ -219,7 +217,7 @@ def test_a_cut_ends_where_a_restore_begins() -> None:
 def test_nothing_is_served_without_blocks() -> None:
     told = Told().serving()
     told.order(RESTORE)
-    assert kinds(told.order({"do": "open", "view": 2, "recovery": 5})) == ["Log"]
+    assert kinds(told.order({"do": "open", "term": 2, "recovery": 5})) == ["Log"]
     assert told.order({"do": "decide", "number": 1, "version": 0, "batches": [], "go": []}) == []
 
 
@@ -299,10 +297,10 @@ def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process()
 # -- the border ------------------------------------------------------------------------------------------------------------------------
 
 BODIES = [
-    CUT, RESTORE, {"do": "setup", "setup": 1, "view": 1, "mode": "sync", "rule": "sgd", "table": [
+    CUT, RESTORE, {"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [
         {"name": "w", "shape": [2], "dtype": "float32", "group": 0}]},
-    {"do": "open", "view": 1, "recovery": 1}, {"do": "adopt", "view": 1}, {"do": "prepare", "number": 1, "base": None},
-    {"do": "void", "cut": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "view": 3},
+    {"do": "open", "term": 1, "recovery": 1}, {"do": "adopt", "term": 1}, {"do": "prepare", "number": 1, "base": None},
+    {"do": "void", "cut": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "term": 3},
     {"do": "decide", "number": 1, "version": 0, "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [[0, 1]]},
 ]  # fmt: skip
 VALUES = st.sampled_from([None, -1, "x", [], {}, 1.5, True, [[1]], {"0": None}, 2**70])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_client.topology.estimate import disjoint_rings, widest_ring
+from psjob_client.topology.choose import disjoint_rings, widest_ring
 from psjob_client.topology.machine import (
     DOUBLE_LINKS,
     FIGURES,

@@ -108,7 +108,7 @@ def test_a_block_that_moved_on_while_the_worker_was_placed_begins_it_again_in_sy
         assert m.ending == ending
 
 
-@pytest.mark.parametrize("body", [{}, {"attempt": "x"}, {"attempt": 1, "view": 1, "serving": True, "complete": 0, "open": 3}])
+@pytest.mark.parametrize("body", [{}, {"attempt": "x"}, {"attempt": 1, "term": 1, "serving": True, "complete": 0, "open": 3}])
 def test_a_welcome_out_of_shape_is_refused_before_it_is_an_event(body: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="WELCOME of shard 1 is not in shape"):
         e.Welcomed.of(1, body)
@@ -222,7 +222,7 @@ def test_a_short_record_does_not_overtake_the_cuts() -> None:
 def test_the_coordinator_says_whether_a_records_residual_is_still_to_be_sent(residual: bool) -> None:
     m = machine()
     m.handle(e.Started(), 0.0)
-    body = {"attempt": 1, "view": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
+    body = {"attempt": 1, "term": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
     m.handle(e.Welcomed.of(0, body), 0.0)
     assert m.residual is residual
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from psjob.planning.plan import Grid, Profile, Wire, profile_of
-from psjob_client.topology.estimate import Unfit, estimate
+from psjob_client.topology.choose import Unfit, estimate
 from psjob_client.topology.machine import Machine, Routes
 from psjob_operator.api.base import Model
 from psjob_operator.api.field_rule import Problem, field_path, shown

@@ -8,12 +8,14 @@ from typing import Any
 
 import yaml
 
+from psjob_operator.api.crd import NoAnchors
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def as_yaml(data: Any) -> str:
     """YAML without anchors, in the order of the data; a text of several lines is a block of lines."""
-    return yaml.dump(data, Dumper=_Readable, sort_keys=False, width=140, allow_unicode=True)
+    return yaml.dump(data, Dumper=Readable, sort_keys=False, width=140, allow_unicode=True)
 
 
 def as_json(data: Any) -> str:
@@ -21,16 +23,15 @@ def as_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-class _Readable(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+class Readable(NoAnchors):
+    """Texts of several lines are blocks of lines."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Readable.add_representer(str, _text)
+Readable.add_representer(str, _text)
 
 
 def span(seconds: float | None) -> str:

@@ -40,7 +40,7 @@ class SimCoordinator:
         plan = self.world.plan
         must = self.world.promises.told[1] > 0 and self.world.planner.knows
         self.job = JobFacts(
-            run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, view=shard.first_view,
+            run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, term=shard.first_term,
             attempt=shard.attempt, must_find=must, interval=plan.interval, every=plan.every, keep=2, policy=plan.policy,
             request=self.world.planner.request or None,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class SimCoordinator:
     def peer(self, end: End, hello: Mapping[str, Any]) -> None:
         """Another shard has dialled."""
         if hello.get("early"):
-            self.post(e.ShardAnnounced(int(hello["view"])))
+            self.post(e.ShardAnnounced(int(hello["term"])))
             return
         self.world.count("hello", "shard")
         link = self.world.number()
@@ -202,11 +202,11 @@ class SimCoordinator:
             self.post(event)
 
     def _order(self, action: a.Order) -> None:
-        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks()).body))
+        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks).body))
         if isinstance(action.order, messages.Clip):
             self.shard.store.note_clip(action.order.version, action.order.factor)
         if body["do"] == "restore":
-            self.world.promises.chosen(self.world.saved[body["manifest"]], body["view"], self.shard.pod)
+            self.world.promises.chosen(self.world.saved[body["manifest"]], body["term"], self.shard.pod)
         if action.link == 0:
             self.shard.order(body, None)
         elif action.link in self._links:
@@ -220,7 +220,7 @@ class SimCoordinator:
         def over(result: Any) -> None:
             event: e.Event | None
             if isinstance(result, Fenced):
-                event = e.ViewFenced(result.view, str(result))
+                event = e.TermFenced(result.term, str(result))
             elif isinstance(result, CheckpointProblem):
                 event = failed(result)
             elif isinstance(result, Exception):
@@ -232,27 +232,27 @@ class SimCoordinator:
 
         self.disk.ask(job, over)
 
-    def _claim(self, action: a.ClaimView) -> None:
+    def _claim(self, action: a.ClaimTerm) -> None:
         self._ask(
-            records.claim(self.world.volume, self.shard.pod, action.view), lambda new: e.ViewClaimed(action.view),
-            lambda problem: e.ViewUnclaimed(action.view, str(problem), "ENOSPC" in str(problem)),
+            records.claim(self.world.volume, self.shard.pod, action.term), lambda new: e.TermClaimed(action.term),
+            lambda problem: e.TermUnclaimed(action.term, str(problem), "ENOSPC" in str(problem)),
         )  # fmt: skip
 
     def _look_for_claim(self, action: a.LookForClaim) -> None:
-        self._ask(records.check(self.world.volume, self.shard.pod, action.view), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
+        self._ask(records.check(self.world.volume, self.shard.pod, action.term), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
 
     def _read_newest(self, action: a.ReadNewest) -> None:
         volume, pod = self.world.volume, self.shard.pod
 
         def job() -> Job:
-            yield from records.check(volume, pod, action.view)
+            yield from records.check(volume, pod, action.term)
             return (yield from records.newest(volume, pod, action.passed))
 
         def done(result: Any) -> e.Event:
             saved, problems = result
             if saved is None:
                 return e.NewestRead(action.number, None, tuple(problems), records={} if action.records else None)
-            self.world.promises.found(saved, action.view)
+            self.world.promises.found(saved, action.term)
             held = dict(saved.records) if action.records else None
             return e.NewestRead(action.number, saved.facts, tuple(problems), records=held, initial=saved.initial)
 
@@ -273,9 +273,9 @@ class SimCoordinator:
 
     def _committing(self, action: a.CommitCut) -> Job:
         world, pod, volume = self.world, self.shard.pod, self.world.volume
-        yield from records.check(volume, pod, action.view)
-        stem = f"v{action.view:06d}-c{action.cut:06d}"
-        name = records.manifest_name(action.view, action.step)
+        yield from records.check(volume, pod, action.term)
+        stem = f"v{action.term:06d}-c{action.cut:06d}"
+        name = records.manifest_name(action.term, action.step)
         parts, versions, where, tables = {}, {}, {}, {}
         for shard, body in action.parts.items():
             tables[shard] = volume.files[body["file"]["name"]].content["table"]
@@ -287,12 +287,12 @@ class SimCoordinator:
                 where[block["index"]] = block["file"]
         files = sorted({*where.values(), *(body["file"]["name"] for body in action.parts.values()), f"{stem}-records.safetensors"})
         facts = CheckpointFacts(
-            FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
+            FOLDER, name, "run", action.term, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
             action.layout,
             action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None, action.request,
         )  # fmt: skip
         saved = Saved(
-            name, action.view, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
+            name, action.term, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
             action.workers, dict(action.records), action.initial, facts, tuple(files),
         )  # fmt: skip
         size = world.plan.record_bytes * len(action.records)
@@ -315,7 +315,7 @@ class SimCoordinator:
         return saved
 
     def _sweep(self, action: a.SweepOrphans) -> None:
-        job = records.sweep(self.world.volume, self.shard.pod, (action.view, action.before))
+        job = records.sweep(self.world.volume, self.shard.pod, (action.term, action.before))
         self._ask(job, lambda done: None, lambda problem: None)  # type: ignore[arg-type,return-value]
 
     def _room(self, action: a.MeasureRoom) -> None:
@@ -336,7 +336,7 @@ class SimCoordinator:
         self.shard.leave(action.code, {"error": action.why} if action.why else {}, action.why or "")
 
     def _fenced(self, action: a.LeaveFenced) -> None:
-        self.shard.leave(76, {"fenced": {"view": action.view}}, action.why)
+        self.shard.leave(76, {"fenced": {"view": action.term}}, action.why)
 
     def _log(self, action: a.Log) -> None:
         self.shard.trace(f"coordinator says: {action.text}")
@@ -369,7 +369,7 @@ _CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
     a.Welcome: SimCoordinator._welcome,
     a.WishRecords: SimCoordinator._wish,
     a.Order: SimCoordinator._order,
-    a.ClaimView: SimCoordinator._claim,
+    a.ClaimTerm: SimCoordinator._claim,
     a.LookForClaim: SimCoordinator._look_for_claim,
     a.ReadNewest: SimCoordinator._read_newest,
     a.CommitCut: SimCoordinator._commit,

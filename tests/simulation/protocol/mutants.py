@@ -225,8 +225,8 @@ OWN: dict[str, Mutant] = {
         Members, "finished", lambda was: lambda self, policy: any(m.left_at is not None for m in self.all.values())
     ),
     "nobody looks for a higher claim": _wrap(records, "check", lambda was: _nothing_checked),
-    "a coordinator stays though its view is fenced": _wrap(
-        machine, "_of_disk", lambda was: lambda state, event: isinstance(event, events.ViewFenced) or was(state, event)
+    "a coordinator stays though its term is fenced": _wrap(
+        machine, "_of_disk", lambda was: lambda state, event: isinstance(event, events.TermFenced) or was(state, event)
     ),
     "a run that is over begins again": _wrap(recovery, "_begin", _never_over),
     "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
@@ -272,7 +272,7 @@ OWN: dict[str, Mutant] = {
 """Mutants of our own choice."""
 
 
-def _nothing_checked(volume: Any, pod: str, view: int, owner: bool = True) -> Any:
+def _nothing_checked(volume: Any, pod: str, term: int, owner: bool = True) -> Any:
     yield volume.seconds(pod)
 
 
@@ -336,7 +336,7 @@ FOUND: dict[str, Found] = {
     "a restore does not rewind the workers": Found(365, HANGS),
     "the last commit comes when one worker has left": Found(1, "a step is missing"),
     "nobody looks for a higher claim": Found(14, "a superseded coordinator stays"),
-    "a coordinator stays though its view is fenced": Found(14, "a superseded coordinator stays"),
+    "a coordinator stays though its term is fenced": Found(14, "a superseded coordinator stays"),
     "a run that is over begins again": Found(33, HANGS, hurried=False),
     "a worker's end is not told again after a break": Found(1976, HANGS),
     "training begins when one shard has read": Found(1, HANGS),

@@ -71,7 +71,7 @@ class Saved:
     """A manifest as the simulator keeps it."""
 
     name: str
-    view: int
+    term: int
     step: int
     cut: int
     final: bool
@@ -98,13 +98,13 @@ class Promises:
     def __init__(self, world: World) -> None:
         self.world = world
         self.told: tuple[int, int] = (-1, -1)
-        """(view, step) of the newest checkpoint that anybody was told of,"""
+        """(term, step) of the newest checkpoint that anybody was told of,"""
         self.durable: Saved | None = None
         """and what it holds."""
         self.final: Saved | None = None
         self.final_recovery = self.highest_recovery = 0
         self.sources: dict[int, float] = {}
-        """By view: when its coordinator first went on from a checkpoint."""
+        """By term: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
         """Manifests that were committed by a process whose successor had gone on from another one already."""
         self._superseded: dict[str, float] = {}
@@ -157,7 +157,7 @@ class Promises:
     def committed(self, saved: Saved, writer: Any) -> None:
         """A manifest was renamed into place: is it one consistent cut?"""
         self.counts["commits"] += 1
-        newer = [view for view in self.sources if view > saved.view]
+        newer = [term for term in self.sources if term > saved.term]
         if newer:
             self.zombies.add(saved.name)
         if (saved.facts.request or 0) > self.world.planner.request:
@@ -200,28 +200,28 @@ class Promises:
         rows = [(shard, int(rank), row["open"]) for shard, table in saved.tables.items() for rank, row in table.items() if row["open"]]
         return {(rank, self.world.owned(shard)[position]) for shard, rank, positions in rows for position in positions}
 
-    def tell(self, view: int, step: int, saved: Saved | None) -> None:
+    def tell(self, term: int, step: int, saved: Saved | None) -> None:
         """Somebody outside was told that this checkpoint is durable."""
-        if (view, step) < self.told:
-            raise Broken("status went back", f"the checkpoint is said to be {(view, step)}, it was {self.told}")
+        if (term, step) < self.told:
+            raise Broken("status went back", f"the checkpoint is said to be {(term, step)}, it was {self.told}")
         if saved is not None:
             answered = saved.facts.request or 0
             if answered < self.counts["answered"]:
                 raise Broken("an answer is taken back", f"{saved.name} answers {answered}, it was {self.counts['answered']}")
             self.counts["answered"] = answered
             self.counts["answered before the end"] += answered > 0 and not saved.final
-        if (view, step) > self.told and saved is not None:
+        if (term, step) > self.told and saved is not None:
             self.durable = saved
-        self.told = (view, step)
+        self.told = (term, step)
 
-    def found(self, saved: Saved, view: int) -> None:
+    def found(self, saved: Saved, term: int) -> None:
         """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
-            self.finished(saved, max(view << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
+            self.finished(saved, max(term << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
 
-    def chosen(self, saved: Saved, view: int, by: str) -> None:
+    def chosen(self, saved: Saved, term: int, by: str) -> None:
         """A coordinator goes on from a checkpoint."""
-        self.sources.setdefault(view, self.world.kernel.now)
+        self.sources.setdefault(term, self.world.kernel.now)
         if saved.name in self.zombies:
             raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable
@@ -272,13 +272,13 @@ class Promises:
             raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
 
     def superseded(self, shard: Any, claimed: int) -> None:
-        """A coordinator whose successor has claimed a higher view ends, wherever it can read that."""
+        """A coordinator whose successor has claimed a higher term ends, wherever it can read that."""
         volume, now = self.world.volume, self.world.kernel.now
-        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.state.view >= claimed
+        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.state.term >= claimed
         if not shard.alive or hindered:
             self._superseded.pop(shard.pod, None)
         elif now - self._superseded.setdefault(shard.pod, now) > SUPERSEDED_SECONDS:
-            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and view {claimed} is claimed")
+            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and term {claimed} is claimed")
 
     def tidy(self) -> None:
         """Files of cuts that came to nothing do not pile up."""

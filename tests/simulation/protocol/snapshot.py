@@ -97,7 +97,7 @@ class Snapshots:
         if self._cut != cut:
             shard.post(e.GaveUp(cut))
             return
-        name = records.data_name(shard.store.view, cut, shard.index, shard.attempt)
+        name = records.data_name(shard.store.term, cut, shard.index, shard.attempt)
         base = self._bases.get(self._base, {}) if self._base is not None else {}
         where = {part: base[part][1] if part in base and base[part][0] is content else name for part, (content, _) in held.items()}
         self._bases = {key: value for key, value in self._bases.items() if key == self._base}

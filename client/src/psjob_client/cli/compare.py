@@ -23,7 +23,7 @@ from rich.text import Text
 
 from psjob_client import problems
 from psjob_client.cli.options import Settings, complete_modes
-from psjob_client.cli.output import TextForm, TextOutput, echo, emit, say
+from psjob_client.cli.output import TextForm, TextOutput, emit, lines, say
 from psjob_client.compare import outcome, report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome, judged, repeated
 from psjob_client.compare.report import must_be_installed
@@ -219,13 +219,7 @@ def _show(rows: Sequence[Sequence[str]]) -> None:
     """The table for people, as it also pipes."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-        for row in rows:
-            echo(
-                "  ".join(
-                    word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(zip(row, widths, strict=True))
-                )
-            )
+        lines(rows, right=range(1, len(rows[0])))
         return
     table = Table()
     for place, name in enumerate(rows[0]):

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from psjob_client.cli.help import Helped
+from psjob_client.cli.options import Helped
 from psjob_client.cli.output import emit, say
-from psjob_client.convert import write
 from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.convert.launcher import is_launcher, quoted
 from psjob_client.convert.script.port import Ported, ported
+from psjob_client.convert.sources import from_text, from_words, yaml_of
 from psjob_client.local.manifest import read_text
 from psjob_client.problems import BadInput
 from psjob_operator.api.load import LARGEST_TEXT
@@ -91,8 +91,8 @@ def convert(
     if bool(sources) == bool(line):
         both = "files and a torchrun command" if line else "nothing to convert"
         raise BadInput(f"psjob convert was given {both}; name manifests, or -, or write a torchrun command")
-    jobs = [write.from_words(line, wishes)] if line else [job for source in sources or () for job in _of_source(source, wishes)]
-    text = write.yaml_of(jobs)
+    jobs = [from_words(line, wishes)] if line else [job for source in sources or () for job in _of_source(source, wishes)]
+    text = yaml_of(jobs)
     if out is None:
         emit(text)
     else:
@@ -184,7 +184,7 @@ def _words(command: str | None) -> tuple[str, ...] | None:
 def _of_source(source: str, wishes: Wishes) -> list[Converted]:
     text = sys.stdin.buffer.read(LARGEST_TEXT + 1) if source == "-" else read_text(Path(source), "a manifest to convert")
     try:
-        jobs, aside = write.from_text(text, wishes)
+        jobs, aside = from_text(text, wishes)
     except BadInput as error:
         raise BadInput(*(f"{source}: {line}" for line in error.lines)) from None
     for line in aside:

@@ -1,4 +1,4 @@
-"""The verbs that look: list, get, logs, events, metrics, checkpoints, top. The same for runs of this machine and for jobs of a cluster."""
+"""The verbs that look: list, get, logs, events, metrics, checkpoints, top, ui. The same for this machine's runs and a cluster's jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import enum
 import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,10 +18,39 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from psjob_client.cli import rows
 from psjob_client.cli.options import ANYWHERE, MaybeName, Name, Where, go, has_cluster, plain
-from psjob_client.cli.output import STYLES, Form, Output, data, echo, emit, grid, job_names, log_line, say, table
+from psjob_client.cli.output import (
+    CHECKPOINT_COLUMNS,
+    EVENT_COLUMNS,
+    JOB_COLUMNS,
+    METRIC_COLUMNS,
+    PROCESS_COLUMNS,
+    STAGE_COLUMNS,
+    STYLES,
+    WATCHED_COLUMNS,
+    WIDE_COLUMNS,
+    Form,
+    Output,
+    checkpoint_row,
+    data,
+    echo,
+    emit,
+    event_row,
+    grid,
+    job_facts,
+    job_names,
+    job_rows,
+    log_line,
+    metric_row,
+    point_rows,
+    process_rows,
+    say,
+    short,
+    stage_rows,
+    table,
+)
 from psjob_client.jobs.view import HistoryView, JobView
+from psjob_client.local.run import EXIT_INTERRUPTED
 from psjob_client.problems import BadInput, JobProblem
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.text import as_json, as_yaml
@@ -55,6 +85,13 @@ TOP_EXAMPLES = """Examples:
   psjob top digits -n team-a
 
   psjob top --once | head"""
+UI_EXAMPLES = """Examples:
+
+  psjob ui
+
+  psjob ui -n team-a --no-browser --port 8899
+
+From another machine: ssh -L 8899:127.0.0.1:8899 HOST, and there psjob ui --port 8899 --no-browser."""
 MOST = 40
 """Rows that are shown."""
 
@@ -94,14 +131,14 @@ def get(
     if output is Form.name:
         job_names([job])
         return
-    for word, text in rows.facts(job, time.time()):
+    for word, text in job_facts(job, time.time()):
         echo(f"{word + ':':<12} {text}")
     if job.stages:
         echo("")
-        table(rows.STAGES, rows.stages(job))
+        table(STAGE_COLUMNS, stage_rows(job))
     if job.shards or job.workers:
         echo("")
-        table(rows.PROCESSES, rows.processes(job))
+        table(PROCESS_COLUMNS, process_rows(job))
 
 
 def logs(
@@ -119,7 +156,7 @@ def logs(
         # The job's name, which a run of this machine does not tell by its own.
         job = (await client.get(plain(name))).name
         async for line in client.logs(plain(name), process, follow=follow, tail=tail):
-            log_line(line.text if process else f"{rows.short(line.process, job):<10} | {line.text}")
+            log_line(line.text if process else f"{short(line.process, job):<10} | {line.text}")
             lines += 1
         return lines
 
@@ -144,7 +181,7 @@ def events(
     if not found:
         say(f"psjob: there are no events of {name}; a cluster keeps events for an hour")
         return
-    table(rows.EVENTS, [rows.event(one) for one in found])
+    table(EVENT_COLUMNS, [event_row(one) for one in found])
 
 
 def checkpoints(
@@ -160,7 +197,7 @@ def checkpoints(
     if not found:
         say(f"psjob: {name} has no committed checkpoint")
         return
-    table(rows.CHECKPOINTS, [rows.checkpoint(one, time.time()) for one in found])
+    table(CHECKPOINT_COLUMNS, [checkpoint_row(one, time.time()) for one in found])
 
 
 def metrics(
@@ -182,10 +219,10 @@ def metrics(
         emit((as_json if output is Points.json else as_yaml)(history.to_manifest()))
     elif output is Points.csv:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("time", "step", "name", "value"), *rows.points(history)])
+        csv.writer(text, lineterminator="\n").writerows([("time", "step", "name", "value"), *point_rows(history)])
         emit(text.getvalue())
     elif history.series:
-        table(rows.METRICS, [rows.metric(one) for one in history.series])
+        table(METRIC_COLUMNS, [metric_row(one) for one in history.series])
     else:
         say(f"psjob: {name} has reported no number yet; a script reports with ps.report(loss=…)")
 
@@ -201,19 +238,29 @@ def _all(where: Where) -> list[JobView]:
     clients = gather(where)
 
     async def asking() -> list[JobView]:
-        answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in clients))
-        found: list[JobView] = []
-        for answer in answers:
-            if isinstance(answer, JobProblem) and len(clients) > 1:
-                say(f"psjob: only runs of this machine: {answer.in_terminal}")
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                found += answer
-        return found
+        try:
+            jobs, problems = await _jobs(clients)
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
+        for problem in problems:
+            say(f"psjob: only runs of this machine: {problem}")
+        return jobs
 
-    return sorted(asyncio.run(asking()), key=lambda job: job.created or 0.0, reverse=True)
+    return asyncio.run(asking())
+
+
+async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[str]]:
+    """The jobs of all places, the newest first, and why some of several places could not be read. The only place raises its problem."""
+    answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
+    problems = [answer.in_terminal for answer in answers if isinstance(answer, JobProblem) and len(clients) > 1]
+    found: list[JobView] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, JobProblem) or len(clients) == 1:
+                raise answer
+        else:
+            found += answer
+    return sorted(found, key=lambda job: job.created or 0.0, reverse=True), problems
 
 
 def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
@@ -224,8 +271,8 @@ def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
     elif output is Form.name:
         job_names(jobs)
     else:
-        now, head = time.time(), rows.WIDE if output is Form.wide else rows.JOBS
-        table(head, rows.jobs(jobs, now, head))
+        now, head = time.time(), WIDE_COLUMNS if output is Form.wide else JOB_COLUMNS
+        table(head, job_rows(jobs, now, head))
 
 
 def _nothing(where: Where) -> str:
@@ -275,12 +322,12 @@ async def _print(clients: tuple[AsyncClient, ...], name: str | None) -> None:
         jobs, problems = await _jobs(clients)
         for problem in problems:
             say(f"psjob: {problem}")
-        table(rows.WATCHED, rows.jobs(jobs, now, rows.WATCHED))
+        table(WATCHED_COLUMNS, job_rows([job for job in jobs if job.active], now, WATCHED_COLUMNS))
         return
     job = await clients[0].get(name)
-    for word, text in rows.facts(job, now):
+    for word, text in job_facts(job, now):
         echo(f"{word + ':':<12} {text}")
-    table(rows.PROCESSES, rows.processes(job))
+    table(PROCESS_COLUMNS, process_rows(job))
 
 
 async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[RenderableType, bool]:
@@ -289,36 +336,51 @@ async def _picture(clients: tuple[AsyncClient, ...], name: str | None) -> tuple[
         job, history = await clients[0].get(name), await clients[0].metrics(name)
         return of_job(job, history, now), job.active
     jobs, problems = await _jobs(clients)
+    jobs = [job for job in jobs if job.active]
     parts: list[RenderableType] = [Text(printable(problem), "yellow") for problem in problems]
     more = [Text(f"and {len(jobs) - MOST} more", "dim")] if len(jobs) > MOST else []
     shown = (
-        grid(rows.WATCHED, rows.jobs(jobs[:MOST], now, rows.WATCHED)) if jobs else Text("nothing runs; `psjob list` shows what has ended")
+        grid(WATCHED_COLUMNS, job_rows(jobs[:MOST], now, WATCHED_COLUMNS))
+        if jobs
+        else Text("nothing runs; `psjob list` shows what has ended")
     )
     return Group(*parts, shown, *more), True
 
 
-async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[str]]:
-    answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
-    found: list[JobView] = []
-    problems: list[str] = []
-    for answer in answers:
-        if isinstance(answer, JobProblem):
-            if len(clients) == 1:
-                raise answer
-            problems.append(answer.in_terminal)
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            found += [job for job in answer if job.active]
-    return sorted(found, key=lambda job: job.created or 0.0, reverse=True), problems
-
-
 def of_job(job: JobView, history: HistoryView, now: float) -> RenderableType:
     """One job: what is known, curves of its numbers, its processes."""
-    lines = [
-        Text.assemble((f"{word + ':':<12} ", "dim"), (text, STYLES.get(text.split(" ")[0], ""))) for word, text in rows.facts(job, now)
-    ]
-    curves = grid(rows.METRICS, [rows.metric(one) for one in history.series[:8]]) if history.series else Text("")
-    listed = rows.processes(job)
+    lines = [Text.assemble((f"{word + ':':<12} ", "dim"), (text, STYLES.get(text.split(" ")[0], ""))) for word, text in job_facts(job, now)]
+    curves = grid(METRIC_COLUMNS, [metric_row(one) for one in history.series[:8]]) if history.series else Text("")
+    listed = process_rows(job)
     more = [Text(f"and {len(listed) - MOST} more", "dim")] if len(listed) > MOST else []
-    return Group(*lines, Text(""), curves, Text(""), grid(rows.PROCESSES, listed[:MOST]), *more)
+    return Group(*lines, Text(""), curves, Text(""), grid(PROCESS_COLUMNS, listed[:MOST]), *more)
+
+
+def ui(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
+    where: Where = ANYWHERE,
+) -> None:
+    """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
+    from psjob_client.ui.server import Page, opened
+
+    with Page(gather(where), where.here, port) as page:
+        say("psjob: the page is at this address, only on this machine; anyone here who has the address can read it; Ctrl-C ends it")
+        echo(page.address)
+        sys.stdout.flush()
+        try:
+            with opened(page.address) if browser else nullcontext():
+                page.wait()
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def page_beside() -> Iterator[None]:
+    """The page of this machine's runs, for as long as one trains."""
+    from psjob_client.ui.server import Page
+
+    where = Where(local=True)
+    with Page((where.machine(),), where.here) as page:
+        say(f"psjob: the page is at {page.address}")
+        yield

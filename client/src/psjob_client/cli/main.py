@@ -9,29 +9,9 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import looking, simulate, steering
-from psjob_client.cli.compare import EXAMPLES as COMPARE_EXAMPLES
-from psjob_client.cli.compare import compare
-from psjob_client.cli.convert import EXAMPLES as CONVERT_EXAMPLES
-from psjob_client.cli.convert import LineCommand, convert
-from psjob_client.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
-from psjob_client.cli.doctor import doctor
-from psjob_client.cli.help import Helped, HelpedGroup
-from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
-from psjob_client.cli.init import init
-from psjob_client.cli.options import ScriptCommand, grouped
+from psjob_client.cli import compare, convert, doctor, init, looking, render, run, simulate, stages, steering, topology, validate
+from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, grouped
 from psjob_client.cli.output import echo, say
-from psjob_client.cli.render import crd, render
-from psjob_client.cli.run import EXAMPLES as RUN_EXAMPLES
-from psjob_client.cli.run import run
-from psjob_client.cli.stages import EXAMPLES as STAGES_EXAMPLES
-from psjob_client.cli.stages import plan_stages
-from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
-from psjob_client.cli.topology import plan_topology
-from psjob_client.cli.ui import EXAMPLES as UI_EXAMPLES
-from psjob_client.cli.ui import ui as ui_command
-from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
-from psjob_client.cli.validate import validate
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_client.problems import BadInput, JobProblem
 
@@ -98,32 +78,36 @@ def _root(
         os.environ[DEBUG] = "1"
 
 
-cli.command("run", cls=ScriptCommand, epilog=RUN_EXAMPLES)(run)
-cli.command(cls=Helped, epilog=COMPARE_EXAMPLES)(compare)
-cli.command(cls=LineCommand, epilog=CONVERT_EXAMPLES)(convert)
-cli.command(cls=Helped, epilog="Example: psjob crd | kubectl apply -f -")(crd)
-cli.command(cls=Helped, epilog=DOCTOR_EXAMPLES)(doctor)
-cli.command(cls=Helped, epilog=INIT_EXAMPLES)(init)
-cli.command(cls=Helped, epilog="Example: psjob render job.yaml | less")(render)
-cli.command(cls=Helped, epilog=STAGES_EXAMPLES)(plan_stages)
-cli.command(cls=Helped, epilog=TOPOLOGY_EXAMPLES)(plan_topology)
+COMMANDS = (
+    ("run", run.run, run.EXAMPLES, ScriptCommand),
+    ("compare", compare.compare, compare.EXAMPLES, Helped),
+    ("convert", convert.convert, convert.EXAMPLES, convert.LineCommand),
+    ("crd", render.crd, "Example: psjob crd | kubectl apply -f -", Helped),
+    ("doctor", doctor.doctor, doctor.EXAMPLES, Helped),
+    ("init", init.init, init.EXAMPLES, Helped),
+    ("render", render.render, "Example: psjob render job.yaml | less", Helped),
+    ("plan-stages", stages.plan_stages, stages.EXAMPLES, Helped),
+    ("plan-topology", topology.plan_topology, topology.EXAMPLES, Helped),
+    ("list", looking.list_jobs, looking.LIST_EXAMPLES, Helped),
+    ("get", looking.get, looking.GET_EXAMPLES, Helped),
+    ("logs", looking.logs, looking.LOGS_EXAMPLES, Helped),
+    ("events", looking.events, "Example: psjob events digits -n team-a", Helped),
+    ("metrics", looking.metrics, "Example: psjob metrics digits --name loss -o csv > loss.csv", Helped),
+    ("top", looking.top, looking.TOP_EXAMPLES, Helped),
+    ("submit", steering.submit, steering.SUBMIT_EXAMPLES, ScriptCommand),
+    ("wait", steering.wait_for, steering.WAIT_EXAMPLES, Helped),
+    ("suspend", steering.suspend, "Example: kubectl psjob suspend digits -n team-a", Helped),
+    ("resume", steering.resume, "Example: kubectl psjob resume digits -n team-a", Helped),
+    ("checkpoint", steering.checkpoint, "Example: psjob checkpoint digits", Helped),
+    ("checkpoints", looking.checkpoints, "Example: psjob checkpoints digits", Helped),
+    ("delete", steering.delete, "Example: psjob delete digits -n team-a", Helped),
+    ("clean", steering.clean, steering.CLEAN_EXAMPLES, Helped),
+    ("ui", looking.ui, looking.UI_EXAMPLES, Helped),
+    ("validate", validate.validate, validate.EXAMPLES, Helped),
+)
+for _name, _command, _examples, _kind in COMMANDS:
+    cli.command(_name, cls=_kind, epilog=_examples)(grouped(_command))
 cli.add_typer(simulate.cli, name="simulate")
-cli.command("list", cls=Helped, epilog=looking.LIST_EXAMPLES)(grouped(looking.list_jobs))
-cli.command(cls=Helped, epilog=looking.GET_EXAMPLES)(grouped(looking.get))
-cli.command(cls=Helped, epilog=looking.LOGS_EXAMPLES)(grouped(looking.logs))
-cli.command(cls=Helped, epilog="Example: psjob events digits -n team-a")(grouped(looking.events))
-cli.command(cls=Helped, epilog="Example: psjob metrics digits --name loss -o csv > loss.csv")(grouped(looking.metrics))
-cli.command(cls=Helped, epilog=looking.TOP_EXAMPLES)(grouped(looking.top))
-cli.command(cls=ScriptCommand, epilog=steering.SUBMIT_EXAMPLES)(grouped(steering.submit))
-cli.command("wait", cls=Helped, epilog=steering.WAIT_EXAMPLES)(grouped(steering.wait_for))
-cli.command(cls=Helped, epilog="Example: kubectl psjob suspend digits -n team-a")(grouped(steering.suspend))
-cli.command(cls=Helped, epilog="Example: kubectl psjob resume digits -n team-a")(grouped(steering.resume))
-cli.command(cls=Helped, epilog="Example: psjob checkpoint digits")(grouped(steering.checkpoint))
-cli.command(cls=Helped, epilog="Example: psjob checkpoints digits")(grouped(looking.checkpoints))
-cli.command(cls=Helped, epilog="Example: psjob delete digits -n team-a")(grouped(steering.delete))
-cli.command(cls=Helped, epilog=steering.CLEAN_EXAMPLES)(grouped(steering.clean))
-cli.command("ui", cls=Helped, epilog=UI_EXAMPLES)(grouped(ui_command))
-cli.command(cls=Helped, epilog=VALIDATE_EXAMPLES)(validate)
 
 
 @cli.command(cls=Helped, epilog="Example: psjob version")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what a shell completes of them.
+"""What commands share: options, what a shell completes of them, and help texts as they are printed.
 
 Which jobs a verb means (`Where`): a name of a run in ./.psjob means that run, and every other name a job of the cluster. `--local` and
 `--folder` always mean this machine; `--namespace`, `--context`, `--kubeconfig` and `kubectl psjob` always mean the cluster.
@@ -13,15 +13,16 @@ import contextlib
 import difflib
 import inspect
 import os
+import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from psjob_client.cli.help import Helped
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.local.manifest import PYTHONS
 from psjob_client.problems import BadInput
@@ -44,6 +45,13 @@ FIELDS = {
 }
 OF_PODS = "template"
 """A pod's template has thousands of fields, which `kubectl explain` knows."""
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Number of workers; of a script 2 if absent.")]
+Shards = Annotated[int | None, typer.Option(metavar="N", help="Number of shards; of a script 1 if absent.")]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT.py is the name of a module, as in python -m.")]
+STARTS = ("psjob ", "kubectl ")
+"""Of a line that is an example."""
+GOES_ON = " \\"
+"""At the end of a line, for a shell."""
 
 
 @dataclass(frozen=True)
@@ -222,12 +230,41 @@ Settings = Annotated[
         "--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.", autocompletion=complete_settings
     ),
 ]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Number of workers; of a script 2 if absent.")]
-Shards = Annotated[int | None, typer.Option(metavar="N", help="Number of shards; of a script 1 if absent.")]
 Mode = Annotated[
     str | None, typer.Option(help="Training mode, such as sync or async; of a script sync if absent.", autocompletion=complete_modes)
 ]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT.py is the name of a module, as in python -m.")]
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """Those options that were given. Raises BadInput for a mode that there is not."""
+    mode = options.get("mode")
+    if mode is not None and mode not in MODES:
+        close = difflib.get_close_matches(mode, MODES, 1)
+        raise BadInput(f"--mode {mode}: " + (f"did you mean {close[0]}? " if close else "") + f"The modes are {', '.join(MODES)}")
+    return {field: value for field, value in options.items() if value is not None}
+
+
+def settings_of(options: dict[str, Any]) -> list[str]:
+    """The same as settings of a manifest."""
+    return [f"{FIELDS[field]}={value}" for field, value in options.items()]
+
+
+def is_script(job: Path, module: bool) -> bool:
+    """Is it a script, and not a manifest?"""
+    return module or job.suffix == SUFFIX
+
+
+def must_exist(path: Path, module: bool) -> None:
+    """Raises BadInput for a script that is not there."""
+    if not module and not path.is_file():
+        raise BadInput(f"{path}: there is no such file; give the path of a script or of a manifest")
+
+
+class Helped(TyperCommand):
+    """A command whose epilog holds examples, a paragraph each."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_epilog(self.epilog, formatter)
 
 
 class ScriptCommand(Helped):
@@ -270,26 +307,57 @@ class ScriptCommand(Helped):
         return difflib.get_close_matches(word, self._own, 1, least)
 
 
-def given_options(**options: Any) -> dict[str, Any]:
-    """Those options that were given. Raises BadInput for a mode that there is not."""
-    mode = options.get("mode")
-    if mode is not None and mode not in MODES:
-        close = difflib.get_close_matches(mode, MODES, 1)
-        raise BadInput(f"--mode {mode}: " + (f"did you mean {close[0]}? " if close else "") + f"The modes are {', '.join(MODES)}")
-    return {field: value for field, value in options.items() if value is not None}
+class HelpedGroup(TyperGroup):
+    """Commands that are listed with the first sentence of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, first_sentence(command.help or "")) for name, command in found if command is not None and not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_epilog(self.epilog, formatter)
 
 
-def settings_of(options: dict[str, Any]) -> list[str]:
-    """The same as settings of a manifest."""
-    return [f"{FIELDS[field]}={value}" for field, value in options.items()]
+def first_sentence(text: str) -> str:
+    """Up to its first full stop or semicolon, without it."""
+    flat = " ".join(text.split())
+    return min((flat.partition(mark)[0] for mark in (". ", "; ")), key=len).rstrip(".")
 
 
-def is_script(job: Path, module: bool) -> bool:
-    """Is it a script, and not a manifest?"""
-    return module or job.suffix == SUFFIX
+def write_epilog(epilog: str | None, formatter: Any) -> None:
+    """Paragraphs, of which examples are broken only where a shell reads on."""
+    if not epilog:
+        return
+    formatter.write_paragraph()
+    with formatter.indentation():
+        for number, paragraph in enumerate(inspect.cleandoc(epilog).split("\n\n")):
+            line = paragraph.strip()
+            if number:
+                formatter.write_paragraph()
+            if line.startswith(STARTS):
+                for each in broken(line, formatter.width - formatter.current_indent):
+                    formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
+            else:
+                formatter.write_text(paragraph)
 
 
-def must_exist(path: Path, module: bool) -> None:
-    """Raises BadInput for a script that is not there."""
-    if not module and not path.is_file():
-        raise BadInput(f"{path}: there is no such file; give the path of a script or of a manifest")
+def broken(command: str, width: int) -> list[str]:
+    """Lines of a command of this width at most, if its words allow it; each but the last ends with a backslash."""
+    lines, line = list[str](), ""
+    for word in _shell_words(command):
+        longer = f"{line} {word}" if line else word
+        if line.strip() and len(longer) + len(GOES_ON) > width:
+            lines.append(line + GOES_ON)
+            line = f"    {word}"
+        else:
+            line = longer
+    return [*lines, line]
+
+
+def _shell_words(command: str) -> Sequence[str]:
+    """Words with their quotes, so that none is broken within."""
+    lexer = shlex.shlex(command, posix=False, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(lexer)

@@ -13,7 +13,7 @@ from psjob_client.cli.output import emit
 from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
-from psjob_operator.api.crd import crd_yaml
+from psjob_operator.api.crd import NoAnchors, crd_yaml
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
@@ -41,7 +41,9 @@ def render(
 
 def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:
     """The documents of `documents` as YAML, without anchors."""
-    return yaml.dump_all(documents(job, runtime_image), Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True, explicit_start=True)
+    return yaml.dump_all(
+        documents(job, runtime_image), Dumper=NoAnchors, sort_keys=False, width=140, allow_unicode=True, explicit_start=True
+    )
 
 
 def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE, *, asks_nothing: bool = False) -> list[dict[str, Any]]:
@@ -86,13 +88,6 @@ def _no_certificates(snapshot: ObservedState, action: EnsureKey) -> dict[str, by
     shards = [CERTIFICATE.format(index=index) for index in range(snapshot.spec.shards.replicas)]
     workers = [WORKER_CERTIFICATE.format(index=index) for index in range(listening_workers(snapshot.spec))]
     return dict.fromkeys([AUTHORITY, *shards, *workers], b"")
-
-
-class _Plain(yaml.SafeDumper):
-    """No anchors: parts that documents share are written out in each."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 def crd() -> None:

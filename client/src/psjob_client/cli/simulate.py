@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from psjob_client import problems
-from psjob_client.cli.help import HelpedGroup
-from psjob_client.cli.options import grouped
+from psjob_client.cli.options import HelpedGroup, grouped
 from psjob_client.cli.output import TextForm, TextOutput
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"

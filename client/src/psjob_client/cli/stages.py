@@ -15,12 +15,12 @@ from psjob.planning.plan import WAYS, Grid, Plan, Profile, Stage, Way, Work, cut
 from psjob.planning.predict import Case, Figures, Prediction, alone, predict, way_fits
 from psjob.planning.solve import SOLVERS, least_memory, solve
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
-from psjob_client.cli.topology import machines_of
+from psjob_client.cli.topology import Hosts, Preset, Probe, Servers, machines_of
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import profile_script
 from psjob_client.problems import BadInput
 from psjob_client.stages import ProfileFile, grid_of, read_profile
-from psjob_client.topology.machine import FIGURES, PRESETS, Machine, NoWay, parse_size, show_bytes, show_seconds
+from psjob_client.topology.machine import FIGURES, Machine, NoWay, parse_size, show_bytes, show_seconds
 
 EXAMPLES = """Examples:
 
@@ -54,10 +54,10 @@ def plan_stages(
     meta: Annotated[bool, typer.Option("--meta", help="Build the model without memory; seconds are estimated from FLOPs.")] = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long the script may take.")] = 300.0,
     machine: Annotated[Path | None, typer.Option(metavar="FILE", help="A machine, described (docs/topology.md).")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"A machine by name: {', '.join(PRESETS)}.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Hosts of an ethernet preset; 4 by default.")] = None,
-    servers: Annotated[int | None, typer.Option(help="Servers of an ethernet preset, which hold shards; none by default.")] = None,
-    probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
+    preset: Preset = None,
+    workers: Hosts = None,
+    servers: Servers = None,
+    probe: Probe = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes of a device, such as 16GiB; no limit by default.")] = None,
     way: Annotated[str, typer.Option(help=f"How stages train: {', '.join(WAYS)} (docs/stages.md).")] = "flush",
     microbatches: Annotated[int | None, typer.Option(metavar="M", help="Micro-batches of a flush; 8 by default.")] = None,

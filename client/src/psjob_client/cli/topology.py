@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.cli.output import TextForm, TextOutput, echo, emit
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit, lines
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
 from psjob_client.problems import BadInput
 from psjob_client.topology import costs
-from psjob_client.topology.choose import Choice, choose
-from psjob_client.topology.estimate import STRATEGIES, Estimate
+from psjob_client.topology.choose import STRATEGIES, Choice, Estimate, choose
 from psjob_client.topology.machine import (
     FIGURES,
     MOST_DEVICES,
@@ -58,19 +57,25 @@ COLUMNS = ("strategy", "time", "of the pick", "bandwidth", "latency", "formula")
 DEFAULT_WORKERS = 4
 
 
+Preset = Annotated[str | None, typer.Option(help=f"A machine by name: {', '.join(PRESETS)}.")]
+Hosts = Annotated[int | None, typer.Option(help=f"Hosts of an ethernet preset; {DEFAULT_WORKERS} by default.")]
+Servers = Annotated[int | None, typer.Option(help="Servers of an ethernet preset, which hold shards; none by default.")]
+Probe = Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")]
+
+
 def plan_topology(
     machine: Annotated[Path | None, typer.Argument(metavar="MACHINE.yaml", help="A machine, described (docs/topology.md).")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"A machine by name: {', '.join(PRESETS)}.")] = None,
+    preset: Preset = None,
     size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Bytes of one gradient.")] = "160MB",
-    workers: Annotated[int | None, typer.Option(help=f"Hosts of an ethernet preset; {DEFAULT_WORKERS} by default.")] = None,
-    servers: Annotated[int | None, typer.Option(help="Servers of an ethernet preset, which hold shards; none by default.")] = None,
+    workers: Hosts = None,
+    servers: Servers = None,
     measured: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WHAT=RATE[,LATENCY]", help="Measured, in place of a figure (pcie3-x16) or between two ends (w0:w1). Repeatable."
         ),
     ] = None,
-    probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
+    probe: Probe = None,
     current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: changed only if it is worth it.")] = None,
     form: TextOutput = TextForm.text,
 ) -> None:
@@ -165,13 +170,7 @@ def _show(machine: Machine, choice: Choice, size: float) -> None:
         console.print(table)
     else:
         echo(title)
-        lines = [COLUMNS, *rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-        for line in lines:
-            cells = (
-                cell.ljust(width) if i in (0, 5) else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            echo("  ".join(cells).rstrip())
+        lines([COLUMNS, *rows], right=range(1, 5))
     echo("formula: n devices, M bytes, bandwidth B, latency α of a message, c pieces")
     for strategy, why in choice.unfit.items():
         echo(f"not here: {strategy}: {why}")
@@ -196,18 +195,7 @@ def _as_json(machine: Machine, choice: Choice, size: float) -> dict[str, Any]:
         "bytes": size,
         "pick": choice.pick.strategy,
         "reason": choice.reason,
-        "strategies": [
-            {
-                "strategy": given.strategy,
-                "seconds": given.seconds,
-                "bandwidth": given.bandwidth,
-                "latency": given.latency,
-                "formula": given.formula,
-                "order": given.order,
-                "note": given.note,
-            }
-            for given in choice.estimates
-        ],
+        "strategies": [{name: value for name, value in vars(given).items() if name != "flows"} for given in choice.estimates],
         "unfit": dict(choice.unfit),
     }
 

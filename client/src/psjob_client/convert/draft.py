@@ -157,6 +157,13 @@ def mapping(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
     return dict(found)
 
 
+def taken(value: dict[str, Any], key: str, at: str) -> dict[str, Any]:
+    """The same, taken out of `value`, so that what is left there is what nobody has read."""
+    found = mapping(value, key, at)
+    value.pop(key, None)
+    return found
+
+
 def items(value: Mapping[str, Any], key: str, at: str) -> list[Any]:
     """The list `value[key]`, empty where there is none. Raises BadInput, naming `at`."""
     found = value.get(key)

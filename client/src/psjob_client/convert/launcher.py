@@ -39,7 +39,6 @@ WHY = {
     "start-method": "each worker is a process of its own",
     "signals-to-handle": "SIGTERM asks a worker to leave after its step",
 }  # fmt: skip
-ACCELERATE = frozenset({"accelerate", "accelerate-launch"})
 TAKEN_VALUES = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps", "max_restarts", "config_file")
 """Options of `accelerate launch` with a value that a manifest says in other words."""
 TAKEN_FLAGS = ("multi_gpu", "cpu", "module", "no_python", "quiet", "same_network")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,6 +66,11 @@ def problem(about: str, figure: str, limit: str, remedy: str) -> Finding:
     return Finding("problem", about, figure, limit, remedy)
 
 
+def judge(good: bool, about: str, figure: str, limit: str, remedy: str, bad: Callable[[str, str, str, str], Finding] = problem) -> Finding:
+    """It is ok, or else `bad`, with the same figure and limit."""
+    return ok(about, figure, limit) if good else bad(about, figure, limit, remedy)
+
+
 def sick(findings: Iterable[Finding]) -> bool:
     """Is there a problem?"""
     return any(finding.level == "problem" for finding in findings)
@@ -121,20 +126,11 @@ def judge_machine(facts: MachineFacts, job: PSTrainingJob | None = None) -> list
 def _software(facts: MachineFacts) -> Iterator[Finding]:
     version = ".".join(str(part) for part in facts.python)
     wanted = f"at least {PYTHON[0]}.{PYTHON[1]}"
-    if facts.python[:2] < PYTHON:
-        yield problem("python", version, wanted, "make an environment with a newer Python")
-    else:
-        yield ok("python", version, wanted)
-    if facts.runtime is None:
-        yield problem("psjob", "not installed here", f"{facts.client}, as psjob-client", f"install it {INSTALL}")
-    elif facts.runtime != facts.client:
-        yield problem("psjob", facts.runtime, f"{facts.client}, as psjob-client", f"install both anew, {INSTALL}")
-    else:
-        yield ok("psjob", facts.runtime, f"{facts.client}, as psjob-client")
-    if facts.torch is None:
-        yield problem("torch", "not installed here", "", "pip install torch")
-    else:
-        yield ok("torch", facts.torch)
+    yield judge(facts.python[:2] >= PYTHON, "python", version, wanted, "make an environment with a newer Python")
+    remedy = f"install it {INSTALL}" if facts.runtime is None else f"install both anew, {INSTALL}"
+    runtime, same = facts.runtime or "not installed here", facts.runtime == facts.client
+    yield judge(same, "psjob", runtime, f"{facts.client}, as psjob-client", remedy)
+    yield judge(facts.torch is not None, "torch", facts.torch or "not installed here", "", "pip install torch")
 
 
 def _sizes(facts: MachineFacts) -> Iterator[Finding]:
@@ -143,29 +139,23 @@ def _sizes(facts: MachineFacts) -> Iterator[Finding]:
     wanted = f"{amount(least)} for a worker and a shard, beside the model"
     if facts.memory is None:
         yield warning("memory", "unknown", wanted, "look at it yourself")
-    elif facts.memory < least:
-        yield problem("memory", f"{amount(facts.memory)} free", wanted, "end other programs, or raise the container's limit")
     else:
-        yield ok("memory", f"{amount(facts.memory)} free", wanted)
+        remedy = "end other programs, or raise the container's limit"
+        yield judge(facts.memory >= least, "memory", f"{amount(facts.memory)} free", wanted, remedy)
     if facts.shm is None:
         yield warning("/dev/shm", "is not there", "", "set spec.training.transport: tcp")
-    elif facts.shm < LEAST_SHM:
-        yield warning(
-            "/dev/shm", f"{amount(facts.shm)} free", amount(LEAST_SHM),
-            "give the container more (docker run --shm-size 1g), or set spec.training.transport: tcp",
-        )  # fmt: skip
     else:
-        yield ok("/dev/shm", f"{amount(facts.shm)} free", amount(LEAST_SHM))
-    if facts.files is not None and facts.files < LEAST_FILES:
-        yield warning("open files", f"{facts.files} at most", str(LEAST_FILES), "raise the hard limit: ulimit -Hn, or limits.conf")
-    else:
-        yield ok("open files", f"{facts.files} at most" if facts.files is not None else "no limit", str(LEAST_FILES))
-    if facts.loopback:
-        yield problem(
-            "ports", f"127.0.0.1: {facts.loopback}", "", "processes meet on the loopback address: bring it up (ip link set lo up)"
-        )
-    else:
-        yield ok("ports", f"{facts.ports} on 127.0.0.1" if facts.ports is not None else "127.0.0.1 is there")
+        remedy = "give the container more (docker run --shm-size 1g), or set spec.training.transport: tcp"
+        yield judge(facts.shm >= LEAST_SHM, "/dev/shm", f"{amount(facts.shm)} free", amount(LEAST_SHM), remedy, warning)
+    remedy, enough = "raise the hard limit: ulimit -Hn, or limits.conf", facts.files is None or facts.files >= LEAST_FILES
+    yield judge(enough, "open files", _files(facts), str(LEAST_FILES), remedy, warning)
+    there = f"{facts.ports} on 127.0.0.1" if facts.ports is not None else "127.0.0.1 is there"
+    figure, remedy = f"127.0.0.1: {facts.loopback}", "processes meet on the loopback address: bring it up (ip link set lo up)"
+    yield judge(not facts.loopback, "ports", figure if facts.loopback else there, "", remedy)
+
+
+def _files(facts: MachineFacts) -> str:
+    return "no limit" if facts.files is None else f"{facts.files} at most"
 
 
 def _disks(facts: MachineFacts) -> Iterator[Finding]:
@@ -179,11 +169,10 @@ def _disk(about: str, disk: Disk, remedy: str) -> Finding:
         return level(about, f"{disk.path} cannot be written to", "", remedy)
     if disk.free is None:
         return warning(about, f"{disk.path}: room unknown", amount(LITTLE_DISK), remedy)
+    figure = f"{amount(disk.free)} free at {disk.path}"
     if disk.free < LEAST_DISK:
-        return level(about, f"{amount(disk.free)} free at {disk.path}", amount(LEAST_DISK), remedy)
-    if disk.free < LITTLE_DISK:
-        return warning(about, f"{amount(disk.free)} free at {disk.path}", amount(LITTLE_DISK), remedy)
-    return ok(about, f"{amount(disk.free)} free at {disk.path}", amount(LITTLE_DISK))
+        return level(about, figure, amount(LEAST_DISK), remedy)
+    return judge(disk.free >= LITTLE_DISK, about, figure, amount(LITTLE_DISK), remedy, warning)
 
 
 def _gpu(facts: MachineFacts) -> Iterator[Finding]:
@@ -207,25 +196,13 @@ def _fits(facts: MachineFacts, job: PSTrainingJob) -> Iterator[Finding]:
     processes = workers + shards
     fewer = "have fewer processes here: --set spec.workers.replicas=2"
     figure = f"{processes} processes ({workers} workers, {shards} shards)"
-    if processes > PROCESSES_A_CORE * facts.cores:
-        yield warning("job: cores", figure, f"{facts.cores:g} cores", fewer)
-    else:
-        yield ok("job: cores", figure, f"{facts.cores:g} cores")
+    yield judge(processes <= PROCESSES_A_CORE * facts.cores, "job: cores", figure, f"{facts.cores:g} cores", fewer, warning)
     needed = processes * PROCESS_BYTES
-    if facts.memory is not None and facts.memory < needed:
-        yield problem("job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free", fewer)
-    elif facts.memory is not None:
-        yield ok("job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free")
+    if facts.memory is not None:
+        yield judge(facts.memory >= needed, "job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free", fewer)
     files = workers * job.spec.training.streams + shards + OWN_FILES
-    if facts.files is not None and facts.files < files:
-        yield problem(
-            "job: open files",
-            f"{files} a shard",
-            f"{facts.files} at most",
-            "raise the hard limit (ulimit -Hn), or use fewer workers or streams",
-        )
-    else:
-        yield ok("job: open files", f"{files} a shard", f"{facts.files} at most" if facts.files is not None else "no limit")
+    remedy = "raise the hard limit (ulimit -Hn), or use fewer workers or streams"
+    yield judge(facts.files is None or facts.files >= files, "job: open files", f"{files} a shard", _files(facts), remedy)
     if facts.ports is not None and facts.ports < shards * PORTS_EACH:
         yield problem("job: ports", str(shards * PORTS_EACH), f"{facts.ports}", "widen net.ipv4.ip_local_port_range, or use fewer shards")
     trained = [container_of(template, TRAINED) or {} for template in job.spec.worker_templates().values()]

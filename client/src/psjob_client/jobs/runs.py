@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from psjob_client.jobs import translate
 from psjob_client.jobs.translate import RunFiles
-from psjob_client.jobs.verbs import answers, job_of, next_request
+from psjob_client.jobs.verbs import answers_request, job_of, next_request
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local import run_folder
 from psjob_client.local.manifest import STANDARD_INPUT
-from psjob_client.local.resume import MANIFEST, manifests
-from psjob_client.local.run_folder import LARGEST_FILE, RUNS_FOLDER, Folder, Follow, make_runs, new_run, read_file
+from psjob_client.local.run_folder import LARGEST_FILE, MANIFEST, RUNS_FOLDER, Folder, Follow, make_runs, manifests, new_run, read_file
 from psjob_client.problems import BadInput, Conflict, DeadlinePassed, JobProblem, NoWeights, Step, call, no_such_job
 from psjob_operator.contract import FINAL_WEIGHTS
 
@@ -223,7 +222,7 @@ class LocalJobs:
                 return not alive
             now = _object(path / "config.json").get("checkpoint") or {}
             last = not alive and (newest is None or (made.view or 0, made.step) > (newest.view or 0, newest.step))
-            if last or answers(made, number, now):
+            if last or answers_request(made, number, now):
                 found[:] = [made]
             return bool(found) or not alive
 

@@ -103,7 +103,7 @@ def asked(saved: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) else 0
 
 
-def answers(made: CheckpointView | None, number: int, saved: Mapping[str, Any]) -> bool:
+def answers_request(made: CheckpointView | None, number: int, saved: Mapping[str, Any]) -> bool:
     """Was this checkpoint begun after the job had read request `number`, or one that somebody has made of it since?"""
     answered = made.observed_request if made is not None else None
     return answered is not None and (answered >= number or answered == asked(saved))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 Where = Literal["local", "cluster"]
-Role = Literal["shard", "worker"]
 DIVERGED = "Diverged"
 """Reason of a job that is Complete, and whose loss is NaN or inf."""
 DIFFER = "WorkersDiffer"

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.local.manifest import Command, base_environment
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import Failures, Watch
 from psjob_client.local.process import ChildProcess, Sites, Spare, start_process
 from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, message_of, tail_of
-from psjob_client.local.verdict import Failures
 from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
@@ -130,9 +129,9 @@ class Backend:
         return bool(ended)
 
     def _answered(self, child: ChildProcess) -> bool:
-        """Its end has an answer already: it is the runtime's own, or the job's failureRules name it."""
+        """Its end has an answer already: it is the runtime's own, or the job's podFailurePolicy names it."""
         process = self._process(child)
-        named = matching_rule(self._spec.run_policy.failure_rules or (), process.role, process, outcome_of(process))
+        named = matching_rule(self._spec.run_policy.failure_rules, process.role, process, outcome_of(process))
         return named is not None or of_the_runtime(self._exit(child))
 
     @property
@@ -280,7 +279,7 @@ class Backend:
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),
             contract.ENV_RUN: self.folder.run,
-            contract.ENV_VIEW: str(action.view),
+            contract.ENV_TERM: str(action.view),
             contract.ENV_CONFIG: str(self.folder.config),
             contract.ENV_POD: action.name,
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),

@@ -23,12 +23,11 @@ from rich.text import Text
 
 from psjob_client.local.backend import Backend
 from psjob_client.local.manifest import Command, Request
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import Standstill, Watch
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.record import Record
 from psjob_client.local.run_folder import Folder, Follow, tail_of
 from psjob_client.local.status import WARNINGS, numbers, part, passes_again
-from psjob_client.local.verdict import Standstill
 from psjob_client.text import span
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.status import TERMINAL, JobStatus

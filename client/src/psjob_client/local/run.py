@@ -19,13 +19,11 @@ from psjob_client.local.backend import Backend
 from psjob_client.local.console import Display, Story
 from psjob_client.local.faults import Faults, Recovery, parse_faults, strike_at
 from psjob_client.local.manifest import Request, read_job, worker_commands
-from psjob_client.local.monitor import Watch, poll_shards
+from psjob_client.local.monitor import Watch, never_attached, poll_shards
 from psjob_client.local.process import Sites, reserve
 from psjob_client.local.record import keep_history
-from psjob_client.local.resume import resumed
-from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs, resumed
 from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
-from psjob_client.local.verdict import never_attached
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL
@@ -213,7 +211,7 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[Recovery]
     made = f"{backend.watch.step} {unit}s" if not began else f"{backend.watch.made} {unit}s, to {unit} {backend.watch.step},"
     made, where = f"{made} in {seconds:.1f} s", story.near(backend.folder.path)
     if diverged := told.get("diverged"):
-        remedy = "lower the learning rate, or set training.maxGradNorm"
+        remedy = "lower the learning rate, or set training.sync.maxGradNorm"
         story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
     elif drift := told.get("drift"):
         story.display.say(f"Workers differ: {drift}; {made}; weights and checkpoints are in {where}", "red")
@@ -245,7 +243,7 @@ def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, secon
         "crashes": watch.total("crashes"),
         "passes_again": passes_again(told),
         "restarts": dict(status.restarts.causes) if status else {},
-        "view": (status and status.view) or 0,
+        "term": (status and status.internal.term) or 0,
         "attempts": [shard.attempt for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),

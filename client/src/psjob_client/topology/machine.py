@@ -86,10 +86,6 @@ def _shown(value: float, units: tuple[tuple[str, float], ...]) -> str:
     return f"{number:.{digits}f} {unit}"
 
 
-CPU_LANES = 24
-"""PCIe lanes of a usual consumer's CPU: one device with 16 fits beside it, four need a switch (the founding text)."""
-
-
 @dataclass(frozen=True)
 class Figure:
     """Bandwidth in bytes a second, each direction; latency of a message in seconds."""

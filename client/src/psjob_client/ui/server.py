@@ -1,14 +1,24 @@
-"""The page's server: reads jobs where they are, and answers GET on 127.0.0.1 alone."""
+"""The page's server: reads jobs where they are, and answers GET on 127.0.0.1 alone, to a browser that has the page's address.
+
+The token is behind the # of the address, so that no request, log or referrer has it. The page's script sends it in a header. A cookie
+would go to every port of 127.0.0.1, which other users of the machine may listen at. Every user of the machine can read the command line
+of a browser, so that it names a file of this user, which leads on (`opened`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
+import os
 import secrets
+import shutil
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import webbrowser
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,19 +27,19 @@ from psjob_client.compare import outcome
 from psjob_client.jobs.view import JobView
 from psjob_client.problems import BadInput, JobProblem, NoSuchJob
 from psjob_client.sdk.client import AsyncClient
+from psjob_client.ui import shown
+from psjob_client.ui.shown import AXES, MOST, STEP, points_each
 
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.datastructures import Headers, MutableHeaders
     from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError:
     raise BadInput("the page needs a web server, which is not installed here: pip install starlette uvicorn") from None
-
-from psjob_client.ui import shown
-from psjob_client.ui.gate import Gate
-from psjob_client.ui.shown import AXES, MOST, STEP, points_each
 
 HOST = "127.0.0.1"
 STATIC = {
@@ -45,6 +55,21 @@ RUNS, LINES_READ = 200, 12_000
 MOST_SMOOTHING = 0.99
 LINES, LONGEST_LINE = 400, 2000
 """Of a process's log: so many lines, each with so many characters."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""Nothing is loaded from elsewhere, no other page may show this one, and nothing of it is kept."""
+DATA = "/api/"
+"""Where what jobs say is read. All else is the page's own files, which are in every psjob."""
+SCHEME = "Bearer "
+WORDS = "open the address that `psjob ui` has printed: it holds a token that changes at each start"
+LEADS_ON = """<!doctype html>
+<meta charset="utf-8"><meta http-equiv="refresh" content="0;url={address}"><title>psjob</title>
+<p>The page is <a href="{address}">here</a>.
+"""
 
 
 class Page:
@@ -230,3 +255,63 @@ def _listening(port: int) -> socket.socket:
         return socket.create_server((HOST, port))
     except (OSError, OverflowError) as error:
         raise BadInput(f"--port {port}: {HOST} cannot be listened on there: {error}; leave --port out for a free one") from None
+
+
+class Gate:
+    """Lets GET requests through that name this machine as host and, where they are of data, have the token as `Authorization`.
+
+    The name of the host is looked at because a page elsewhere can let its own name point to 127.0.0.1 (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, token: str, port: Callable[[], int]) -> None:
+        self._app = app
+        self._token = token
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers by itself, or hands the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = self._answer(scope)
+        await (self._app if answer is None else answer)(scope, receive, _with_headers(send))
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """A refusal; None where the request is let through."""
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("this page is read-only: only GET is answered\n", 405, {"Allow": "GET, HEAD"})
+        port = self._port()
+        headers = Headers(scope=scope)
+        if headers.get("host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            return PlainTextResponse(f"this page is served only at http://127.0.0.1:{port}\n", 421)
+        given = headers.get("authorization", "").removeprefix(SCHEME)
+        if scope["path"].startswith(DATA) and not self._is_token(given):
+            return PlainTextResponse(WORDS + "\n", 403)
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return sending
+
+
+@contextlib.contextmanager
+def opened(address: str) -> Iterator[Path]:
+    """Opens `address` in a browser; the file that does is there meanwhile."""
+    folder = Path(tempfile.mkdtemp(prefix="psjob-page-"))  # of mode 0700
+    try:
+        file = folder / "open.html"
+        made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(made, "w", encoding="utf-8") as to:
+            to.write(LEADS_ON.format(address=html.escape(address)))
+        webbrowser.open(file.as_uri())
+        yield file
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

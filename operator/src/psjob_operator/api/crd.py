@@ -42,17 +42,16 @@ _ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.training.pipeline.correctOptions": {"maxProperties": 16},
-    "spec.checkpoint.interval": {"maxLength": 24},
     "spec.stages": {"maxItems": STAGES, **_ATOMIC},
     "spec.stages[].name": {"maxLength": 63},
     "spec.stages[].cut": {"maxLength": CUT},
-    "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, **_ATOMIC},
-    "spec.runPolicy.failureRules[].onExitCodes.values": {"maxItems": EXIT_CODES, **_ATOMIC},
-    "spec.runPolicy.failureRules[].onPodConditions": {"maxItems": POD_CONDITIONS, **_ATOMIC},
-    "spec.runPolicy.failureRules[].onPodConditions[].type": {"maxLength": 317},
-    "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS, **_ATOMIC},
-    "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS, **_ATOMIC},
-    "spec.runPolicy.failureRules[].reasons[]": {"maxLength": 63},
+    "spec.runPolicy.podFailurePolicy.rules": {"maxItems": FAILURE_RULES, **_ATOMIC},
+    "spec.runPolicy.podFailurePolicy.rules[].onExitCodes.values": {"maxItems": EXIT_CODES, **_ATOMIC},
+    "spec.runPolicy.podFailurePolicy.rules[].onPodConditions": {"maxItems": POD_CONDITIONS, **_ATOMIC},
+    "spec.runPolicy.podFailurePolicy.rules[].onPodConditions[].type": {"maxLength": 317},
+    "spec.runPolicy.podFailurePolicy.rules[].onSignals": {"maxItems": SIGNALS, **_ATOMIC},
+    "spec.runPolicy.podFailurePolicy.rules[].onReasons": {"maxItems": REASONS, **_ATOMIC},
+    "spec.runPolicy.podFailurePolicy.rules[].onReasons[]": {"maxLength": 63},
     "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
     "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 32},
     "status.conditions[].type": {"maxLength": 64},
@@ -63,7 +62,7 @@ _SHAPES: dict[str, Schema] = {
     "status.stages": {"maxItems": STAGES, **_ATOMIC},
     "status.stages[].name": {"maxLength": 63},
     "status.workers.problems": {"maxItems": 8, **_ATOMIC},
-    "status.workers.pendingStarts": {"maxLength": 24_000},
+    "status.internal.pendingStarts": {"maxLength": 24_000},
     "status.workers.succeededIndexes": {"maxLength": 24_000},
     "status.workers.failedIndexes": {"maxLength": 24_000},
     "status.checkpoint.time": {"format": "date-time"},
@@ -97,7 +96,7 @@ _COLUMNS = (
     ("Stages", "string", ".status.stagesReady", "Stages whose workers all run or have succeeded, of those declared.", 1),
     ("Mode", "string", ".spec.training.mode", "When a push counts.", 1),
     ("Loss", "number", ".status.progress.loss", "Last loss that the script reported.", 1),
-    ("View", "integer", ".status.view", "Number of the present set of shard starts.", 1),
+    ("Term", "integer", ".status.internal.term", "Number of the present set of shard starts.", 1),
     ("Counted", "integer", ".status.restarts.counted", "Failures that count against the limit.", 1),
 )
 ONE_LINE = 1000
@@ -140,7 +139,7 @@ def crd() -> dict[str, Any]:
 
 def crd_yaml() -> str:
     """The CRD as one YAML document, without a header."""
-    return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
+    return yaml.dump(crd(), Dumper=NoAnchors, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
 
 
 def schema() -> Schema:
@@ -216,7 +215,7 @@ def _column(name: str, type_: str, path: str, description: str, priority: int) -
     return {"name": name, "type": type_, "jsonPath": path, "description": description, **wide}
 
 
-class _Plain(yaml.SafeDumper):
+class NoAnchors(yaml.SafeDumper):
     """No anchors: the two templates share parts, and a reader should not follow references. What fits a line stands in one: of a deep
     schema a third would be indentation."""
 

@@ -45,7 +45,7 @@ class StatusModel(Model):
 
 
 class JobStatus(StatusModel):
-    """What was seen, and what was done. Phases that end a job, attempts, view and start never go back."""
+    """What was seen, and what was done. Phases that end a job, attempts, term and worker start never go back."""
 
     observed_generation: Amount | None = None
     """Generation of the spec that this status answers."""
@@ -58,12 +58,8 @@ class JobStatus(StatusModel):
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""
-    pinned: Pinned | None = None
-    """What this run began with. All its pods and its config are made of it until the run ends, by every version of the operator."""
-    view: Number | None = None
-    """Number of the present set of attempts; rises with every start of a shard."""
-    placement: Number | None = None
-    """View in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
+    internal: Internal = Field(default_factory=lambda: Internal())
+    """What the operator keeps for itself. It may change with any version: no client may rely on it."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
     roles: tuple[RoleStatus, ...] | None = None
@@ -130,6 +126,21 @@ class Condition(StatusModel):
     """Generation of the spec that this condition answers."""
 
 
+class Internal(StatusModel):
+    """What the operator keeps for itself."""
+
+    term: Number | None = None
+    """Number of the present set of attempts; rises with every start of a shard."""
+    placed_term: Number | None = None
+    """Term in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
+    worker_start: Number = 0
+    """Highest start number given to a worker of this job; never goes back."""
+    pending_starts: str = ""
+    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
+    pinned: Pinned | None = None
+    """What this run began with. All its pods and its config are made of it until the run ends, by every version of the operator."""
+
+
 class Pinned(StatusModel):
     """What a run was begun with."""
 
@@ -148,7 +159,7 @@ class Pinned(StatusModel):
     resumed_from: str | None = None
     """Run from whose last checkpoint it began, by spec.checkpoint.resumeFrom. Absent: it began anew."""
     key: Number | None = None
-    """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed. Absent in a run without keys."""
+    """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed."""
 
 
 class ShardStatus(StatusModel):
@@ -188,10 +199,6 @@ class WorkersStatus(StatusModel):
     """Workers declared."""
     ready: Count = 0
     """Workers that run now."""
-    start: Number = 0
-    """Highest start number given to a worker of this job; never goes back."""
-    pending_starts: str = ""
-    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
     succeeded_indexes: str = ""
     """Workers that ended with exit code 0, such as 0-99,101."""
     failed_indexes: str = ""

@@ -1,6 +1,8 @@
 """The operator as a process: wait for the CRD, watch, work; end when asked to, or when the watches end.
 
-Log lines are text for people, or one JSON object a line for collectors, each with the job it is about.
+Log lines are text for people, or one JSON object a line for collectors, each with the job it is about. `Health` serves /livez, that the
+loop turns; /readyz, that the CRD is served and the store is whole; /metrics for Prometheus. `check_installation` asks the cluster whether
+an installed operator works: what `helm test` runs as a pod, with the operator's own rights.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import aiohttp
+from aiohttp import web
 
 from psjob_operator.cluster import reconcile
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.client import AGENT, JOBS, OPTIONAL, WATCHED, ApiError, Client, Limits, ResourceKind, load_configuration
-from psjob_operator.cluster.health import Health
+from psjob_operator.cluster.client import AGENT, JOBS, LEASES, OPTIONAL, WATCHED, ApiError, Client, Limits, ResourceKind, load_configuration
 from psjob_operator.cluster.leader_election import Timing
 from psjob_operator.cluster.lease import Candidate
-from psjob_operator.cluster.metrics import Meter, Sources
+from psjob_operator.cluster.metrics import CONTENT_TYPE, Meter, Sources
 from psjob_operator.cluster.observe import Settings
 from psjob_operator.cluster.operator_key import KeySecret, OperatorKey, default_file
 from psjob_operator.cluster.queue import NEAR, Queue, urgency
@@ -43,9 +45,16 @@ DEEPEST_OBJECT = 10_000
 RECURSION = 40_000
 """Calls of Python, of which a level may take several."""
 _log = logging.getLogger(__name__)
-
-
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Format = Literal["text", "json"]
+BEAT = 1.0
+STUCK = 60.0
+CONNECTIONS = 32
+"""At a time; the next to connect takes the place of the oldest connection."""
+LINE_BYTES = 2048
+"""Most bytes of one line of a request; of its headers there may be a hundred or so."""
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -120,25 +129,51 @@ def read_deep_objects() -> None:
         _log.warning("this Python cannot read JSON of %d levels: a job of so many would end the operator; use Python 3.11", DEEPEST_OBJECT)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one operator, which `_start` makes and `_serve` runs."""
+
+    options: Options
+    client: Client
+    store: JobStore
+    queue: Queue
+    reconciler: reconcile.Reconciler
+    own_key: OperatorKey
+    candidate: Candidate | None
+    """None: this process takes turns without a lease."""
+    health: Health
+    meter: Meter
+    places: Places
+    kinds: tuple[ResourceKind, ...]
+    """What is watched."""
+    stop: asyncio.Event
+    """Set: the process is to end."""
+
+
 async def _start(
     options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
 ) -> int:
     store = JobStore(options.log_tails)
     queue = Queue(rank=lambda key: urgency(store, key))
+    # Policies are watched only where they are made.
+    kinds = tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = Settings(
             options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption, options.askers
         )
-        places = Places(options.namespaces, _kinds(options))
+        places = Places(options.namespaces, kinds)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter, shut=places.shut)
         sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waits_for(), lambda: tuple(places.shut_places()))
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
+        health.blind = lambda: places.blind
         if candidate is not None:
             health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, own_key, candidate, health, meter, places, stop)
+            return await _serve(
+                Parts(options, client, store, queue, reconciler, own_key, candidate, health, meter, places, kinds, stop),
+            )
         finally:
             await health.stop()
             await client.close()
@@ -157,49 +192,35 @@ async def _candidate(options: Options, meter: Meter) -> AsyncIterator[Candidate 
         await client.close()
 
 
-async def _serve(
-    options: Options,
-    client: Client,
-    store: JobStore,
-    queue: Queue,
-    reconciler: reconcile.Reconciler,
-    own_key: OperatorKey,
-    candidate: Candidate | None,
-    health: Health,
-    meter: Meter,
-    places: Places,
-    stop: asyncio.Event,
-) -> int:
-    kinds = _kinds(options)
-    relist = Relist(client, store, queue, places, options.relist_seconds, os.getpid(), kinds)
-    health.blind = lambda: places.blind
+async def _serve(parts: Parts) -> int:
+    options, client, health, meter, candidate, stop = (
+        parts.options, parts.client, parts.health, parts.meter, parts.candidate, parts.stop,
+    )  # fmt: skip
+    relist = Relist(client, parts.store, parts.queue, parts.places, options.relist_seconds, os.getpid(), parts.kinds)
     beat = asyncio.create_task(health.beat())
     try:
-        if not await _crd_served(client, options, health, stop):
+        if not await _crd_served(parts):
             return 0
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        ours.append(asyncio.create_task(reconciler.recorder.run(), name="events"))
-        obtain = functools.partial(own_key.obtain, client)
-        turns = functools.partial(_turns, store, queue, reconciler, obtain, meter, options.turns)
+        ours.append(asyncio.create_task(parts.reconciler.recorder.run(), name="events"))
+        turns = functools.partial(_turns, parts)
         if candidate is not None:
-            queue.close()
+            parts.queue.close()
             meter.leads(False)
         lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
-        ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        heard = _hearing(relist, meter)
+        ours.append(asyncio.create_task(_when(relist.synced, _say_ready(parts)), name="ready"))
+        heard, read = _counted(meter.heard, relist.heard), _counted(meter.relisted, relist.read)
         ours += [
-            asyncio.create_task(
-                Watch(client, _reading(relist, meter), heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}"
-            )
-            for kind in kinds
+            asyncio.create_task(Watch(client, read, heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}")
+            for kind in parts.kinds
             if kind != JOBS
-            for place in places.all
+            for place in parts.places.all
         ]
         callbacks = WatchCallbacks(
             on_event=heard,
-            on_listed=_listed(relist, meter),
+            on_listed=_counted(meter.relisted, relist.listed),
             on_start=lambda: _on_signals(stop),
             on_refused=lambda place, verb: relist.refused(JOBS, place, verb, "forbidden"),
             on_granted=lambda place, verb: relist.may(JOBS, place, verb),
@@ -221,75 +242,52 @@ async def _serve(
         await _end(beat)
 
 
-def _kinds(options: Options) -> tuple[ResourceKind, ...]:
-    """What is watched: policies only where they are made."""
-    return tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
-
-
-async def _turns(
-    store: JobStore,
-    queue: Queue,
-    reconciler: reconcile.Reconciler,
-    obtain: Callable[[], Coroutine[Any, Any, None]],
-    meter: Meter,
-    at_once: int,
-) -> None:
-    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards. `obtain`: the operator's key."""
+async def _turns(parts: Parts) -> None:
+    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards."""
+    queue, reconciler = parts.queue, parts.reconciler
     queue.open()
-    meter.leads(True)
-    for key in sorted(store.jobs()):
+    parts.meter.leads(True)
+    for key in sorted(parts.store.jobs()):
         queue.add(key)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(obtain(), name="key")
-            for number in range(at_once):
+            group.create_task(parts.own_key.obtain(parts.client), name="key")
+            for number in range(parts.options.turns):
                 group.create_task(reconciler.work(), name=f"turns-{number}")
             group.create_task(reconciler.work(NEAR), name="turns-urgent")
     finally:
         queue.close()
-        meter.leads(False)
+        parts.meter.leads(False)
         reconciler.forget()
 
 
-def _hearing(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str | None, Mapping[str, Any]], None]:
-    def heard(kind: ResourceKind, type_: str | None, raw: Mapping[str, Any]) -> None:
-        meter.heard(kind.plural)
-        relist.heard(kind, type_, raw)
+def _counted(
+    count: Callable[[str], None], then: Callable[Concatenate[ResourceKind, Arguments], Result]
+) -> Callable[Concatenate[ResourceKind, Arguments], Result]:
+    """`then`, with each call counted under the plural of its kind."""
 
-    return heard
+    def call(kind: ResourceKind, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        count(kind.plural)
+        return then(kind, *args, **kwargs)
 
-
-def _reading(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], Awaitable[int]]:
-    def read(kind: ResourceKind, namespace: str) -> Awaitable[int]:
-        meter.relisted(kind.plural)
-        return relist.read(kind, namespace)
-
-    return read
+    return call
 
 
-def _listed(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], None]:
-    def listed(kind: ResourceKind, namespace: str) -> None:
-        meter.relisted(kind.plural)
-        relist.listed(kind, namespace)
-
-    return listed
-
-
-async def _crd_served(client: Client, options: Options, health: Health, stop: asyncio.Event) -> bool:
+async def _crd_served(parts: Parts) -> bool:
     """Wait until the API server serves our kind; False where the process is asked to stop first."""
-    told = ""
+    told, stop = "", parts.stop
     while not stop.is_set():
         try:
-            if await client.served(JOBS):
+            if await parts.client.served(JOBS):
                 return True
             why = f"the CRD {JOBS.plural}.{JOBS.group} to be installed (kubectl apply -f crds/, or the chart)"
         except ApiError as error:
             why = f"the API server to answer: {error}"
         if why != told:
             _log.warning("waiting for %s", why)
-        health.waiting_for = told = why
+        parts.health.waiting_for = told = why
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(options.crd_seconds):
+            async with asyncio.timeout(parts.options.crd_seconds):
                 await stop.wait()
     return False
 
@@ -303,9 +301,9 @@ async def _when(event: asyncio.Event, then: Coroutine[Any, Any, None]) -> None:
     await then
 
 
-async def _say_ready(health: Health, store: JobStore) -> None:
-    health.waiting_for = ""
-    _log.info("ready: %s", ", ".join(f"{count} {plural}" for plural, count in store.counts().items()))
+async def _say_ready(parts: Parts) -> None:
+    parts.health.waiting_for = ""
+    _log.info("ready: %s", ", ".join(f"{count} {plural}" for plural, count in parts.store.counts().items()))
 
 
 def _on_signals(stop: asyncio.Event) -> None:
@@ -360,3 +358,151 @@ def _why(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     if logging.getLogger().isEnabledFor(logging.DEBUG) and found[0] is not None:
         return "\n" + formatter.formatException(found)
     return f"{found[0].__name__ if found[0] else 'error'}: {found[1]}"
+
+
+class Health:
+    """Serves from the first moment on, so that waiting for the CRD is not taken for death."""
+
+    def __init__(self, numbers: Callable[[], Mapping[str, Any]], page: Callable[[], Awaitable[bytes]]) -> None:
+        self._numbers, self._page = numbers, page
+        self._beat_at = 0.0
+        self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self.waiting_for = "starting"
+        """Why this operator is not ready; empty when it is."""
+        self.blind: Callable[[], str] = lambda: ""
+        """What it waits for though it was ready: the right to read what it watches."""
+        self.role: Callable[[], str] = lambda: "alone"
+        """Does it act? leader, standby (ready all the same, and as up to date), or alone."""
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises OSError where the port is taken."""
+        app = web.Application()
+        app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)])
+        self._runner = web.AppRunner(
+            app, handle_signals=False, access_log=None, shutdown_timeout=1.0, max_line_size=LINE_BYTES, max_field_size=LINE_BYTES
+        )
+        await self._runner.setup()
+        self._listening = await asyncio.get_running_loop().create_server(self._admit, host or None, port)
+
+    def waits_for(self) -> str:
+        """Why this operator is not ready now; empty when it is."""
+        return self.blind() or self.waiting_for
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _admit(self) -> asyncio.Protocol:
+        """Who serves a connection that has come."""
+        assert self._runner is not None and self._runner.server is not None
+        for old in self._runner.server.connections[: 1 - CONNECTIONS]:
+            old.force_close()
+        return self._runner.server()
+
+    async def beat(self) -> None:
+        """Prove for ever that the event loop turns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._beat_at = loop.time()
+            await asyncio.sleep(BEAT)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        silent = asyncio.get_running_loop().time() - self._beat_at
+        return web.json_response({"role": self.role(), **self._numbers()}, status=200 if silent < STUCK else 503)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if why := self.waits_for():
+            return web.json_response({"ready": False, "waitingFor": why}, status=503)
+        return web.json_response({"ready": True, "role": self.role()})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=await self._page(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What to look at. `namespaces` empty: all of them. `lease` is (namespace, name); None: one operator acts without a Lease."""
+
+    kubeconfig: str | None
+    namespaces: tuple[str, ...]
+    lease: tuple[str, str] | None
+    seconds: float
+    """How long the Lease may stay without a renewal."""
+
+
+async def check_installation(asked: CheckOptions) -> list[str]:
+    """What was found, a sentence each. Raises ConnectError, and CheckFailed with the first thing that is wrong."""
+    client = Client(await load_configuration(asked.kubeconfig), Limits(), f"{AGENT}/check")
+    try:
+        async with asyncio.timeout(asked.seconds + 30):
+            return [await _kind(client), await _jobs(client, asked.namespaces), await _lease(client, asked)]
+    except TimeoutError as error:
+        raise CheckFailed(f"the API server did not answer within {asked.seconds + 30:g} s; is it reachable from this pod?") from error
+    except ApiError as error:
+        raise CheckFailed(answer_words(error)) from error
+    finally:
+        await client.close()
+
+
+class CheckFailed(Exception):
+    """What is wrong, and the next step."""
+
+
+def answer_words(error: ApiError) -> str:
+    """What an answer of the API server, or none, means, and the next step."""
+    if error.code in (401, 403):
+        return f"the API server refuses: {error}; give the operator the rights of the chart's roles (rbac.create)"
+    if error.code == 0:
+        return f"the API server cannot be asked: {error}; look at the kubeconfig, and at what keeps this pod from the API server"
+    return f"the API server does not answer as expected: {error}; read its log, and try again"
+
+
+def lease_holder(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """Who renewed the Lease between two reads of it; None: nobody did."""
+    spec = after.get("spec") or {}
+    renewed = spec.get("renewTime")
+    if not spec.get("holderIdentity") or not renewed or renewed == (before.get("spec") or {}).get("renewTime"):
+        return None
+    return str(spec["holderIdentity"])
+
+
+async def _kind(client: Client) -> str:
+    if not await client.served(JOBS):
+        name = f"{JOBS.plural}.{JOBS.group}"
+        raise CheckFailed(f"the CRD {name} is not served; install it with the chart (crds.enabled=true) or kubectl apply -f crds/")
+    return f"{JOBS.kind} is served as {JOBS.group}/{JOBS.version}"
+
+
+async def _jobs(client: Client, namespaces: tuple[str, ...]) -> str:
+    count = 0
+    for namespace in namespaces or ("",):
+        async for page in client.pages(JOBS, namespace):
+            count += len(page.items)
+    return f"{count} jobs can be read in {', '.join(namespaces) or 'all namespaces'}"
+
+
+async def _lease(client: Client, asked: CheckOptions) -> str:
+    if asked.lease is None:
+        return "no Lease is asked for: leader election is off"
+    namespace, name = asked.lease
+    before: dict[str, Any] | None = None
+    deadline = time.monotonic() + asked.seconds
+    while time.monotonic() < deadline:
+        try:
+            found = await client.get(LEASES, namespace, name)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        else:
+            before = before or found
+            if who := lease_holder(before, found):
+                return f"Lease {namespace}/{name} is renewed by {who}"
+        await asyncio.sleep(LOOK_SECONDS)
+    state = "does not exist" if before is None else "was not renewed"
+    raise CheckFailed(
+        f"Lease {namespace}/{name} {state} within {asked.seconds:g} s, so no operator acts; read: kubectl -n {namespace} logs deploy/{name}"
+    )

@@ -1,8 +1,8 @@
 """Which processes need one node, and move together where one of them cannot stay.
 
-Shards that share a volume which one node can mount are one volume group, numbered by the view in which they began (`status.placement`).
-Their pods' affinity names that number, so no new pod is drawn to the node of pods that end. The scheduler counts a terminating pod, and
-does not look again when it has gone (kubernetes#141354).
+Shards that share a volume which one node can mount are one volume group, numbered by the term in which they began
+(`status.internal.placedTerm`). Their pods' affinity names that number, so no new pod is drawn to the node of pods that end. The scheduler
+counts a terminating pod, and does not look again when it has gone (kubernetes#141354).
 
 With `spec.shards.placement: colocated` shard i and worker i are a pair. Of two that start together the worker goes where it can, and the
 shard's pod requires the node of that worker's start. One that starts alone requires the node of the other as it is there. Affinity names

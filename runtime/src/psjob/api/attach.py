@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
-from psjob.api import advice, stagecuts
+from psjob.api import advice, compatibility, stagecuts
 from psjob.api.attachable import (
     AT_ONCE,
     FirstUse,
@@ -36,6 +36,7 @@ from psjob.api.attachable import (
     refuse_more,
     stepper,
 )
+from psjob.api.compatibility import Asked
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.training_job import TrainingJob
@@ -166,9 +167,7 @@ def _checked(
     rewind.claim(place)
     cuts = stagecuts.known(model, place.config)
     check_first_values(cuts.memory, model)
-    if place.config.stages and (name is not None or overlap or len(optimizers) > 1):
-        odd = "name" if name is not None else "overlap" if overlap else "the other optimizers"
-        raise Refused(f"a job of stages trains one model with one optimizer, without overlap; leave {odd} out")
+    compatibility.refuse(Asked(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
     added = later_groups(later, optimizers)
     check(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:

@@ -1,7 +1,5 @@
 """What `attach` takes: a model, an optimizer of all its parameters, objects that can be put back; and the table of those parameters.
 
-What a worker of several processes does not go with yet.
-
 Outside a job: what `attach` refuses in one it refuses here, so that a script that trains alone is one that a job takes.
 
 Models and their optimizers: one pair, or several by name that are trained as one table of parameters.
@@ -28,7 +26,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from psjob.api import advice
+from psjob.api import advice, compatibility
+from psjob.api.compatibility import Asked
 from psjob.api.recording import PlainState
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import WHOLE, StageCuts
@@ -36,33 +35,15 @@ from psjob.checkpoint import files
 from psjob.embeddings.rowtables import Table
 from psjob.layout import members
 from psjob.layout.blocks import TensorSpec
-from psjob.process.config import Config
 from psjob.process.errors import Refused, exit_refused
 from psjob.resume import record
+from psjob.tables import TableSpec
+from psjob.tables import rules as row_rules
 from psjob.wire.frame import MAX_BODY, MAX_JSON
 from psjob.worker.overlap import Hook, before_forward, before_state
 
 LIBRARIES = {"accelerate": "Accelerate", "lightning": "Lightning"}
 """They read torchrun's names too, and would make a group of all processes of the job."""
-
-
-def check_processes(config: Config, overlap: bool, half: bool, tables: int) -> None:
-    """Raise Refused where workers have several processes and the script wants what only one goes with."""
-    if config.processes == 1:
-        return
-    library = next((name for module, name in LIBRARIES.items() if module in sys.modules), None)
-    for there, what, remedy in (
-        (overlap, "attach(…, overlap=True)", "leave it out"),
-        (half, f"training.updateRule {config.update_rule}", "leave it out"),
-        (bool(tables), "ps.Embedding and ps.Table", "take torch's nn.Embedding"),
-        (config.mode == "local", "training.mode local", "take another mode"),
-        (library is not None, library, "train with a plain loop"),
-    ):
-        if there:
-            raise Refused(
-                f"{what} does not go with several processes per worker yet, and spec.workers.processes is {config.processes}; {remedy}, or "
-                "leave processes out and raise spec.workers.replicas"
-            )
 
 
 NOWHERE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
@@ -270,11 +251,26 @@ def check_alone(
     added = later_groups(later, optimizers)
     check(model, optimizers, stateful, added)
     made = pairs_of(name, model, optimizers, added)
-    check_overlap(overlap, [*_attached, *made])
+    compatibility.refuse(asked([*_attached, *made], overlap))
     for optimizer in optimizers:
         check_kind(optimizer)
     table_of(*joined([*_attached, *made]))
     _attached.extend(made)
+
+
+def asked(pairs: Sequence[Pair], overlap: bool, tables: Sequence[TableSpec] = (), half_rule: bool = False) -> Asked:
+    """What the script asks for by what it attached. `tables`: those of the model, in their order."""
+    first = {spec.rule in row_rules.COMBINES: spec.name for spec in reversed(tables)}
+    return Asked(
+        rows=first.get(False, ""),
+        sums=first.get(True, ""),
+        half_rule=half_rule,
+        pairs=len(pairs),
+        overlap=overlap,
+        later=any(pair.later for pair in pairs),
+        scripted=overlap and any(isinstance(module, torch.jit.ScriptModule) for pair in pairs for module in pair.model.modules()),
+        library=next((name for module, name in LIBRARIES.items() if module in sys.modules), ""),
+    )
 
 
 def interactive() -> bool:
@@ -423,14 +419,6 @@ def check_name(name: str, before: Sequence[Pair]) -> None:
             f"attach(…, name={name!r}) was called twice; each model has a name of its own, and several optimizers of one are given as a "
             "tuple: attach(model, (one, other))"
         )
-
-
-def check_overlap(overlap: bool, pairs: Sequence[Pair]) -> None:
-    """Raise Refused if overlap would have to know parameters that come later, or modules that torch runs without Python."""
-    if overlap and any(pair.later for pair in pairs):
-        raise Refused("attach(…, later=…): overlap=True knows only parameters that are trained from the beginning; leave overlap out")
-    if overlap and any(isinstance(module, torch.jit.ScriptModule) for pair in pairs for module in pair.model.modules()):
-        raise Refused("overlap=True follows modules as they run, and those of torch.jit run without Python; leave overlap out")
 
 
 def refuse_more(before: Sequence[Pair]) -> NoReturn:

@@ -18,8 +18,6 @@ from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.rules.optimizers import OUTER, listed, of_manifest
-from psjob.tables import TableSpec
-from psjob.tables import rules as row_rules
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
             odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
             if odd is not None:
                 raise Refused(_whole_numbers(odd, f"rules of training.mode {job.mode}"))
-            wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
+            wish = f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
             raise Refused(
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 "or training.mode sync without backupWorkers"
@@ -183,36 +181,6 @@ def _steps_alone(rule: str | None, job: Config) -> bool:
     return job.update_at == "worker" or (rule is None and job.update_at is None)
 
 
-def check_tables(job: Config, tables: Sequence[TableSpec]) -> None:
-    """Raise Refused where this job could drop what a table of no gradients is given."""
-    counting = next((spec.name for spec in tables if spec.rule in row_rules.COMBINES), None)
-    if counting is not None and (job.mode not in ("sync", "bounded", "async") or job.backup_workers):
-        what = "training.backupWorkers" if job.backup_workers else f"training.mode {job.mode}"
-        raise Refused(f"{what} may leave a push out, and with it what ps.Table {counting} was given; take mode sync, bounded or async")
-
-
-def check_clipping(job: Config, tables: Sequence[TableSpec]) -> None:
-    """Raise Refused where the norm of a mean gradient is not known."""
-    if job.max_grad_norm is None:
-        return
-    if job.mode != "sync" or job.backup_workers:
-        raise Refused("training.maxGradNorm clips the mean gradient of all workers, so it is for training.mode sync without backupWorkers")
-    if tables:
-        raise Refused(f"training.maxGradNorm: the rows of {tables[0].name} on the shards have no part in the norm; leave it out")
-
-
-def check_several(job: Config, pairs: int, overlap: bool, half: bool, tables: int) -> None:
-    """Raise Refused for what several attached models do not go with."""
-    if pairs < 2:
-        return
-    for there, what in (
-        (overlap, "attach(…, overlap=True)"), (half, f"training.updateRule {job.update_rule}"), (bool(tables), "rows on the shards"),
-        (job.mode == "local", "training.mode local"),
-    ):  # fmt: skip
-        if there:
-            raise Refused(f"{what} is for one attached model, and this script has {pairs}; leave it out")
-
-
 def check_state(rule: str, blocks: int, workers: int) -> None:
     """Raise Refused where a checkpoint's manifest could not list what the shards keep of each worker."""
     listed = blocks * workers * len(rules.named(rule).per_worker)
@@ -221,21 +189,6 @@ def check_state(rule: str, blocks: int, workers: int) -> None:
             f"training.updateRule {rule} keeps {listed} tensors for {workers} workers and {blocks} blocks on the shards, "
             f"at most {MOST_LISTED} can be listed in a checkpoint; take dana-slim, or fewer workers"
         )
-
-
-def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
-    """Raise Refused where the pushes of this job cannot be joined as the manifest says."""
-    if job.reduction in ("mean", "sum"):
-        return
-    what = f"training.reduction {job.reduction} compares the pushes of all ranks element by element"
-    if job.compression.push in ("topk", "randomk", "auto"):
-        raise Refused(
-            f"{what}, and compression.push {job.compression.push} may leave most elements out; take none, bf16, fp16 or int8, "
-            "or training.reduction mean or sum"
-        )
-    ours = next((spec.name for spec in tables if spec.rule not in row_rules.COMBINES), None)
-    if ours is not None:
-        raise Refused(f"{what}, and a rank pushes only the rows of table {ours} that its batch names; take mean or sum")
 
 
 def _whole_numbers(p: torch.Tensor, rule: str) -> str:
@@ -247,13 +200,6 @@ def _whole_numbers(p: torch.Tensor, rule: str) -> str:
 
 def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """Of mode local, where the script's optimizer steps on the worker, whichever it is. Raises Refused."""
-    if job.update_at is not None or job.update_rule not in (None, contract.ASYNC_OUTER_RULE):
-        field = f"updateAt {job.update_at}" if job.update_at is not None else f"updateRule {job.update_rule}"
-        raise Refused(
-            f"in training.mode local the optimizer steps on the workers and an outer rule on the shards; leave training.{field} out"
-        )
-    if job.update_rule is not None and (job.local.quorum or job.local.grace_seconds):
-        raise Refused(f"with training.updateRule {job.update_rule} no round waits for others; leave local.quorum and graceSeconds out")
     odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
     if odd is not None:
         raise Refused(_whole_numbers(odd, "rules of training.mode local"))
@@ -265,8 +211,6 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
 
 def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
-    if job.mode != "async":
-        raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
     goes = _GOES.get(wanted, _HEAVY)
     groups = optimizers.hyperparameters(optimizer) if like == goes.like else []
     odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.hyperparameters.items())]

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from psjob.api.compatibility import PIPEDREAM, PIPEDREAM_NORM, PIPEDREAM_TAKE
 from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
@@ -85,38 +86,14 @@ def remember(model: nn.Module, cuts: StageCuts) -> None:
 
 
 def known(model: nn.Module, job: Config) -> StageCuts:
-    """How the model that is attached was cut. Raises Refused where a job of stages trains it without, or asks for what stages cannot do."""
+    """How the model that is attached was cut. Raises Refused where a job of stages trains it without."""
     if not job.stages:
         return WHOLE
     found = next((cuts for cut, cuts in _known if cut is model), None)
     if found is None:
         count = len(job.stages.replicas)
         raise Refused(f"this job has {count} stages: cut the model with ps.pipeline(model, loss_fn, …) before it is given to attach")
-    for there, what in (
-        (job.mode != "sync", f"training.mode {job.mode}; take sync"),
-        (job.backup_workers > 0, "training.backupWorkers"),
-        (job.update_at == "worker", "training.updateAt worker; take shard"),
-        (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
-        (job.non_finite == "skip", "training.nonFinite skip: a stage would skip a step that another one makes"),
-        (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
-        (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
-        (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
-        (job.max_grad_norm is not None and job.schedule == "pipedream", f"training.maxGradNorm under {_NO_NORM}"),
-        (
-            not job.flushes and job.compression.push != "none",
-            f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
-        ),
-        (job.step_timeout is not None, "workers.progressDeadlineSeconds: a worker that waits for another stage would be taken for hung"),
-    ):
-        if there:
-            raise Refused(f"a job of stages does not go with {what}")
     return found
-
-
-_NO_NORM = (
-    "training.pipeline.schedule pipedream: the last stage would wait for the first one's gradient of each step; "
-    "take schedule: flush or 2bw, or clip_grad_value_"
-)
 
 
 def clip_problem(job: Config, clip: Clip) -> str | None:
@@ -124,10 +101,10 @@ def clip_problem(job: Config, clip: Clip) -> str | None:
     if not job.stages or clip.norm == job.max_grad_norm:
         return None
     if job.schedule == "pipedream":
-        return f"clip_grad_norm_ in a job of stages does not go with {_NO_NORM}"
+        return f"clip_grad_norm_ in a job of stages does not go with {PIPEDREAM}: {PIPEDREAM_NORM}; {PIPEDREAM_TAKE}"
     return (
         f"clip_grad_norm_ with max_norm {clip.norm:g} in a job of stages, whose workers must all clip alike; "
-        f"set spec.training.maxGradNorm: {clip.norm:g}, which clips every step"
+        f"set spec.training.sync.maxGradNorm: {clip.norm:g}, which clips every step"
     )
 
 

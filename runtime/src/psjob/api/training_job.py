@@ -15,24 +15,12 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.attachable import (
-    AddedGroups,
-    Models,
-    Pair,
-    PhaseState,
-    Trained,
-    aliases,
-    check_overlap,
-    check_processes,
-    joined,
-    table_of,
-    tell_frozen,
-)
+from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
+from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, asked, joined, table_of, tell_frozen
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.datacursor import DataCursor, Loops, Totals
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
-from psjob.api.rulechoice import LrScaling, as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.rulechoice import LrScaling, as_it_runs, check_state, chosen
 from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
 from psjob.embeddings.rowtables import RowTables
@@ -92,12 +80,7 @@ class TrainingJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        check_processes(place.config, overlap, self.half is not None, len(self.tables.specs))
-        check_overlap(overlap, pairs)
-        check_several(place.config, len(pairs), overlap, self.half is not None, len(self.tables.specs))
-        check_reduction(place.config, self.tables.specs)
-        check_tables(place.config, self.tables.specs)
-        check_clipping(place.config, self.tables.specs)
+        compatibility.refuse(asked(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
@@ -106,11 +89,7 @@ class TrainingJob:
             self.session.stage_links.ahead = pairs[0].cuts.ahead
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.hyperparameters = self.tables.hyperparameters()
-        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)
-        if overlap and self.half is not None:
-            raise Refused(
-                f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
-            )
+        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters)
         self.session.on_layout = lambda: self._data_path(overlap)
         self._data_path(overlap)
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)

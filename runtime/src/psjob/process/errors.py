@@ -55,9 +55,9 @@ class Refused(Exception):
 class Fenced(Exception):
     """A newer process has taken this one's place."""
 
-    def __init__(self, message: str, view: int = 0) -> None:
+    def __init__(self, message: str, term: int = 0) -> None:
         super().__init__(message)
-        self.view = view
+        self.term = term
 
 
 def leave_message(body: dict[str, object], again: bool = False) -> None:

@@ -39,7 +39,7 @@ class SetUp:
     setup: int
     table: tuple[TensorSpec, ...]
     rule: str
-    view: int
+    term: int
     mode: str
     tables: tuple[Mapping[str, Any], ...] = ()
 
@@ -48,7 +48,7 @@ class SetUp:
 class Restore:
     """Read this shard's part of a manifest."""
 
-    view: int
+    term: int
     recovery: int
     folder: str
     manifest: str
@@ -70,15 +70,15 @@ class Bound:
 class Open:
     """Serve workers."""
 
-    view: int
+    term: int
     recovery: int
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Take a view; serve on."""
+    """Take a term; serve on."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,6 @@ class Void:
     """Give a cut up and delete what was written of it."""
 
     cut: int
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The newest cut is in a manifest."""
-
-    step: int
 
 
 @dataclass(frozen=True)
@@ -169,9 +162,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Fence:
-    """A newer process of this shard is here, in `view`."""
+    """A newer process of this shard is here, in `term`."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
@@ -182,8 +175,7 @@ class Unknown:
 
 
 Order = (
-    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Clip | Where | Finish | Stop | Fence
-    | Unknown
+    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Decide | Clip | Where | Finish | Stop | Fence | Unknown
 )  # fmt: skip
 
 
@@ -229,7 +221,7 @@ def decode_order(body: Mapping[str, Any]) -> Order:
 def _setup(body: Mapping[str, Any]) -> Order:
     table = tuple(_row(row) for row in body["table"])
     tables = tuple(dict(spec) for spec in body.get("tables", ()))
-    return SetUp(_count(body["setup"]), table, str(body["rule"]), _view(body), _mode(body["mode"]), tables)
+    return SetUp(_count(body["setup"]), table, str(body["rule"]), _term(body), _mode(body["mode"]), tables)
 
 
 def _row(row: Mapping[str, Any]) -> TensorSpec:
@@ -240,7 +232,7 @@ def _row(row: Mapping[str, Any]) -> TensorSpec:
 def _restore(body: Mapping[str, Any]) -> Order:
     fences = {int(rank): (_count(pair[0]), _count(pair[1])) for rank, pair in dict(body.get("fences") or {}).items()}
     return Restore(
-        _view(body), _count(body["recovery"]), str(body["folder"]), str(body["manifest"]), _mode(body["mode"]),
+        _term(body), _count(body["recovery"]), str(body["folder"]), str(body["manifest"]), _mode(body["mode"]),
         fences, _clocks(body.get("most") or {}),
     )  # fmt: skip
 
@@ -277,18 +269,17 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "setup": _setup,
     "restore": _restore,
     "bound": lambda body: Bound(_clocks(body["most"])),
-    "open": lambda body: Open(_view(body), _count(body["recovery"])),
-    "adopt": lambda body: Adopt(_view(body)),
+    "open": lambda body: Open(_term(body), _count(body["recovery"])),
+    "adopt": lambda body: Adopt(_term(body)),
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
     "cut": _cut,
     "void": lambda body: Void(_count(body["cut"])),
-    "committed": lambda body: Committed(int(body.get("step", 0))),
     "decide": _decide,
     "clip": _clip,
     "where": lambda body: Where(_count(body["ask"]), tuple(map(_count, _list(body["ranks"])))),
     "finish": lambda body: Finish(),
     "stop": lambda body: Stop(),
-    "fenced": lambda body: Fence(_view(body)),
+    "fenced": lambda body: Fence(_term(body)),
 }
 
 
@@ -307,11 +298,11 @@ def _clocks(found: Mapping[Any, Any]) -> Clocks:
     return {int(rank): _count(clock) for rank, clock in found.items()}
 
 
-def _view(body: Mapping[str, Any]) -> int:
-    view = _count(body["view"])
-    if view > MOST_NUMBER:
-        raise ValueError(f"view {view}, the largest is {MOST_NUMBER}")
-    return view
+def _term(body: Mapping[str, Any]) -> int:
+    term = _count(body["term"])
+    if term > MOST_NUMBER:
+        raise ValueError(f"term {term}, the largest is {MOST_NUMBER}")
+    return term
 
 
 def _count(value: Any) -> int:

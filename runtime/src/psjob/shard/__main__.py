@@ -80,7 +80,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     from psjob.shard.status_server import last_words, serve_status
 
     assert here.checkpoints is not None
-    stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
+    stuck = f"training.sync.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
     try:
         with refused_after(TRIAL_SECONDS, stuck):
             server = Server(here, here.checkpoints / here.run, keeping)
@@ -144,8 +144,8 @@ def _checked(found: Place | None) -> Place:
         raise Refused("python -m psjob.shard is started by the operator or by `psjob run`, not by hand")
     if found.checkpoints is None:
         raise Refused(f"{contract.ENV_CHECKPOINTS} is not set: a shard needs a folder for its checkpoints")
-    if found.view < 1:
-        raise Refused(f"{contract.ENV_VIEW} is not set")
+    if found.term < 1:
+        raise Refused(f"{contract.ENV_TERM} is not set")
     return found
 
 

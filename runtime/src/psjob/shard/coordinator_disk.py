@@ -28,7 +28,7 @@ from psjob.tables import Partition, TableSpec
 
 log = logging.getLogger("psjob.coordinator")
 Job = (
-    actions.ClaimView | actions.LookForClaim | actions.ReadNewest | actions.CommitCut | actions.SweepOrphans | actions.MeasureRoom
+    actions.ClaimTerm | actions.LookForClaim | actions.ReadNewest | actions.CommitCut | actions.SweepOrphans | actions.MeasureRoom
     | actions.ReadWish
 )  # fmt: skip
 
@@ -80,15 +80,15 @@ class DiskWork:
         try:
             return self._carry_out(job)
         except Fenced as fenced:
-            return events.ViewFenced(fenced.view, str(fenced))
+            return events.TermFenced(fenced.term, str(fenced))
 
     def _carry_out(self, job: Job) -> events.Event | None:
         match job:
-            case actions.ClaimView(view):
-                return self._claim(view)
-            case actions.LookForClaim(view):
+            case actions.ClaimTerm(term):
+                return self._claim(term)
+            case actions.LookForClaim(term):
                 try:
-                    claim.check(self.folder, view, self.place.pod)
+                    claim.check(self.folder, term, self.place.pod)
                 except CheckpointProblem as problem:
                     log.debug("no claim can be looked for: %s", problem)
                 return events.ClaimSeen()
@@ -96,9 +96,9 @@ class DiskWork:
                 return self._read(job)
             case actions.CommitCut():
                 return self._commit(job)
-            case actions.SweepOrphans(view, before):
+            case actions.SweepOrphans(term, before):
                 try:
-                    gone = sweep_orphans(self.folder, view, before)
+                    gone = sweep_orphans(self.folder, term, before)
                 except CheckpointProblem as problem:
                     log.warning("files of void checkpoints stay: %s", problem)
                 else:
@@ -110,12 +110,12 @@ class DiskWork:
             case actions.ReadWish():
                 return self._wish()
 
-    def _claim(self, view: int) -> events.Event:
+    def _claim(self, term: int) -> events.Event:
         try:
-            claim.claim(self.folder, view, self.place.pod)
+            claim.claim(self.folder, term, self.place.pod)
         except CheckpointProblem as problem:
-            return events.ViewUnclaimed(view, str(problem), problem.full)
-        return events.ViewClaimed(view)
+            return events.TermUnclaimed(term, str(problem), problem.full)
+        return events.TermClaimed(term)
 
     def _wish(self) -> events.Event:
         found = config.wished(self.place)
@@ -130,7 +130,7 @@ class DiskWork:
 
     def _read(self, job: actions.ReadNewest) -> events.Event:
         """The newest manifest of this run; of the run to resume from where this one has none yet."""
-        claim.check(self.folder, job.view)
+        claim.check(self.folder, job.term)
         resume = self.place.config.checkpoint.resume_from
         problems: list[str] = []
         for folder, run in ((self.folder, self.place.run), *(((Path(resume), None),) if resume else ())):
@@ -160,7 +160,7 @@ class DiskWork:
         written: list[str] = []
         try:
             made = self._manifest(job)
-            claim.check(self.folder, job.view, self.place.pod)
+            claim.check(self.folder, job.term, self.place.pod)
             made = self._with_records(job, made, written)
             if job.final:
                 digest = final.checkpoint_sha256(self.folder, made)
@@ -187,7 +187,7 @@ class DiskWork:
             for rank, w in enumerate(job.workers)
         }
         return Manifest(
-            run=self.place.run, view=job.view, step=job.step, mode=job.mode, final=job.final, created=time.time(), layout=job.layout,
+            run=self.place.run, term=job.term, step=job.step, mode=job.mode, final=job.final, created=time.time(), layout=job.layout,
             rule=job.rule, update_at="worker" if job.rule == "reduce" else "server", shards=len(parts), assignment=job.assignment,
             blocks=blocks, files=self._files(parts, blocks), rows=row_places(parts, specs, self._newest), workers=workers,
             tables={str(shard): part.table for shard, part in sorted(parts.items())},
@@ -213,7 +213,7 @@ class DiskWork:
         held = [(f"{RECORD}{rank}", _bytes(blob)) for rank, blob in job.records.items()]
         if job.initial:
             held.append((INITIAL, _bytes(job.initial)))
-        stem = f"v{job.view:06d}-c{job.cut:06d}"
+        stem = f"v{job.term:06d}-c{job.cut:06d}"
         if held:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))
         buffers = _buffers(job.buffers)
@@ -267,7 +267,7 @@ def facts_of(folder: Path, made: Manifest) -> CheckpointFacts:
     )
     tables = () if made.rows is None else tuple(spec.to_json() for spec in made.rows.specs)
     return CheckpointFacts(
-        str(folder), made.name, made.run, made.view, made.step, made.mode, made.final, made.created, made.bytes, made.layout, made.rule,
+        str(folder), made.name, made.run, made.term, made.step, made.mode, made.final, made.created, made.bytes, made.layout, made.rule,
         workers, tables, tuple(sorted((str(a), str(b)) for a, b in dict(made.extra.get("aliases") or {}).items())),
         made.extra.get("weightsSha256"), made.request,
     )  # fmt: skip

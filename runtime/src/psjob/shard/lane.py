@@ -128,7 +128,7 @@ class ShardLane:
 
     def waiting(self, waiter: Waiter, cell: ServedState, missing: list[int], seconds: float) -> None:
         body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
-        header = self.worker.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
+        header = self.worker.base._replace(kind=Kind.WAITING, term=self.store.term, request=waiter.request)
         self.stream.put_control(header, dump(body))
 
     def _param(self, cell: ParameterBlock, waiter: Waiter) -> Sending | None:
@@ -146,7 +146,7 @@ class ShardLane:
             none = sorted(cell.none) if waiter.update else []
         parts: list[Part] = []
         if none:
-            info = self.worker.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index)
+            info = self.worker.base._replace(kind=Kind.INFO, term=self.store.term, block=cell.block.index)
             parts += self.stream.framed(info, dump({"none": none}))
         if answer is None:
             return Sending([*parts, header.lent(place or 0, cell.block.nbytes)])
@@ -167,7 +167,7 @@ class ShardLane:
         if waiter.update and flags & Flag.CUT and self.worker.rank == self.store.first_expected(cell):
             flags |= Flag.STORE
         return self.worker.base._replace(
-            view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+            term=self.store.term, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.attempt, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 

@@ -112,10 +112,10 @@ log = logging.getLogger("psjob.shard")
 
 @dataclass(frozen=True)
 class Job:
-    """What is written of one cut, and from which view. `rows` is the admission table."""
+    """What is written of one cut, and from which term. `rows` is the admission table."""
 
     cut: int
-    view: int
+    term: int
     pins: list[BlockSnapshot]
     base: Base
     rows: Mapping[str, Any]
@@ -195,7 +195,7 @@ class Snapshots:
                 self._post(e.GaveUp(cut))
                 return
             pins = sorted(self._pins, key=lambda pin: pin.index)
-            job = self._job = Job(cut, self._store.view, pins, self._base, self._table, Transfer(0))
+            job = self._job = Job(cut, self._store.term, pins, self._base, self._table, Transfer(0))
         self._disk.put(lambda: self._save(job))
 
     def restored(self, files: Mapping[int, str]) -> None:
@@ -313,7 +313,7 @@ class Snapshots:
     def _written(self, job: Job) -> CutWritten:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
         began = time.monotonic()
-        stem = f"v{job.view:06d}-c{job.cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
+        stem = f"v{job.term:06d}-c{job.cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
         name, pins, base, moved = f"{stem}.safetensors", job.pins, job.base, job.transfer.moved
         stay = staying(base, {pin.index: pin.content for pin in pins})
         for pin in pins:

@@ -253,7 +253,7 @@ def status(server: Server) -> dict[str, Any]:
     """The JSON of contract.STATUS_KEYS."""
     store, counters = server.store, server.store.counters
     body: dict[str, Any] = {
-        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.view, "pod": server.place.pod,
+        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.term, "pod": server.place.pod,
         "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,

@@ -36,7 +36,7 @@ from psjob.wire.frame import Flag, Header, WireError
 
 
 class Store(ShardProgress):
-    """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
+    """Blocks, versions and admission of shard `index`. `term` and `recovery` name the set of processes it serves."""
 
     def __init__(
         self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
@@ -48,7 +48,7 @@ class Store(ShardProgress):
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, its first included."""
-        self.view = self.recovery = 0
+        self.term = self.recovery = 0
         self.generation = 0
         """Counts restores: a stream welcomed before one may not push after it."""
         self.most: Mapping[int, int] = {}
@@ -72,7 +72,7 @@ class Store(ShardProgress):
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
         self.max_grad_norm: float | None = None
-        """`training.maxGradNorm`."""
+        """`training.sync.maxGradNorm`."""
         self.processes = 1
         """Of one worker at most."""
         self.own: Callable[[str], Hyperparameters] = lambda rule: {}
@@ -173,11 +173,11 @@ class Store(ShardProgress):
         self._missing = set()
         self.phase = Phase.HELD
 
-    def open(self, view: int, recovery: int) -> None:
+    def open(self, term: int, recovery: int) -> None:
         if self.decided is not None:
             self.decided.begin(self.clocks())
         self.norms.begin()
-        self.view, self.recovery, self.phase = view, recovery, Phase.SERVING
+        self.term, self.recovery, self.phase = term, recovery, Phase.SERVING
         self._stand_up()
         self.tell_step()
 
@@ -246,7 +246,7 @@ class Store(ShardProgress):
     def _said(self) -> dict[str, Any]:
         assert self.layout is not None
         return {
-            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "view": self.view,
+            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "term": self.term,
             "recovery": self.recovery, "generation": self.generation,
         }  # fmt: skip
 

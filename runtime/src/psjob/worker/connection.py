@@ -333,7 +333,6 @@ class ShardConnection:
 
     def __init__(self, state: SessionState, index: int, ends: ConnectionEnds) -> None:
         self.state, self.index, self.ends = state, index, ends
-        self.peer = state.place.config.shards[index]
         self.told = state.machine.links[index]
         """What the machine knows of the shard."""
         self.requests = self.told.requests
@@ -438,8 +437,8 @@ class ShardConnection:
             self._thread.join(seconds)
 
     def dated(self, header: Header) -> Header:
-        """The header with the view and attempt of now."""
-        return header._replace(view=self.state.machine.view, attempt=self.told.attempt)
+        """The header with the term and attempt of now."""
+        return header._replace(term=self.state.machine.term, attempt=self.told.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 

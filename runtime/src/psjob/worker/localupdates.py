@@ -39,14 +39,10 @@ class LocalRounds:
         session: WorkerSession,
         parameters: Sequence[torch.Tensor],
         hyperparameters: Callable[[], list[dict[str, float | bool]]],
-        overlap: bool,
     ) -> LocalRounds | None:
-        """Those of a job in mode local; None in another. Raises Refused for what wants a push of each step."""
+        """Those of a job in mode local; None in another."""
         if not session.mode.inner_steps:
             return None
-        if overlap or session.rows.specs:
-            what = "overlap=True sends the gradients of each step" if overlap else "rows on the shards take a push of each step"
-            raise Refused(f"{what}, and in training.mode local workers push once a round; take another mode, or leave that out")
         return cls(session, parameters, hyperparameters())
 
     def step(self, own: Callable[[], Any] | None, skip: bool = False) -> None:

@@ -151,7 +151,7 @@ def newest_process(place: Place, index: int) -> Stream:
             unproven = error
             stream.close()
         else:
-            found.append(((standing.view, standing.attempt), stream))
+            found.append(((standing.term, standing.attempt), stream))
     if not found:
         raise unproven or closed
     chosen = found[newest([told for told, _ in found])][1]

@@ -116,9 +116,9 @@ class SessionState:
     # -- every thread --------------------------------------------------------------------------
 
     def header(self, kind: Kind, **fields: Any) -> Header:
-        """A header of this worker, in the view of now."""
+        """A header of this worker, in the term of now."""
         place = self.place
-        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, view=self.machine.view, **fields)
+        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, term=self.machine.term, **fields)
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -150,7 +150,7 @@ def _is_gone(state: CoordinatorState, event: messages.CutVoided) -> None:
     told.add(event.shard)
     if len(told) == state.job.shards:
         del state.tries.voided[event.cut]
-        state.emit(actions.SweepOrphans(state.view, event.cut + 1))
+        state.emit(actions.SweepOrphans(state.term, event.cut + 1))
 
 
 def marked(state: CoordinatorState, member: Member, number: int, clock: int) -> None:
@@ -283,7 +283,7 @@ def assemble(state: CoordinatorState, cut: Cut) -> CommitCut:
     unrecorded = len(live) > len(records)
     initial = step == 0 or (unrecorded and cut.clocks is not None)
     return CommitCut(
-        cut.number, state.view, step, state.mode.name, cut.final, state.layout, state.assignment, state.rule, state.tables,
+        cut.number, state.term, step, state.mode.name, cut.final, state.layout, state.assignment, state.rule, state.tables,
         workers, {shard: part.content for shard, part in sorted(cut.written.items())}, records, state.initial if initial else b"",
         _buffers(state, workers), state.aliases, cut.request,
     )  # fmt: skip

@@ -196,7 +196,7 @@ def _welcome(state: CoordinatorState, member: Member, clock: int | None) -> None
         record, at = state.initial, -1
     member.welcomed, member.joined_in = True, state.restores
     body = {
-        "view": state.view, "recovery": state.restore_id, "clock": clock or 0, "record": bool(record),
+        "term": state.term, "recovery": state.restore_id, "clock": clock or 0, "record": bool(record),
         # A residual goes into the next push. That of an older record was fed in already, by pushes that count.
         "residual": taken is None or taken == clock, "assignment": list(state.assignment),
     }  # fmt: skip

@@ -70,12 +70,12 @@ class Cuts:
     MAX_LEAD = 64
     MAX_MARK_SECONDS = 60.0
 
-    def __init__(self, interval: float | None, every: int | None, marks: bool, view: int = 0, ahead: int | None = 0) -> None:
+    def __init__(self, interval: float | None, every: int | None, marks: bool, term: int = 0, ahead: int | None = 0) -> None:
         self.interval, self.every = interval, every
         self.follow(marks, ahead)
         self.current: Cut | None = None
         # Above every number that an earlier coordinator gave: a worker that was released then must hold its pushes now.
-        self.number = view % VIEWS << 16
+        self.number = term % VIEWS << 16
         self.requested = False
         self._next_time: float | None = None
         self._next_step: int | None = None

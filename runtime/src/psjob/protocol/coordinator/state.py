@@ -45,11 +45,11 @@ class ShardPeer:
 
 @dataclass
 class CheckpointSearch:
-    """Of the newest checkpoint that can be read. `claimed`: the folder is this process's in the present view."""
+    """Of the newest checkpoint that can be read. `claimed`: the folder is this process's in the present term."""
 
     claimed: bool = False
     waits_for: str | None = None
-    """Why the view cannot be claimed, or nothing be read."""
+    """Why the term cannot be claimed, or nothing be read."""
     looking: bool = False
     """Is the newest checkpoint wanted, and not found yet?"""
     asked: int | None = None
@@ -66,7 +66,7 @@ class CheckpointSearch:
     failed: dict[str, int] = field(default_factory=dict)
     """By manifest's name, how often a shard could not read it."""
     continued: tuple[int, int] | None = None
-    """View and step of an earlier coordinator's checkpoint that this one has continued."""
+    """Term and step of an earlier coordinator's checkpoint that this one has continued."""
 
     def stop(self) -> None:
         """What was looked for is not wanted any more."""
@@ -217,8 +217,8 @@ class CoordinatorState:
         self.phase = "reading"
         self.since = now
         """When the phase began."""
-        self.view = job.view
-        self.restore_id = job.view << 20
+        self.term = job.term
+        self.restore_id = job.term << 20
         """Number of the newest restore."""
         self.restores = 0
         """How often shard 0 was restored: what a worker that joined before one says is of steps that are undone."""
@@ -228,7 +228,7 @@ class CoordinatorState:
         self.said_why = 0.0
         """When those who wait last heard what for."""
         self.search = CheckpointSearch()
-        self.initialization = Initialization(job.view << 20)
+        self.initialization = Initialization(job.term << 20)
 
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
@@ -265,7 +265,7 @@ class CoordinatorState:
         self.hanging = Hanging()
         places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
         interval, every = (job.interval, job.every) if job.checkpoints else (None, None)
-        self.cuts = Cuts(interval, every, places, job.view, job.apart or self.mode.ahead)
+        self.cuts = Cuts(interval, every, places, job.term, job.apart or self.mode.ahead)
         self.tries = CheckpointTries()
         self.updates = CoordinatedUpdates() if self.mode.decided else None
         self.norms = NormSum()

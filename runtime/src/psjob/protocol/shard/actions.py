@@ -38,7 +38,7 @@ class TellCoordinator:
 
 @dataclass(frozen=True)
 class Exit:
-    """End this process with a status and, unless it is empty, a sentence. `fenced`: the view of who took its place."""
+    """End this process with a status and, unless it is empty, a sentence. `fenced`: the term of who took its place."""
 
     code: int
     text: str = ""
@@ -58,7 +58,7 @@ class Hello:
 
     stream: int
     serving: bool
-    view: int
+    term: int
     recovery: int
     mode: str
     carried: int | None
@@ -73,23 +73,23 @@ class HangUp:
 
 @dataclass(frozen=True)
 class TellArrivals:
-    """TellCoordinator again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
+    """Tell the coordinator again what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
 
 
 @dataclass(frozen=True)
 class Reset:
-    """The shard is in `phase` and `view`; a stream of an earlier `generation` may not push any more."""
+    """The shard is in `phase` and `term`; a stream of an earlier `generation` may not push any more."""
 
     phase: Phase
-    view: int
+    term: int
     generation: int
 
 
 @dataclass(frozen=True)
-class TakeView:
-    """The shard's view is this one."""
+class TakeTerm:
+    """The shard's term is this one."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class SetMost:
 class Serve:
     """Workers may push."""
 
-    view: int
+    term: int
     recovery: int
 
 
@@ -187,7 +187,7 @@ class NoteLeft:
 
 @dataclass(frozen=True)
 class AskRecords:
-    """TellCoordinators of version `step` ask their worker for its resume record; -1: none does."""
+    """Answers of version `step` ask their worker for its resume record; -1: none does."""
 
     step: int
 
@@ -236,7 +236,7 @@ class TellFinished:
 
 
 Action = (
-    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read
+    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeTerm | AdoptMode | LayOut | DropSessions | Read
     | SetFences | SetMost | Serve | CarryOut | MakeClipped | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard
     | Release | TellFinished
 )  # fmt: skip

@@ -17,7 +17,7 @@ class Begin:
 class TookUp:
     """Before Begin: this process goes on from the memory of one of the same attempt, which served. `left`: ranks that have left."""
 
-    view: int
+    term: int
     recovery: int
     generation: int
     mode: str

@@ -54,8 +54,8 @@ class Reading:
 class ShardMachine:
     """Of shard `index`, which serves in `mode`. `link` is None for shard 0: the coordinator is in its process."""
 
-    def __init__(self, index: int, workers: int, view: int, mode: ServedMode, link: LinkState | None = None) -> None:
-        self.index, self.view, self.mode, self.link = index, view, mode, link
+    def __init__(self, index: int, workers: int, term: int, mode: ServedMode, link: LinkState | None = None) -> None:
+        self.index, self.term, self.mode, self.link = index, term, mode, link
         self.phase = Phase.BLANK
         self.recovery = self.generation = self.setup = 0
         self.final = False
@@ -121,16 +121,14 @@ class ShardMachine:
             case o.Open():
                 return self._open(order)
             case o.Adopt():
-                self.view = max(self.view, order.view)
-                return [a.TakeView(self.view)]
+                self.term = max(self.term, order.term)
+                return [a.TakeTerm(self.term)]
             case o.Prepare():
                 return self.cutting.prepare(order)
             case o.TakeCut():
                 return self.cutting.order(order)
             case o.Void():
                 return self.cutting.void(order.cut)
-            case o.Committed():
-                return self.cutting.committed()
             case o.Decide():
                 return [a.CarryOut(order)] if self.phase is Phase.SERVING else []
             case o.Clip():
@@ -142,8 +140,8 @@ class ShardMachine:
             case o.Stop():
                 return [a.Exit(contract.EXIT_RETRY)] if self.index else []
             case o.Fence():
-                text = f"shard {self.index}: a newer process of this shard is here (view {order.view})"
-                return [a.Exit(contract.EXIT_FENCED, text, order.view)]
+                text = f"shard {self.index}: a newer process of this shard is here (term {order.term})"
+                return [a.Exit(contract.EXIT_FENCED, text, order.term)]
             case o.Unknown():
                 return [a.Log("warning", f"an order that this version does not know: {order.word}")]
             case o.Nothing():
@@ -153,22 +151,22 @@ class ShardMachine:
         actions = self.cutting.drop()
         self.cutting.begin()
         self.reading = self._held = None
-        self.phase, self.view, self.setup = Phase.INIT, order.view, order.setup
-        actions += [a.TakeView(self.view), *self._adopt(order.mode), a.LayOut(order.table, order.rule, order.tables)]
+        self.phase, self.term, self.setup = Phase.INIT, order.term, order.setup
+        actions += [a.TakeTerm(self.term), *self._adopt(order.mode), a.LayOut(order.table, order.rule, order.tables)]
         return [*actions, a.DropSessions(rewind=False)]  # rank 0 may have sent its values already, to a set-up before this one
 
     def _restore(self, order: o.Restore) -> list[Action]:
         """Read a manifest. What is being read, or was read and not served, is not read again for another recovery."""
         actions = self.cutting.drop()
         adopted = self._adopt(order.mode)
-        self.view, self.generation = order.view, self.generation + 1
+        self.term, self.generation = order.term, self.generation + 1
         drop = a.DropSessions(bool(adopted) or self.mode.rewinds_together)
         if self._held is not None and not adopted and _same(self._held[0], order):
             placed = self._held[1]
             self._held = (order, placed)
-            return [*actions, a.Reset(Phase.HELD, self.view, self.generation), drop, *self._tell_restored(order, placed)]
+            return [*actions, a.Reset(Phase.HELD, self.term, self.generation), drop, *self._tell_restored(order, placed)]
         self.phase, self._held = Phase.BLANK, None
-        actions += [a.Reset(Phase.BLANK, self.view, self.generation), *adopted, drop]
+        actions += [a.Reset(Phase.BLANK, self.term, self.generation), *adopted, drop]
         if self.reading is not None and not adopted and _same(self.reading.order, order):
             self.reading.order = order
             return actions
@@ -196,17 +194,17 @@ class ShardMachine:
 
     def _open(self, order: o.Open) -> list[Action]:
         if self.phase is Phase.BLANK:
-            return [a.Log("warning", f"an order to serve view {order.view} came to a shard without blocks; it is left")]
+            return [a.Log("warning", f"an order to serve term {order.term} came to a shard without blocks; it is left")]
         self.phase, self._held = Phase.SERVING, None
-        self.view, self.recovery = order.view, order.recovery
-        return [a.Serve(order.view, order.recovery)]
+        self.term, self.recovery = order.term, order.recovery
+        return [a.Serve(order.term, order.recovery)]
 
     def _take_up(self, event: e.TookUp) -> list[Action]:
         """To the others a stream broke: what this process says of itself is what the one before it said."""
         self.mode, self.phase = modes.read(event.mode), Phase.SERVING
-        self.view, self.recovery, self.generation = event.view, event.recovery, event.generation
+        self.term, self.recovery, self.generation = event.term, event.recovery, event.generation
         self.cutting.begin(event.left)
-        return [a.Serve(event.view, event.recovery)]
+        return [a.Serve(event.term, event.recovery)]
 
     def _adopt(self, mode: str) -> list[Action]:
         if mode == modes.written(self.mode):
@@ -220,7 +218,7 @@ class ShardMachine:
         """Say hello. The coordinator has forgotten a cut that was in flight; what it has to hear is said again."""
         serving = self.phase is Phase.SERVING
         said: list[Action] = [
-            a.Hello(event.stream, serving, self.view, self.recovery, modes.written(self.mode), event.carried),
+            a.Hello(event.stream, serving, self.term, self.recovery, modes.written(self.mode), event.carried),
             a.TellArrivals(),
         ]
         if self._stopping:
@@ -412,11 +410,6 @@ class Cutting:
         if cut is None:
             return []
         return [AskRecords(-1), GiveUp(cut.number), Release(cut.number), Discard(cut.number)]
-
-    def committed(self) -> list[Action]:
-        """A manifest names what this shard wrote last."""
-        self._unsettled.clear()
-        return [AskRecords(-1)]
 
     def _settle(self, order: TakeCut) -> list[Action]:
         """Files of cuts after the one that the newest manifest holds are nobody's: their void was lost with a stream."""

@@ -95,7 +95,7 @@ class Welcomed:
 
     link: int
     attempt: int
-    view: int
+    term: int
     serving: bool
     complete: int = 0
     opened: frozenset[int] = frozenset()
@@ -113,7 +113,7 @@ class Welcomed:
         """From a WELCOME. Raises WireError."""
         try:
             return cls(
-                link, int(body["attempt"]), int(body["view"]), bool(body["serving"]), int(body["complete"]),
+                link, int(body["attempt"]), int(body["term"]), bool(body["serving"]), int(body["complete"]),
                 frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
                 int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
             )  # fmt: skip

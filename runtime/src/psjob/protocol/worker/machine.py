@@ -48,7 +48,7 @@ class WorkerMachine:
         self.rank, self.mode, self.reduces, self.connect_seconds = rank, mode, reduces, connect_seconds
         self.links = [LinkState(index, address) for index, address in enumerate(addresses)]
         self.ending: Ending | None = None
-        self.clock = self.view = self.recovery = 0
+        self.clock = self.term = self.recovery = 0
         self.joined = False
         self.init = 0
         """How often a shard has asked rank 0 for the run's first values."""
@@ -136,7 +136,7 @@ class WorkerMachine:
         """What a hello to a shard says of where this worker stands."""
         state = self.links[link]
         return {
-            "view": self.view, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
+            "term": self.term, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
             "acked": state.requests.acked if state.attempt else self.clock, "attempt": state.attempt, "init": self.initialising,
         }  # fmt: skip
 
@@ -210,7 +210,7 @@ class WorkerMachine:
             requests.attempt_rose(self.clock)
         link.attempt, link.welcomed, link.waiting = event.attempt, True, ""
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
-        self.view = max(self.view, event.view)
+        self.term = max(self.term, event.term)
         if not event.serving:
             self.init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
@@ -383,7 +383,7 @@ class LinkState:
 
 
 def newest(found: Sequence[tuple[int, int]]) -> int:
-    """Which of the processes that answer at one name is the newest: `found` are their (view, attempt)."""
+    """Which of the processes that answer at one name is the newest: `found` are their (term, attempt)."""
     return max(range(len(found)), key=lambda at: (found[at], at))
 
 

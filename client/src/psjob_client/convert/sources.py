@@ -1,20 +1,41 @@
-"""Jobs of Kubeflow as PSTrainingJobs.
+"""The road of a conversion: text or the command line of a launcher in, a PSTrainingJob that passes validation out, as YAML with notes.
 
-Its training operator has TFJob, PyTorchJob and MXJob (kubeflow.org/v1, and v1beta1 and v1beta2 of their time). Kubeflow Trainer has
+Kubeflow's training operator has TFJob, PyTorchJob and MXJob (kubeflow.org/v1, and v1beta1 and v1beta2 of their time). Kubeflow Trainer has
 TrainJob (trainer.kubeflow.org/v1alpha1), which is taken if it names its image: what its runtime adds is not in the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_client.convert import pods
-from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_framework, whole
-from psjob_client.problems import BadInput
-from psjob_operator.api.field_rule import shown
+import yaml
 
+from psjob_client.convert import pods
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_backend, note_framework, taken, whole
+from psjob_client.convert.launcher import Launch, line_of_text, taken_apart
+from psjob_client.convert.pods import worker_template
+from psjob_client.problems import BadInput
+from psjob_operator.api.crd import NoAnchors
+from psjob_operator.api.field_rule import shown
+from psjob_operator.api.load import load_documents
+from psjob_operator.api.validate import validate_job
+from psjob_operator.contract import KIND
+from psjob_operator.printable import printable
+
+KNOWN = (
+    "TFJob, PyTorchJob and MXJob (kubeflow.org), TrainJob (trainer.kubeflow.org), a command of torchrun or accelerate launch,"
+    " and scripts as files that end in .py"
+)
+REPLACED = {
+    "MPIJob": "psjob has no MPI: start from the script with psjob init",
+    "XGBoostJob": "psjob trains only PyTorch models",
+    "PaddleJob": "psjob trains only PyTorch models",
+    "JAXJob": "psjob trains only PyTorch models",
+}
 KEPT_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
 BY_THEMSELVES = "workers find the shards by themselves; leave it out"
 ELASTIC = {
@@ -25,6 +46,152 @@ ELASTIC = {
     "metrics": "psjob does not scale by metrics; set spec.workers.replicas",
 }  # fmt: skip
 CONTROLLER = "trainer.kubeflow.org/trainjob-controller"
+
+
+def from_text(text: str | bytes, wishes: Wishes) -> tuple[list[Converted], list[str]]:
+    """Every job that `text` holds (manifests as YAML or JSON, or a torchrun command), and what was left aside.
+
+    Raises:
+        BadInput: it holds none, or one that cannot be turned into a PSTrainingJob.
+    """
+    documents, problems = load_documents(text)
+    if problems or not any(isinstance(document.value, Mapping) for document in documents):
+        words = line_of_text(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        if words is not None:
+            return [from_words(words, wishes)], []
+        raise BadInput(*(str(problem) for problem in problems)) if problems else BadInput(f"holds no job; psjob convert takes {KNOWN}")
+    jobs, aside = [], []
+    for raw in [item for document in documents for item in _objects(document.value)]:
+        if _is_job(raw):
+            jobs.append(_checked(_converted(raw, wishes)))
+        else:
+            name = (raw.get("metadata") or {}).get("name", "") if isinstance(raw.get("metadata"), Mapping) else ""
+            aside.append(f"{raw.get('kind')} {name}: is no training job and is left aside; keep it beside the new manifest")
+    if not jobs:
+        raise BadInput(f"holds no job ({'; '.join(aside)[:300] or 'nothing'}); psjob convert takes {KNOWN}")
+    return jobs, aside
+
+
+def from_words(words: Sequence[str], wishes: Wishes) -> Converted:
+    """The command line of a launcher. Raises BadInput."""
+    return _checked(convert_launch(words, wishes))
+
+
+def yaml_of(jobs: Sequence[Converted]) -> str:
+    """The manifests, each below its notes as comments."""
+    return "---\n".join(_one(job) for job in jobs)
+
+
+def _one(job: Converted) -> str:
+    lines = [f"# Made by psjob convert from: {job.source}", "#", "# What the manifest does not say, and what to do:"] if job.notes else []
+    lines = lines or [f"# Made by psjob convert from: {job.source}"]
+    for note in job.notes:
+        lines += textwrap.wrap(
+            str(note), 118, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False
+        )
+    body = yaml.dump(job.manifest, Dumper=NoAnchors, sort_keys=False, width=140, allow_unicode=True)
+    return "\n".join(printable(line) for line in lines) + "\n" + body
+
+
+def _objects(raw: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(raw, Mapping):
+        raise BadInput("a document of the file is no object; a manifest begins with apiVersion and kind")
+    inner = raw.get("items")
+    return [item for item in inner if isinstance(item, Mapping)] if raw.get("kind") == "List" and isinstance(inner, list) else [raw]
+
+
+def _is_job(raw: Mapping[str, Any]) -> bool:
+    group = str(raw.get("apiVersion")).partition("/")[0]
+    if raw.get("kind") == KIND:
+        raise BadInput(f"the file holds a {KIND} already; try psjob validate")
+    if group == "kubeflow.org" and raw.get("kind") in REPLACED:
+        raise BadInput(f"kind: {raw['kind']}: cannot be converted: {REPLACED[str(raw['kind'])]}")
+    return str(raw.get("kind")) in GROUPS.get(group, frozenset())
+
+
+def _converted(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
+    own = _unshared(raw)
+    return convert_trainjob(own, wishes) if raw["kind"] == "TrainJob" else convert_kubeflow(own, wishes)
+
+
+def _unshared(raw: Any) -> Any:
+    """A copy in which nothing stands twice: what an alias shares is changed in one place only."""
+    if isinstance(raw, Mapping):
+        if wrong := [key for key in raw if not isinstance(key, str)]:
+            raise BadInput(f"the key {shown(wrong[0])} is not text; write it in quotes")
+        return {key: _unshared(value) for key, value in raw.items()}
+    return [_unshared(value) for value in raw] if isinstance(raw, list) else raw
+
+
+def _checked(job: Converted) -> Converted:
+    """What is written passes `psjob validate`."""
+    _, problems = validate_job(job.manifest)
+    if problems:
+        raise BadInput(*(f"{job.source}: what it would become is refused: {problem}" for problem in problems))
+    return job
+
+
+def convert_launch(words: Sequence[str], wishes: Wishes) -> Converted:
+    """The command `words` as a PSTrainingJob: one worker for each of its processes.
+
+    Raises:
+        BadInput: it is no command of a launcher, or names no script.
+    """
+    launch = taken_apart(words)
+    draft = Draft(shlex.join(words), wishes)
+    draft.call(_word(launch.script))
+    draft.notes.clear()  # the name is ours to choose: nothing of the source is lost
+    nodes, each = _nodes(draft, launch.nodes), _each(draft, launch)
+    draft.replicas = nodes * each
+    image = wishes.image or f"registry.example.com/{draft.name}:1"
+    if wishes.image is None:
+        draft.note("image", None, f"{image} stands for yours, which holds torch and the script; give --image")
+    env = [{"name": name, "value": value} for name, value in launch.env]
+    container = {"name": "worker", "image": image, "command": list(launch.command), **({"env": env} if env else {})}
+    draft.template = worker_template(draft, {"spec": {"containers": [container]}}, "command", "worker")
+    if launch.restarts is not None:
+        draft.policy["backoffLimit"] = min(launch.restarts, 1000)
+    for option, value, remedy in launch.dropped:
+        draft.note(option, value or None, remedy)
+    note_backend(draft, "command", launch.command)
+    draft.note_shards()
+    draft.note("resources", None, "the manifest asks for none: add requests and limits, such as nvidia.com/gpu: 1, before you submit it")
+    note_framework(draft, "PyTorch")
+    return draft.finish()
+
+
+def _word(script: str) -> str:
+    """A word for the job: the last part of the script's or the module's name."""
+    last = script.rpartition("/")[2]
+    return last.removesuffix(".py").rpartition(".")[2] or "job"
+
+
+def _nodes(draft: Draft, written: str | None) -> int:
+    if written is None:
+        return 1
+    low, _, high = written.partition(":")
+    if not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in (low, high or low)):
+        raise BadInput(f"torchrun: --nnodes {written}: must be a number of at least 1, or two as 1:4")
+    if high and high != low:
+        draft.note(
+            "--nnodes", written, f"the number of workers is fixed, and {high} nodes are taken; a lost worker is replaced and continues"
+        )
+    return int(high or low)
+
+
+def _each(draft: Draft, launch: Launch) -> int:
+    written = launch.processes
+    if written is None:
+        return 1
+    words = () if launch.by_accelerate else ("auto", "gpu", "cpu")
+    if written in words:
+        draft.note("--nproc-per-node", written, "depends on the machine; one worker a node is taken: set spec.workers.replicas")
+        return 1
+    if not (written.isascii() and written.isdigit() and int(written) >= 1):
+        if launch.by_accelerate:
+            raise BadInput(f"accelerate launch: --num_processes {written}: must be a number of at least 1")
+        raise BadInput(f"torchrun: --nproc-per-node {written}: must be a number of at least 1, or auto, gpu or cpu")
+    return int(written)
 
 
 @dataclass(frozen=True)
@@ -54,6 +221,7 @@ KINDS = {
         "MXNet",
     ),
 }  # fmt: skip
+GROUPS = {"kubeflow.org": frozenset(KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
 
 
 def convert_kubeflow(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
@@ -87,8 +255,7 @@ def convert_kubeflow(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
 
 def _replicas(spec: dict[str, Any], kind: Kind) -> dict[str, dict[str, Any]]:
     """By name as the operator writes it, whatever the case in the source; those of no replica are dropped."""
-    given = mapping(spec, kind.replicas, f"spec.{kind.replicas}")
-    spec.pop(kind.replicas, None)
+    given = taken(spec, kind.replicas, f"spec.{kind.replicas}")
     known = {name.lower(): name for name in (*kind.workers, kind.servers or "", *kind.others)}
     found = {}
     for name in given:
@@ -130,8 +297,7 @@ def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, A
 
 def _processes(draft: Draft, spec: dict[str, Any], pods_wanted: int, at: str) -> None:
     """A worker of psjob is one process: torchrun's processes become workers."""
-    elastic = mapping(spec, "elasticPolicy", "spec.elasticPolicy")
-    spec.pop("elasticPolicy", None)
+    elastic = taken(spec, "elasticPolicy", "spec.elasticPolicy")
     wanted = spec.pop("nprocPerNode", None)
     wanted = wanted if wanted is not None else elastic.pop("nProcPerNode", None)
     elastic.pop("nProcPerNode", None)
@@ -195,8 +361,7 @@ def _restarts(draft: Draft, part: dict[str, Any], at: str) -> None:
 
 def _policy(draft: Draft, spec: dict[str, Any]) -> None:
     """runPolicy; until the v1 of 2021 its fields stood in the spec itself."""
-    policy = {**{key: spec.pop(key) for key in KEPT_POLICY if key in spec}, **mapping(spec, "runPolicy", "spec.runPolicy")}
-    spec.pop("runPolicy", None)
+    policy = {**{key: spec.pop(key) for key in KEPT_POLICY if key in spec}, **taken(spec, "runPolicy", "spec.runPolicy")}
     for key in KEPT_POLICY:
         value = policy.pop(key, None)
         if value is not None and value != "":
@@ -207,8 +372,7 @@ def _policy(draft: Draft, spec: dict[str, Any]) -> None:
     manager = policy.pop("managedBy", None)
     if manager not in (None, "kubeflow.org/training-operator"):
         draft.note("spec.runPolicy.managedBy", manager, "that controller does not know PSTrainingJobs; it is left out")
-    scheduling = mapping(policy, "schedulingPolicy", "spec.runPolicy.schedulingPolicy")
-    policy.pop("schedulingPolicy", None)
+    scheduling = taken(policy, "schedulingPolicy", "spec.runPolicy.schedulingPolicy")
     priority = scheduling.pop("priorityClass", None)
     if priority:
         draft.template["spec"].setdefault("priorityClassName", priority)
@@ -246,11 +410,9 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     metadata, spec = mapping(raw, "metadata", "metadata"), mapping(raw, "spec", "spec")
     draft = Draft(f"TrainJob {metadata.get('name') or metadata.get('generateName') or ''} ({raw['apiVersion']})", wishes)
     draft.take_metadata(metadata)
-    runtime = mapping(spec, "runtimeRef", "spec.runtimeRef")
-    spec.pop("runtimeRef", None)
+    runtime = taken(spec, "runtimeRef", "spec.runtimeRef")
     name = str(runtime.get("name") or "")
-    trainer = mapping(spec, "trainer", "spec.trainer")
-    spec.pop("trainer", None)
+    trainer = taken(spec, "trainer", "spec.trainer")
     if wishes.image is None and not trainer.get("image"):
         raise BadInput(f"spec.trainer.image: stands only in the runtime {name}; give --image with an image that has torch and the script")
     draft.note(
@@ -260,8 +422,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     )
     _trainer(draft, trainer)
     for kind in ("labels", "annotations"):
-        given = mapping(spec, kind, f"spec.{kind}")
-        spec.pop(kind, None)
+        given = taken(spec, kind, f"spec.{kind}")
         if given:
             draft.template.setdefault("metadata", {})[kind] = given
     _rest(draft, spec)
@@ -271,8 +432,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
 
 def _trainer(draft: Draft, trainer: dict[str, Any]) -> None:
     container = {key: trainer.pop(key) for key in ("image", "command", "args", "env") if trainer.get(key) is not None}
-    resources = mapping(trainer, "resourcesPerNode", "spec.trainer.resourcesPerNode")
-    trainer.pop("resourcesPerNode", None)
+    resources = taken(trainer, "resourcesPerNode", "spec.trainer.resourcesPerNode")
     if resources:
         container["resources"] = {kind: dict(given) if isinstance(given, Mapping) else given for kind, given in resources.items()}
     container["name"] = "node"
@@ -301,8 +461,7 @@ def _rest(draft: Draft, spec: dict[str, Any]) -> None:
         draft.spec["suspend"] = suspend
     if spec.pop("managedBy", CONTROLLER) not in (None, CONTROLLER):
         draft.note("spec.managedBy", None, "that controller does not know PSTrainingJobs; it is left out")
-    initializer = mapping(spec, "initializer", "spec.initializer")
-    spec.pop("initializer", None)
+    initializer = taken(spec, "initializer", "spec.initializer")
     for part in initializer:
         uri = mapping(initializer, part, f"spec.initializer.{part}").get("storageUri", "")
         draft.note(

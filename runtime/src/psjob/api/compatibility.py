@@ -1,0 +1,216 @@
+"""What goes with what: the one table of features that psjob does not combine yet.
+
+A row names two features of a script and its manifest, with a test for each. `attach` refuses the first row whose tests both hold. The page
+docs/compatibility.md is generated from the rows. A new feature that does not go with another one is a row here, and nothing else.
+
+What a manifest says that no job can have is refused before a pod starts, by the operator's table of limits. What a rule takes from an
+optimizer is in `psjob.api.rulechoice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from psjob.process.config import Config
+from psjob.process.errors import Refused
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a script asks for. `rows` and `sums`: the first table of weights and of other values that the shards keep, if there is one."""
+
+    pairs: int = 1
+    """Attached optimizers, each with its model."""
+    named: bool = False
+    overlap: bool = False
+    later: bool = False
+    """Some parameters are trained from a later step on."""
+    scripted: bool = False
+    """A module is torch.jit's."""
+    half_rule: bool = False
+    """A half of the rule runs on the worker and changes gradients before they are pushed."""
+    rows: str = ""
+    sums: str = ""
+    library: str = ""
+    """A library that makes a process group of all processes of torchrun's names."""
+
+
+@dataclass(frozen=True)
+class Clash:
+    """`feature` does not go with `beside`, because `why`; `take` says what does. Each is a format of `asked` and `job`.
+
+    The row holds if both tests do. A row without a test of the job holds outside a job too.
+    """
+
+    feature: str
+    beside: str
+    take: str
+    why: str = ""
+    asked: Callable[[Asked], bool] = lambda _asked: True
+    job: Callable[[Config], bool] | None = None
+
+    def holds(self, asked: Asked, job: Config | None) -> bool:
+        """Do both tests hold? `job` is None outside a job."""
+        return self.asked(asked) and (self.job is None or (job is not None and self.job(job)))
+
+    def sentence(self, asked: Asked, job: Config | None) -> str:
+        """The row in one sentence, with the values of this job."""
+        why = f": {self.why}" if self.why else ""
+        return f"{self.feature} does not go with {self.beside}{why}; {self.take}".format(asked=asked, job=job)
+
+
+def refuse(asked: Asked, job: Config | None = None) -> None:
+    """Raise Refused for the first row that holds. `job` is None outside a job."""
+    for clash in CLASHES:
+        if clash.holds(asked, job):
+            raise Refused(clash.sentence(asked, job))
+
+
+OVERLAP: Final = "attach(…, overlap=True)"
+HALF_RULE: Final = "training.updateRule {job.update_rule} with its part on the workers"
+ROWS: Final = "a table of rows on the shards (ps.Embedding, ps.Table)"
+
+_OVERLAP: Final = (
+    Clash(
+        OVERLAP, "attach(…, later=…)", "leave overlap out", "it knows only parameters that are trained from the beginning",
+        lambda asked: asked.overlap and asked.later,
+    ),
+    Clash(
+        OVERLAP, "modules of torch.jit", "leave overlap out", "it follows modules as they run, and those run without Python",
+        lambda asked: asked.overlap and asked.scripted,
+    ),
+    Clash(
+        OVERLAP, "training.updateRule {job.update_rule}", "leave overlap out",
+        "it sends gradients as they are, and the rule changes them before", lambda asked: asked.overlap and asked.half_rule,
+        lambda _job: True,
+    ),
+    Clash(
+        OVERLAP, "training.mode local", "leave overlap out, or take another mode",
+        "it sends the gradients of each step, and workers push once per round",
+        lambda asked: asked.overlap, lambda job: job.mode == "local",
+    ),
+)  # fmt: skip
+
+_SEVERAL: Final = "{job.processes} processes per worker"
+_ONE: Final = ", or leave spec.workers.processes out and raise spec.workers.replicas"
+
+
+def _several(job: Config) -> bool:
+    return job.processes > 1
+
+
+_PROCESSES: Final = (
+    Clash(OVERLAP, _SEVERAL, "leave it out" + _ONE, asked=lambda asked: asked.overlap, job=_several),
+    Clash(HALF_RULE, _SEVERAL, "leave updateRule out" + _ONE, asked=lambda asked: asked.half_rule, job=_several),
+    Clash(
+        ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, asked=lambda asked: bool(asked.rows or asked.sums), job=_several
+    ),
+    Clash(
+        "{asked.library}", _SEVERAL, "train with a plain loop" + _ONE, "it makes a process group of all of them",
+        lambda asked: bool(asked.library), _several,
+    ),
+)  # fmt: skip
+
+_PAIRS: Final = "{asked.pairs} attached optimizers"
+_ONE_PAIR: Final = "leave it out, or attach one optimizer only"
+_SEVERAL_PAIRS: Final = (
+    Clash(OVERLAP, _PAIRS, _ONE_PAIR, asked=lambda asked: asked.overlap and asked.pairs > 1, job=lambda _job: True),
+    Clash(HALF_RULE, _PAIRS, _ONE_PAIR, asked=lambda asked: asked.half_rule and asked.pairs > 1, job=lambda _job: True),
+    Clash(
+        ROWS, _PAIRS, _ONE_PAIR, asked=lambda asked: bool(asked.rows or asked.sums) and asked.pairs > 1, job=lambda _job: True
+    ),
+    Clash("training.mode local", _PAIRS, _ONE_PAIR, asked=lambda asked: asked.pairs > 1, job=lambda job: job.mode == "local"),
+)  # fmt: skip
+
+_REDUCTION: Final = "training.sync.reduction {job.reduction}"
+
+
+def _compares(job: Config) -> bool:
+    """The reduction looks at the pushes of all ranks element by element."""
+    return job.reduction not in ("mean", "sum")
+
+
+_TABLES: Final = (
+    Clash(
+        ROWS, "training.mode local", "take another mode, or torch's nn.Embedding",
+        "it takes a push of each step, and workers push once per round", lambda asked: bool(asked.rows or asked.sums),
+        lambda job: job.mode == "local",
+    ),
+    Clash(
+        "ps.Table {asked.sums}", "training.mode {job.mode}", "take mode sync, bounded or async",
+        "the mode may leave a push out, and with it what the table was given", lambda asked: bool(asked.sums),
+        lambda job: job.mode not in ("sync", "bounded", "async"),
+    ),
+    Clash(
+        "ps.Table {asked.sums}", "training.sync.backupWorkers {job.backup_workers}", "leave backupWorkers out",
+        "a step may leave a push out, and with it what the table was given", lambda asked: bool(asked.sums),
+        lambda job: job.backup_workers > 0,
+    ),
+    Clash(
+        _REDUCTION, "rows of {asked.rows} on the shards", "take mean or sum",
+        "it compares the pushes of all ranks element by element, and a rank pushes only the rows that its batch names",
+        lambda asked: bool(asked.rows), _compares,
+    ),
+    Clash(
+        "training.sync.maxGradNorm", "rows of {asked.rows}{asked.sums} on the shards", "leave maxGradNorm out",
+        "the norm is that of the other gradients only",
+        lambda asked: bool(asked.rows or asked.sums), lambda job: job.max_grad_norm is not None,
+    ),
+)  # fmt: skip
+
+_MODES: Final = (
+    Clash(
+        _REDUCTION, "training.compression.push {job.compression.push}",
+        "take compression none, bf16, fp16 or int8, or training.sync.reduction mean or sum",
+        "it compares the pushes of all ranks element by element, and most elements may be left out",
+        job=lambda job: _compares(job) and job.compression.push in ("topk", "randomk", "auto"),
+    ),
+)  # fmt: skip
+
+STAGES: Final = "a job of stages"
+PIPEDREAM: Final = "training.pipeline.schedule pipedream"
+PIPEDREAM_NORM: Final = "the last stage would wait for the first one's gradient of each step"
+PIPEDREAM_TAKE: Final = "take schedule: flush or 2bw, or clip_grad_value_"
+
+
+def _staged(test: Callable[[Config], bool] = lambda _job: True) -> Callable[[Config], bool]:
+    return lambda job: bool(job.stages) and test(job)
+
+
+_STAGES: Final = (
+    Clash("attach(…, name=…)", STAGES, "leave name out", "such a job trains one model", lambda asked: asked.named, _staged()),
+    Clash(OVERLAP, STAGES, "leave overlap out", asked=lambda asked: asked.overlap, job=_staged()),
+    Clash("several attached optimizers", STAGES, "attach one optimizer", asked=lambda asked: asked.pairs > 1, job=_staged()),
+    Clash(
+        "training.nonFinite skip", STAGES, "leave it out", "a stage would skip a step that another one makes",
+        job=_staged(lambda job: job.non_finite == "skip"),
+    ),
+    Clash(
+        "training.warmupSteps", STAGES, "leave it out", "all workers work on one batch", job=_staged(lambda job: job.warmup_steps > 0)
+    ),
+    Clash(
+        "training.maxPushNorm", STAGES, "leave it out", "what a push holds depends on the cuts",
+        job=_staged(lambda job: job.max_push_norm is not None),
+    ),
+    Clash(
+        "training.lrScaling {job.lr_scaling}", STAGES, "leave it out", "all workers work on one batch",
+        job=_staged(lambda job: job.lr_scaling != "none"),
+    ),
+    Clash(
+        "training.sync.maxGradNorm", PIPEDREAM, PIPEDREAM_TAKE, PIPEDREAM_NORM,
+        job=_staged(lambda job: job.max_grad_norm is not None and job.schedule == "pipedream"),
+    ),
+    Clash(
+        "training.compression.push {job.compression.push}", "training.pipeline.schedule {job.schedule}", "take schedule: flush",
+        job=_staged(lambda job: not job.flushes and job.compression.push != "none"),
+    ),
+    Clash(
+        "workers.progressDeadlineSeconds", STAGES, "leave it out", "a worker that waits for another stage would be taken for hung",
+        job=_staged(lambda job: job.step_timeout is not None),
+    ),
+)  # fmt: skip
+
+CLASHES: Final = (*_OVERLAP, *_PROCESSES, *_SEVERAL_PAIRS, *_TABLES, *_MODES, *_STAGES)
+"""Every row, in the order in which they are looked at."""
