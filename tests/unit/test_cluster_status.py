@@ -149,7 +149,7 @@ def test_parts_of_an_older_checkpoint_are_not_told_of_a_newer_one() -> None:
 
 
 NUMBERS = {"placedTerm": 2, "workerStart": 0, "pendingStarts": ""}
-WARM = {"index": 1, "attempt": 2, "state": "Warm"}
+WARM = {"index": 1, "replica": 0, "attempt": 2, "state": "Warm"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ WARM = {"index": 1, "attempt": 2, "state": "Warm"}
         ({"phase": "Draining"}, {"phase": "Draining"}),
         ({"phase": 3, "run": "r"}, {"run": "r"}),
         ({"internal": {"term": "many"}, "run": "r"}, {"run": "r"}),
-        ({"progress": "soon", "shards": [{"index": 0, "attempt": 4}]}, {"shards": [{"index": 0, "attempt": 4, "state": "Pending"}]}),
+        ({"progress": "soon", "shards": [{"index": 1, "attempt": 2, "state": "Warm"}]}, {"shards": [WARM]}),
         ({"shards": [{"index": 0}, WARM, {"attempt": 3}]}, {"shards": [WARM]}),
         ({"checkpoint": {"time": "t"}, "internal": NUMBERS}, {"internal": NUMBERS}),
         ({"conditions": "none"}, {}),
