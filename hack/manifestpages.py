@@ -139,7 +139,7 @@ answers with `Failed` and that sentence. The reason is `TemplateInvalid` for tem
 Once the job is created, only these may change:
 
 - {changeable}
-- `spec.training.mode` among {", ".join(GOES_ON)}, with `spec.training.staleness`
+- `spec.training.mode` among {", ".join(GOES_ON)}, with `spec.training.bounded`
 - while the job is suspended, labels and annotations of its pod templates, and what places pods: {placement}
 
 The write that changes the placement may resume the job.

@@ -138,7 +138,7 @@ def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.y
     """The example with these faults in turn; its last status, looked at."""
     name = "digits"
     epochs = digits.LONG_EPOCHS if faults else digits.SHORT_EPOCHS
-    kube.apply(digits.job(name, file=file, args=[f"--epochs={epochs}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(name, file=file, args=[f"--epochs={epochs}"], checkpoint={"periodSeconds": 3, "everySteps": 50}))
     for fault in faults:
         STRIKE[fault](kube, home, name, within)
     status = complete(kube, name)
@@ -209,7 +209,7 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
     name = "digits"
     # At the example's own lr async with momentum spoils the weights, whatever mode comes after it.
     args = [f"--epochs={digits.LONG_EPOCHS}", "--lr=0.05"]
-    kube.apply(digits.job(name, args=args, checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(name, args=args, checkpoint={"periodSeconds": 3, "everySteps": 50}))
     ready_to_kill(kube, name)
     before = {pod["metadata"]["uid"] for pod in pods_of(kube, name)}
     began = time.monotonic()
@@ -237,7 +237,7 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     """On the other's claim; the other is deleted before it trains."""
-    args, kept = [f"--epochs={digits.LONG_EPOCHS}"], {"interval": "3s", "everySteps": 50}
+    args, kept = [f"--epochs={digits.LONG_EPOCHS}"], {"periodSeconds": 3, "everySteps": 50}
     kube.apply(digits.job("first", args=args, checkpoint=kept))
     step = ready_to_kill(kube, "first")
     kube.kubectl("patch", "psj", "first", "--type=merge", "-p", '{"spec":{"suspend":true}}')

@@ -66,7 +66,7 @@ def words(run: dict[str, bytes]) -> list[str]:
 @pytest.mark.timeout(900)
 def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube, node_cluster: Cluster) -> None:
     def begins(name: str) -> None:
-        kube.apply(digits.job(name, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25}))
+        kube.apply(digits.job(name, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], checkpoint={"periodSeconds": 2, "everySteps": 25}))
         ready_to_kill(kube, name)
 
     kube.apply(OPEN)  # keys keep the stranger out here, not the run's policies

@@ -42,7 +42,7 @@ def images(kube: Kube, job: str) -> set[str]:
 
 
 def begins(kube: Kube, job: str) -> None:
-    kube.apply(digits.job(job, args=[f"--epochs={EPOCHS}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(job, args=[f"--epochs={EPOCHS}"], checkpoint={"periodSeconds": 3, "everySteps": 50}))
 
 
 def has_a_checkpoint(kube: Kube, job: str) -> bool:

@@ -48,7 +48,7 @@ def ready_node(kube: Kube, node: str) -> str:
 
 def spread(name: str) -> dict[str, Any]:
     """The job with its shards on different nodes where it can be."""
-    volume = {"interval": "2s", "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
+    volume = {"periodSeconds": 2, "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
     job = digits.job(name, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=volume)
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [APART]}
     job["spec"]["shards"]["template"]["spec"]["affinity"] = {"podAntiAffinity": preferred}

@@ -22,7 +22,7 @@ from hack.cluster import dockerfile, pack
 from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.sbom.__main__ import Unowned, bills
 from psjob_operator import __version__
-from psjob_operator.render.init_container import SOURCE
+from psjob_operator.render.pod import SOURCE
 from tests.bills import assert_bill
 from tests.soaking import rotating
 

@@ -25,7 +25,7 @@ STEPS = 40
 def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int = LAST, placement: str = "colocated") -> Ran:
     folder.mkdir(exist_ok=True)
     words = ["colocated.py", *map(str, (TENSORS, steps, FIRST, LAST, pace))]
-    kept = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}, "interval": "1h", "everySteps": 10}
+    kept = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}, "periodSeconds": 3600, "everySteps": 10}
     job = manifest(folder, words, workers=machines, shards=machines, of_shards={"placement": placement}, checkpoint=kept)
     return train(folder, job, *args)
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.render.merge import merge
+from psjob_operator.render.shard import merge
 
 Template = dict[str, Any]
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"

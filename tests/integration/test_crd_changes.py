@@ -74,7 +74,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 2}]),
         ("spec.workers.template", {"spec": {"tolerations": [{"operator": "Exists"}]}}),
         ("spec.workers.template", {"metadata": {"annotations": {"a": "b"}}}),
-        ("spec.checkpoint.interval", "60s"),
+        ("spec.checkpoint.periodSeconds", 60),
         ("spec.checkpoint.everySteps", 20),
         ("spec.checkpoint.everySteps", None),
         ("spec.checkpoint.keep", 4),
@@ -193,9 +193,10 @@ def test_what_may_change(job_api: Api, job: str) -> None:
         {"checkpoint": {"request": None}},
         {"runPolicy": policy},
         {"runPolicy": {"activeDeadlineSeconds": None}},
-        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}, "failureRules": [{"action": "FailJob", "reasons": ["Error"]}]}},
-        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "failureRules": []}},
-        {"runPolicy": {"backoffLimitPerRole": None, "failureRules": None}},
+        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}}},
+        {"runPolicy": {"podFailurePolicy": {"rules": [{"action": "FailJob", "onReasons": ["Error"]}]}}},
+        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "podFailurePolicy": {"rules": []}}},
+        {"runPolicy": {"backoffLimitPerRole": None, "podFailurePolicy": None}},
     ):
         code, answer = job_api.merge(job, "digits", {"spec": spec})
         assert code == 200, answer
@@ -203,7 +204,12 @@ def test_what_may_change(job_api: Api, job: str) -> None:
 
 def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
     assert job_api.create(namespace, GOOD)[0] == 201
-    for training in ({"mode": "async"}, {"mode": "bounded", "staleness": 5}, {"staleness": 2}, {"mode": "sync", "staleness": None}):
+    for training in (
+        {"mode": "async"},
+        {"mode": "bounded", "bounded": {"staleness": 5}},
+        {"bounded": {"staleness": 2}},
+        {"mode": "sync", "bounded": None},
+    ):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 200, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "threshold"}}})
@@ -212,8 +218,8 @@ def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
 
 
 def test_a_number_of_another_mode_is_fixed(job_api: Api, namespace: str) -> None:
-    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "staleness": 5}}))[0] == 201
-    for training in ({"staleness": 2}, {"staleness": None}, {"mode": "async"}):
+    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "threshold": {"staleness": 5}}}))[0] == 201
+    for training in ({"threshold": {"staleness": 2}}, {"threshold": None}, {"mode": "async"}):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 422, answer
 

@@ -46,7 +46,7 @@ def test_the_crd_is_established_and_structural(job_api: Api) -> None:
         ("psj", "A training run of a PyTorch model with a parameter server."),
         ("psj.metadata.labels", "Map of string keys and values"),
         ("psj.spec.shards.replicas", "Number of shards; 1..256."),
-        ("psj.spec.checkpoint.interval", "Time between checkpoints"),
+        ("psj.spec.checkpoint.periodSeconds", "Seconds between checkpoints"),
         ("psj.spec.workers.template", "Pod template of the workers."),
         ("psj.status.shards.attempt", "Number of its present start"),
     ],
@@ -68,9 +68,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         **GOOD["spec"],
         "training": {
             "mode": "sync",
-            "backupWorkers": 0,
             "seed": 0,
-            "reduction": "mean",
             "lrScaling": "none",
             "warmupSteps": 0,
             "streams": 1,
@@ -81,7 +79,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         },
         "shards": {"replicas": 2, "progressDeadlineSeconds": 10},
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
-        "checkpoint": {"interval": "30s", "keep": 3},
+        "checkpoint": {"periodSeconds": 30, "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
         "injection": "auto",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from psjob_operator.cluster.client import OTHER_UID
-from psjob_operator.cluster.health import lease_holder
+from psjob_operator.cluster.main import lease_holder
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, psjob_operator, world

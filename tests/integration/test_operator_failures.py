@@ -379,10 +379,10 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
 def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str) -> None:
     rules = [
         {"action": "Ignore", "role": "worker", "onExitCodes": {"operator": "In", "values": [42]}},
-        {"action": "Count", "role": "worker", "reasons": ["Error"]},
-        {"action": "FailJob", "reasons": ["OOMKilled"]},
+        {"action": "Count", "role": "worker", "onReasons": ["Error"]},
+        {"action": "FailJob", "onReasons": ["OOMKilled"]},
     ]
-    running(place, name, node, runPolicy={"backoffLimit": 1, "failureRules": rules})
+    running(place, name, node, runPolicy={"backoffLimit": 1, "podFailurePolicy": {"rules": rules}})
     place.end(f"{name}-worker-0-r1", 42)
     counts = restarted(place, name, f"{name}-worker-0-r2")
     assert (counts["total"], counts["counted"]) == (1, 0)
@@ -395,7 +395,7 @@ def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str)
     place.end(f"{name}-shard-0-a1", 137, reason="OOMKilled")
     place.until_phase("Failed", name)
     failed = place.conditions(name)["Failed"]
-    assert failed["reason"] == "FailureRule" and "spec.runPolicy.failureRules[2]" in failed["message"]
+    assert failed["reason"] == "PodFailurePolicy" and "spec.runPolicy.podFailurePolicy.rules[2]" in failed["message"]
 
 
 @pytest.mark.parametrize(("mode", "together"), [("ReadWriteOnce", True), ("ReadWriteMany", False)])

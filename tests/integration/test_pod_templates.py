@@ -15,7 +15,7 @@ import pytest
 from hack.cluster.api import ApiError
 from psjob_client.cli.render import documents
 from psjob_operator.api.validate import validate_job
-from psjob_operator.render.merge import KEYED, merge
+from psjob_operator.render.shard import KEYED, merge
 from tests.cluster_fixtures import Cluster
 from tests.integration.pod_templates import Template, templates
 from tests.unit.api_manifest import MANY_NODES

@@ -13,7 +13,7 @@ import yaml
 
 from psjob_operator.api.template import FOLDER
 from psjob_operator.cluster.metrics import METRICS, Metric
-from psjob_operator.render.init_container import SOURCE, inject
+from psjob_operator.render.pod import SOURCE, inject
 from tests.support.chart import ALL_SEEN, CHART, HELM, ROOT, SEEN, deployment, helm, objects, of_kind, render, template
 
 CRD = "pstrainingjobs.psjob.dev"

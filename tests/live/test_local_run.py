@@ -141,11 +141,11 @@ def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path
 @pytest.mark.parametrize(("action", "code"), [rotating("Count", 0), ("FailJob", 1)])
 def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, action: str, code: int) -> None:
     rules = [{"action": action, "role": "worker", "onExitCodes": {"operator": "In", "values": [3]}}]
-    policy = {"backoffLimit": 2, "failureRules": rules}
+    policy = {"backoffLimit": 2, "podFailurePolicy": {"rules": rules}}
     ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", runPolicy=policy), "--summary", "s.json")
     assert ended.returncode == code, ended.stdout + ended.stderr
     if action == "FailJob":
-        assert "spec.runPolicy.failureRules[0] says FailJob" in ended.stdout + ended.stderr
+        assert "spec.runPolicy.podFailurePolicy.rules[0] says FailJob" in ended.stdout + ended.stderr
 
 
 @pytest.mark.rotating

@@ -26,8 +26,8 @@ from psjob.process.asking import ask
 from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status, is_healthy
-from psjob_operator.cluster.health import CONNECTIONS as HEALTH_CONNECTIONS
-from psjob_operator.cluster.health import LINE_BYTES, Health
+from psjob_operator.cluster.main import CONNECTIONS as HEALTH_CONNECTIONS
+from psjob_operator.cluster.main import LINE_BYTES, Health
 from psjob_operator.contract import STATUS_BYTES
 from tests.fuzzing import Change, byte_changes, changed_bytes, counts, fuzz
 from tests.live.live_shards import eventually

@@ -41,7 +41,7 @@ from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
-from psjob_operator.cluster import progress
+from psjob_operator.cluster import observe
 from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.live.idle_shard import HELLO, RUN, Idle, hello, idle, read_all, settled, sized
 from tests.live.live_shards import Worker, all_well, eventually, serving
@@ -483,18 +483,18 @@ def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
 def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the operator and to `psjob run` too. A stranger hears whether the shard lives; an answer of another run is not believed."""
 
-    async def pulled(key: bytes) -> progress.Told:
+    async def pulled(key: bytes) -> observe.Told:
         async with aiohttp.ClientSession() as session:
-            return await progress.pull(session, "127.0.0.1", key)
+            return await observe.pull(session, "127.0.0.1", key)
 
     with processes(tmp_path, forked=True, shards=1) as run:
         run.start(0)
         port = int(run.config["shards"][0]["statusPort"])
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
         assert ask("127.0.0.1", port, FLOOD_RUN["questions"])["run"] == "run-1"
-        monkeypatch.setattr(progress, "STATUS_PORT", port)
+        monkeypatch.setattr(observe, "STATUS_PORT", port)
         assert (asyncio.run(pulled(FLOOD_RUN["questions"])).status or {}).get("run") == "run-1"
-        assert asyncio.run(pulled(FLOOD_RUN["workers"])) == progress.Told(problem=progress.UNKNOWN_KEY)
+        assert asyncio.run(pulled(FLOOD_RUN["workers"])) == observe.Told(problem=observe.UNKNOWN_KEY)
         assert (asyncio.run(ask_status(Listening("127.0.0.1", 0, port), FLOOD_RUN["questions"], 2.0)) or {}).get("run") == "run-1"
         assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
         assert get(port, contract.STARTED_PATH) == (200, {"started": True})

@@ -367,7 +367,7 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     ("mode", "asked", "more", "why"),
     [
         ("async", Sync(), {"update_rule": "lr-over-lag"}, "training.updateRule lr-over-lag goes with mode async"),
-        ("sync", Async(), {"reduction": "median"}, "training.reduction median goes with mode sync"),
+        ("sync", Async(), {"reduction": "median"}, "training.sync.reduction median goes with mode sync"),
     ],
 )
 def test_what_goes_with_one_mode_keeps_it(

@@ -18,9 +18,9 @@ from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import Client, Key, Limits, _verb
-from psjob_operator.cluster.health import Health
+from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
-from psjob_operator.cluster.progress import parse_status
+from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
 
 NOW = 1_790_000_000.0
@@ -181,7 +181,7 @@ def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer
 
 @pytest.mark.parametrize(
     ("brief", "interval"),
-    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"interval": "2h"}}, 7200), ({"checkpoint": {"interval": "soon"}}, 30)],
+    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"periodSeconds": 7200}}, 7200), ({"checkpoint": {"periodSeconds": "soon"}}, 30)],
 )
 def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
     found = page(JobReading(Key("a", "one"), brief, STATUS))

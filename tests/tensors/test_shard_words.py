@@ -33,7 +33,7 @@ from psjob.tables import Partition, TableSpec
 from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker.rows import check_page
-from psjob_operator.cluster.progress import parse_status
+from psjob_operator.cluster.observe import parse_status
 from tests.live.live_shards import NEVER
 from tests.runkeys import RUN
 from tests.tensors.desk import Clerk, Desk

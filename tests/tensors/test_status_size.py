@@ -14,7 +14,7 @@ from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
 from psjob.shard.status_server import status
 from psjob_operator.api.load import load_job
-from psjob_operator.cluster.progress import parse_status
+from psjob_operator.cluster.observe import parse_status
 from psjob_operator.contract import STATUS_BYTES
 from tests.tensors.desk import Clerk, Desk
 from tests.unit.api_manifest import GOOD

@@ -40,7 +40,7 @@ from psjob_operator.cluster.client import (
     ranges,
 )
 from psjob_operator.cluster.client import Path as PatiencePath
-from psjob_operator.cluster.health import answer_words
+from psjob_operator.cluster.main import answer_words
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.cluster.watch import Patience
 from psjob_operator.plan.actions import CreateProcess
@@ -156,7 +156,7 @@ STATUS: dict[str, Any] = {"shards": [{}, {}], "workers": {"desired": 4}}
         {"training": {"mode": "of the future"}},
         {"training": {"mode": "sync", "newField": 1}},
         {"newSection": {"a": [1, 2]}},
-        {"checkpoint": {"interval": {"no": "text"}}},
+        {"checkpoint": {"periodSeconds": {"no": "number"}}},
         {"runPolicy": {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Half"}},
     ],
 )

@@ -12,7 +12,8 @@ from tests.unit.api_manifest import Case
 
 
 def refusals(path: str, value: Any) -> list[str]:
-    manifest = Case("renamed", {path.replace("[]", "[0]"): value}).manifest()
+    at, _, name = path.partition("[].")
+    manifest = Case("renamed", {at: [{name: value}] if name else value}).manifest()
     made, problems = validate_job(manifest)
     assert made is None and every_problem(manifest)[1]
     return [re.sub(r"\[\d+\]", "[]", str(problem)) for problem in problems]

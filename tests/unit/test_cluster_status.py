@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import Condition, JobStatus, ShardStatus
-from psjob_operator.cluster import progress
+from psjob_operator.cluster import observe
+from psjob_operator.cluster.apply import difference, merge_patch, tells_news
 from psjob_operator.cluster.cache import REST_SECONDS, Contests, Memory
-from psjob_operator.cluster.status_writer import difference, merge_patch, tells_news
 from psjob_operator.contract import STATUS_BYTES
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.plan import plan
@@ -247,19 +247,19 @@ def test_each_object_counts_by_itself_and_one_more_correction_renews_the_rest() 
     ids=["nothing", "empty", "list", "number", "cut", "deep", "long", "not utf-8", "deeper"],
 )
 def test_what_is_no_object_of_bounded_size_is_nothing(raw: bytes | None) -> None:
-    assert progress.parse_status(raw) is None
+    assert observe.parse_status(raw) is None
 
 
 def test_numbers_must_be_finite_and_strings_are_cut_and_made_printable() -> None:
     raw = json.dumps(
         {"loss": float("nan"), "rate": 1e400, "step": 12, "huge": 2**70, "text": "a\x1b[31m" + "b" * 400, "deep": {"a": [{"b": 1}]}}
     )
-    found = progress.parse_status(raw.encode())
+    found = observe.parse_status(raw.encode())
     assert found is not None
     assert found["loss"] is None and found["rate"] is None and found["huge"] is None
     assert found["step"] == 12
     assert found["deep"] == {"a": [{"b": 1}]}
-    assert "\x1b" not in found["text"] and len(found["text"]) <= progress.TEXT
+    assert "\x1b" not in found["text"] and len(found["text"]) <= observe.TEXT
 
 
 JSON = st.recursive(
@@ -270,5 +270,5 @@ JSON = st.recursive(
 @settings(max_examples=20)
 @given(st.dictionaries(st.text(), JSON, max_size=5))
 def test_the_result_is_plain_json_whatever_came(value: dict[str, Any]) -> None:
-    found = progress.parse_status(json.dumps(value).encode())
+    found = observe.parse_status(json.dumps(value).encode())
     assert found is None or json.dumps(found, allow_nan=False)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from psjob_operator.cluster import status_writer
+from psjob_operator.cluster import apply
 from psjob_operator.cluster.cache import JobEntry
 from psjob_operator.cluster.client import Client
 from psjob_operator.plan.actions import Event
@@ -28,9 +28,9 @@ class Written:
 
 async def told(busy: bool, longest: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What of three Events told at once is written in that time, where each waits for turns at most `longest` seconds."""
-    monkeypatch.setattr(status_writer, "BUSY_SECONDS", longest)
+    monkeypatch.setattr(apply, "BUSY_SECONDS", longest)
     written = Written()
-    recorder = status_writer.EventRecorder(cast(Client, written), "me", lambda: busy)
+    recorder = apply.EventRecorder(cast(Client, written), "me", lambda: busy)
     recorder.record(JOB, [Event("Normal", "Running", str(number)) for number in range(3)], 0.0)
     running = asyncio.create_task(recorder.run())
     end = time.monotonic() + seconds

@@ -17,7 +17,7 @@ from psjob_client.local.faults import Faults, Recovery, parse_faults
 from psjob_client.local.monitor import Standstill, Watch
 from psjob_client.local.status import lateness, shaped
 from psjob_operator import keys
-from psjob_operator.cluster import node_loss, progress
+from psjob_operator.cluster import node_loss, observe
 from psjob_operator.plan.plan import plan
 from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.unit.plan_given import NOW, UID, ended, job, pod, running
@@ -76,9 +76,9 @@ def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
 
     def read(case: Case) -> None:
         body = raw(case)
-        told = progress.parse_status(body)
+        told = observe.parse_status(body)
         assert node_loss.joined_shard_0(told, pod("worker", 0)) in (True, False)
-        assert progress.nonce_of(body) == ""
+        assert observe.nonce_of(body) == ""
         if len(body) % 4:  # to plan takes ten times as long
             return
         last = json.dumps({"status": told, "met": "1:0-1"}) if case[1] is None else body.decode("utf-8", "replace")
@@ -108,7 +108,7 @@ def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
         json.dumps([record.waste(watch), run.metrics(coordinator), lateness(watch.told.values())])
         Standstill().see(watch.step, coordinator, 1.0)
         console.progress(coordinator, "step"), console.checkpoint(coordinator, 1.0, "step")
-        for one in (told, shaped(dict(progress.parse_status(raw(case)) or {}))):
+        for one in (told, shaped(dict(observe.parse_status(raw(case)) or {}))):
             coordinator_facts(status.part(one, "coordinator"), 1.0)
             shard_view(0, "Serving", 1, one)
             for worker in status.part(one, "coordinator").get("workers") or ():
@@ -122,7 +122,7 @@ def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
 def test_a_proof_that_is_no_text_is_not_right(said: str) -> None:
     """aiohttp gives bytes of a header that are no UTF-8 as lone surrogates."""
     assert not keys.same(said, keys.answer(KEY, "a1", "/status", b"{}"))
-    assert not progress.is_proven(KEY, "a1", "/status", b"{}", said)
+    assert not observe.is_proven(KEY, "a1", "/status", b"{}", said)
 
 
 @pytest.mark.parametrize("odd", ["NaN", "Infinity", "-1e999", "1" + "0" * 400, "true", '"5"', "[]", "null"])

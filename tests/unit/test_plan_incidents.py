@@ -145,8 +145,8 @@ def test_a_crash_loop_of_all_workers_still_ends_the_job() -> None:
 
 
 def test_a_rule_counts_each_process() -> None:
-    rules = [{"action": "Count", "per": "Process", "reasons": ["Error"]}]
-    snapshot = fleet(limit=7, failureRules=rules)
+    rules = [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]
+    snapshot = fleet(limit=7, podFailurePolicy={"rules": rules})
     decided = plan(struck(snapshot, dict.fromkeys(range(8), 1), NOW, **ended(1, at=NOW)), NOW + 1)
     assert said(decided.status)["Failed"].reason == "BackoffLimitExceeded"
 

@@ -16,7 +16,7 @@ from psjob_operator.api.status import Pinned
 from psjob_operator.authority import certificates
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.observed_state import Role
-from psjob_operator.render.init_container import DERIVE
+from psjob_operator.render.pod import DERIVE
 from tests.unit.plan_given import job
 
 WORKERS, SHARDS, QUESTIONS = bytes(range(32)), bytes(range(32, 64)), bytes(range(200, 232))

@@ -18,8 +18,8 @@ from psjob_operator.api.status import Pinned
 from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.objects import cluster_config, config_digest, config_text, job_config
-from psjob_operator.render.merge import merge
 from psjob_operator.render.objects import LABEL_DIGEST, LABEL_JOB
+from psjob_operator.render.shard import merge
 from tests.unit.plan_given import job
 
 DATA = [{"name": "data", "containerPort": 7070}, {"name": "status", "containerPort": 7071}]
@@ -164,7 +164,7 @@ def test_the_service_finds_this_runs_shards() -> None:
 
 
 def test_the_config_holds_what_the_contract_lists() -> None:
-    snapshot = job(checkpoint={"interval": "1m30s", "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
+    snapshot = job(checkpoint={"periodSeconds": 90, "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
     made = render.config(snapshot, resumed_from="old-run")
     content = json.loads(made["data"]["config.json"])
     assert set(content) == {

@@ -12,8 +12,8 @@ import yaml
 from psjob_operator import contract, render
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.observed_state import ObservedState
-from psjob_operator.render.init_container import SHELL
 from psjob_operator.render.objects import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.pod import SHELL
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
 from tests.unit.plan_given import job
 from tests.unit.rendered import IMAGE, PINNED, RICH, rich, shard

@@ -166,7 +166,7 @@ def check(
 ) -> None:
     """Say whether an installed operator works: the CRD is served, jobs can be read, the Lease is renewed. `helm test` runs this."""
     from psjob_operator.cluster.client import ConnectError, own_namespace
-    from psjob_operator.cluster.health import CheckFailed, CheckOptions, check_installation
+    from psjob_operator.cluster.main import CheckFailed, CheckOptions, check_installation
 
     place = lease_namespace or own_namespace()
     if lease and not place:

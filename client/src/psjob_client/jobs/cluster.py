@@ -54,8 +54,8 @@ from psjob_operator.cluster.client import (
     kubeconfig_path,
     load_configuration,
 )
+from psjob_operator.cluster.observe import bounded, is_proven, nonce_of, parse_status
 from psjob_operator.cluster.pods import parse_pod
-from psjob_operator.cluster.progress import bounded, is_proven, nonce_of, parse_status
 from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, HISTORY_PATH, PROOF_HEADER, STATUS_PATH, STATUS_PORT
 from psjob_operator.plan import objects
 from psjob_operator.plan.observed_state import Process

@@ -129,9 +129,9 @@ class Backend:
         return bool(ended)
 
     def _answered(self, child: ChildProcess) -> bool:
-        """Its end has an answer already: it is the runtime's own, or the job's failureRules name it."""
+        """Its end has an answer already: it is the runtime's own, or the job's podFailurePolicy names it."""
         process = self._process(child)
-        named = matching_rule(self._spec.run_policy.failure_rules or (), process.role, process, outcome_of(process))
+        named = matching_rule(self._spec.run_policy.failure_rules, process.role, process, outcome_of(process))
         return named is not None or of_the_runtime(self._exit(child))
 
     @property

@@ -211,7 +211,7 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[Recovery]
     made = f"{backend.watch.step} {unit}s" if not began else f"{backend.watch.made} {unit}s, to {unit} {backend.watch.step},"
     made, where = f"{made} in {seconds:.1f} s", story.near(backend.folder.path)
     if diverged := told.get("diverged"):
-        remedy = "lower the learning rate, or set training.maxGradNorm"
+        remedy = "lower the learning rate, or set training.sync.maxGradNorm"
         story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
     elif drift := told.get("drift"):
         story.display.say(f"Workers differ: {drift}; {made}; weights and checkpoints are in {where}", "red")

@@ -20,14 +20,14 @@ MUTABLE = (
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
     "spec.runPolicy.backoffLimitPerRole",
-    "spec.runPolicy.failureRules",
+    "spec.runPolicy.podFailurePolicy",
     "spec.runPolicy.activeDeadlineSeconds",
     "spec.runPolicy.pendingTimeoutSeconds",
     "spec.runPolicy.ttlSecondsAfterFinished",
     "spec.runPolicy.cleanPodPolicy",
 )
 """Fields of the spec that may change while the job lives. The operator reads them anew each time."""
-SWITCHABLE = ("spec.training.mode", "spec.training.staleness")
+SWITCHABLE = ("spec.training.mode", "spec.training.bounded")
 """Fields that may change while the mode is one of those among which a running job goes over."""
 PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
 """Fields of a pod's spec that say where and when it is scheduled."""
@@ -96,12 +96,6 @@ _SWITCHING = (
         f"self == oldSelf || [self, oldSelf].all(m, m in {_AMONG})",
         limit=f"changes among {', '.join(contract.GOES_ON)} only",
         remedy="make a new job",
-    ),
-    _transition(
-        "spec.training",
-        'self.mode != "threshold" || (has(self.staleness) == has(oldSelf.staleness)'
-        " && (!has(self.staleness) || self.staleness == oldSelf.staleness))",
-        about="staleness",
     ),
 )
 _TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))

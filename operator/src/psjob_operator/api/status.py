@@ -52,12 +52,11 @@ class JobStatus(StatusModel):
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
     conditions: tuple[Condition, ...] = ()
-    """One entry a type. Of the phase: Ready, Reconciling, Stalled, Suspended, Complete, Failed. Of checkpoints: CheckpointReady. Of what is
-    wrong with a job that trains on: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
-    LearningRateHigh. Of others that write: Contended. These are absent until they were True once."""
+    """One entry a type: Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady. Of what is wrong with a job that trains
+    on, absent until it was True once: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
+    LearningRateHigh, Contended."""
     run: str | None = None
-    """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
-    gives no facts, only minimum numbers."""
+    """Identity of this training run: the job's uid. Names the folder of its checkpoints."""
     internal: Internal = Field(default_factory=lambda: Internal())
     """What the operator keeps for itself. It may change with any version: no client may rely on it."""
     shards: tuple[ShardStatus, ...] = ()
@@ -140,7 +139,7 @@ class Internal(StatusModel):
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
+    """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 
@@ -157,7 +156,7 @@ class Pinned(StatusModel):
     container: str | None = None
     """Container of spec.workers.template that is trained in."""
     encryption: str | None = None
-    """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
+    """Which streams are encrypted: none, auto (between two hosts), tls (all). Absent: none."""
     templates: str | None = None
     """Digest of its pod templates without labels, annotations and placement."""
     resumed_from: str | None = None

@@ -31,7 +31,7 @@ _TOMBSTONES = 20_000
 LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
 SMALL = 4096
-_BRIEF = (("shards", "replicas"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
+_BRIEF = (("shards", "replicas"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "periodSeconds"))
 
 
 TRIES, WITHIN_SECONDS = 3, 120.0

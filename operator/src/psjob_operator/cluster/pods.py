@@ -13,8 +13,8 @@ from psjob_operator.api.status import unix
 from psjob_operator.cluster import scrub
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import Exit, Phase, Process, Role
-from psjob_operator.render.init_container import SECRET_VOLUME
 from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.pod import SECRET_VOLUME
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""

@@ -13,7 +13,7 @@ import aiohttp
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
-from psjob_operator.cluster import observe, progress, status_writer
+from psjob_operator.cluster import apply, observe
 from psjob_operator.cluster.apply import Apply
 from psjob_operator.cluster.cache import JobEntry, JobStore, Memory
 from psjob_operator.cluster.client import JOBS, ApiError, Client, Key
@@ -69,7 +69,7 @@ class Reconciler:
         self._clock = clock
         self._own_key = own_key
         self._apply = Apply(client, store, own_key, settings.shard_user, self._busy, settings.askers)
-        self.recorder = status_writer.EventRecorder(client, settings.instance, self._busy)
+        self.recorder = apply.EventRecorder(client, settings.instance, self._busy)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
@@ -176,8 +176,8 @@ class Reconciler:
         False where the job has changed under us.
         """
         told = decided.intent
-        change = status_writer.difference(job.status, decided.status)
-        if change and not (told or decided.actions or decided.events) and not status_writer.tells_news(job.status, change):
+        change = apply.difference(job.status, decided.status)
+        if change and not (told or decided.actions or decided.events) and not apply.tells_news(job.status, change):
             due = (memory.wrote_at or 0.0) + DETAIL_SECONDS
             if now < due:
                 self._queue.add_at(key, due)
@@ -197,11 +197,11 @@ class Reconciler:
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
         """Compare-and-swap; None where the job has changed or gone, after which it is looked at anew."""
         key = Key(job.namespace, job.name)
-        change = status_writer.difference(job.status, decided.status)
+        change = apply.difference(job.status, decided.status)
         if not change:
             return job
         try:
-            raw = await status_writer.write_status(self._client, job, change)
+            raw = await apply.write_status(self._client, job, change)
         except ApiError as error:
             if error.code not in (404, 409) or error.denied:
                 self._tell_refused(job, error, memory, now)
@@ -261,7 +261,7 @@ class Reconciler:
         task.add_done_callback(self._pulls.discard)
 
     async def _pull(self, key: Key, memory: Memory, address: str, spec: JobSpec) -> None:
-        told = await progress.pull(self._session, address, self._own_key.questions(memory.uid))
+        told = await observe.pull(self._session, address, self._own_key.questions(memory.uid))
         memory.progress, memory.progress_at = told.status, self._clock()
         if told.problem and told.problem != memory.progress_problem:
             _log.warning("%s", told.problem, extra=self._where(key))

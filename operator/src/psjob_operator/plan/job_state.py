@@ -319,7 +319,7 @@ class JobState:
         return Seat(role, index, number, name, there, outcome, there is None and name in self.observed.granted, self._refusals.get(name))
 
     def _ruled(self, role: Role, there: Process | None, found: ProcessOutcome) -> ProcessOutcome:
-        return process_outcome.apply_failure_rules(self.observed.spec.run_policy.failure_rules or (), role, there, found)
+        return process_outcome.apply_failure_rules(self.observed.spec.run_policy.failure_rules, role, there, found)
 
     def _name(self, role: Role, index: int, number: int) -> str:
         return objects.process_name(self.observed.name, role, index, number)

@@ -153,7 +153,7 @@ def recovering(state: JobState, decision: RestartDecision) -> str:
 def _why(seat: Seat) -> str:
     """The cause, and the rule that decided whether it counts."""
     cause = seat.outcome.cause or "Finished"
-    return cause if seat.outcome.rule is None else f"{cause}, failureRules[{seat.outcome.rule}]"
+    return cause if seat.outcome.rule is None else f"{cause}, podFailurePolicy.rules[{seat.outcome.rule}]"
 
 
 def _role(name: Role, seats: Sequence[Seat], decision: RestartDecision) -> RoleStatus:

@@ -139,14 +139,14 @@ WIRE: Final = 3
 WIRES: Final = (3, 2)
 """Those of the runs that this version's operator serves."""
 MODES: Final[dict[str, tuple[str, ...]]] = {
-    "sync": ("backupWorkers", "reduction", "staleness"),
+    "sync": ("backupWorkers", "reduction", "maxGradNorm"),
     "bounded": ("staleness",),
     "softsync": ("splits",),
-    "async": ("staleness",),
+    "async": (),
     "threshold": ("staleness",),
-    "local": ("local",),
+    "local": ("innerSteps", "quorum", "graceSeconds", "lr", "momentum"),
 }
-"""Modes that a job may name, each with the fields of spec.training that are its own: no mode takes such a field that is not named there."""
+"""Modes that a job may name, each with the fields of its own: those of spec.training.<mode>, which no other mode takes."""
 UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
     "plain": (),
     "heavy-ball": (),

@@ -80,7 +80,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     from psjob.shard.status_server import last_words, serve_status
 
     assert here.checkpoints is not None
-    stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
+    stuck = f"training.sync.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
     try:
         with refused_after(TRIAL_SECONDS, stuck):
             server = Server(here, here.checkpoints / here.run, keeping)

@@ -131,7 +131,7 @@ TABLE: Final = (
 )  # fmt: skip
 INFO: Final = (
     *_fields("INFO", Belief.BOUNDED, {
-        "clip": "`training.maxGradNorm` where it is smaller",
+        "clip": "`training.sync.maxGradNorm` where it is smaller",
         "clamp": "a finite number above 0; the norm of the manifest holds beside it",
         "processes": "`workers.processes` at most",
         "none": "as many as the model has tensors; a tensor is left out if all workers say so",
@@ -178,8 +178,8 @@ RECORD: Final = (
 )  # fmt: skip
 BYTES: Final = (
     *_fields("PUSH, EARLY, ROW_PUSH", Belief.OWN, {
-        "payload": "a gradient. `training.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes that "
-        "the worker cannot change any more",
+        "payload": "a gradient. `training.sync.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes "
+        "that the worker cannot change any more",
     }),
     *_fields("PUSH with STORE", Belief.OWN, {"payload": "weights of a job whose workers step; they are what a checkpoint holds"}),
     *_fields("INIT, ROW_INIT", Belief.OWN, {"payload": "first values, of rank 0 before the first step only"}),

@@ -72,7 +72,7 @@ class Store(ShardProgress):
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
         self.max_grad_norm: float | None = None
-        """`training.maxGradNorm`."""
+        """`training.sync.maxGradNorm`."""
         self.processes = 1
         """Of one worker at most."""
         self.own: Callable[[str], Hyperparameters] = lambda rule: {}

@@ -240,7 +240,7 @@ def _fixed(state: CoordinatorState, rule: str) -> str | None:
     if job.update_rule is not None:
         return f"training.updateRule {job.update_rule} goes with mode {mode}"
     if job.reduction != "mean":
-        return f"training.reduction {job.reduction} goes with mode {mode}"
+        return f"training.sync.reduction {job.reduction} goes with mode {mode}"
     return None
 
 
