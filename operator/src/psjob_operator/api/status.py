@@ -234,9 +234,9 @@ class StageStatus(StatusModel):
     """Its workers that run or have succeeded, of those declared, such as 2/2."""
     step: Amount | None = None
     """Lowest complete step of its workers."""
-    delay: float | None = None
-    """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
-    idle: float | None = None
+    staleness: float | None = None
+    """Updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
+    idle_fraction: float | None = None
     """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
@@ -274,9 +274,9 @@ class Progress(StatusModel):
     """The mode in which it trains now."""
     loss: float | None = None
     """Last loss that the script reported; absent where it is not a number."""
-    rate: float | None = None
+    steps_per_second: float | None = None
     """Steps a second."""
-    eta: float | None = None
+    eta_seconds: float | None = None
     """Seconds until the last step, where the script reported how many there are."""
     codecs: str | None = None
     """Codecs between shard 0 and the workers, such as push int8, pull bf16; absent: none."""
@@ -308,7 +308,7 @@ class Recovery(StatusModel):
 
     cause: str
     """Why the first of the lost processes was started again."""
-    seconds: float
+    duration_seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
     steps_lost: Amount | None = None
     """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
