@@ -16,7 +16,7 @@ import torch
 
 from psjob import contract
 from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, asked, joined, table_of, tell_frozen
+from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, features_of, joined, table_of, tell_frozen
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.datacursor import DataCursor, Loops, Totals
 from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
@@ -80,7 +80,7 @@ class TrainingJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        compatibility.refuse(asked(pairs, overlap, self.tables.specs, self.half is not None), place.config)
+        compatibility.refuse(features_of(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
