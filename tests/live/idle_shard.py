@@ -25,7 +25,7 @@ from tests.runkeys import key_file
 RUN = "run-9"
 LENGTH_AT = 92
 """Where a header tells the length of what follows it."""
-HELLO = {"role": "worker", "fresh": True, "term": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
+HELLO = {"role": "worker", "fresh": True, "term": 0, "restore_id": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)

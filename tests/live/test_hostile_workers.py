@@ -258,7 +258,7 @@ def test_a_hostile_worker_has_its_own_part_and_no_more(tmp_path: Path, way: str,
             try:
                 took = world.honest_step(mode)
                 assert took <= STEP_SECONDS
-                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].recovery != world.recovery:
+                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].restore_id != world.restore_id:
                     world.begin()
                 world.check(most if mode == "sync" else 2 * most)
                 if number % 20 == 0:
