@@ -128,6 +128,11 @@ spec:
   workers: {{replicas: 4, template: {{spec: {{containers: [{{name: worker, image: me/digits:1, command: [python, train.py]}}]}}}}}}
 ```
 
+## Words
+
+Words of training are lower case, as in Python: modes, rules, codecs, backends and what is of a stream. So are the names of roles. Words
+about pods and policies are CamelCase, as in Kubernetes, such as `placement: Spread` and `cleanPodPolicy: All`.
+
 ## Refusals
 
 The API server and `psjob run` refuse with the same words. Each refusal is one sentence: what must hold, then why and what to do.
@@ -139,7 +144,7 @@ answers with `Failed` and that sentence. The reason is `TemplateInvalid` for tem
 Once the job is created, only these may change:
 
 - {changeable}
-- `spec.training.mode` among {", ".join(GOES_ON)}, with `spec.training.staleness`
+- `spec.training.mode` among {", ".join(GOES_ON)}, with `spec.training.bounded`
 - while the job is suspended, labels and annotations of its pod templates, and what places pods: {placement}
 
 The write that changes the placement may resume the job.

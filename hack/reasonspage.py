@@ -58,7 +58,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "PendingTimeout": ("Ready, Stalled, Failed", "spec.runPolicy.pendingTimeoutSeconds is over"),
     "Refused": ("Ready, Stalled, Failed", "a process ended with exit code 77: it says that a restart is of no use"),
     "CheckpointLost": ("Ready, Stalled, Failed", "a shard found no checkpoint where one was known (exit code 78)"),
-    "FailureRule": ("Ready, Stalled, Failed", "a rule of spec.runPolicy.failureRules says FailJob"),
+    "PodFailurePolicy": ("Ready, Stalled, Failed", "a rule of spec.runPolicy.podFailurePolicy.rules says FailJob"),
 }
 """Reason of a condition -> its conditions, and what it says. Other words are the kubelet's own, of a container that waits."""
 EVENTS: Mapping[str, tuple[str, str]] = {
@@ -93,7 +93,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     "Deleted": ("no", "somebody deleted the pod"),
     "ContainerStatusUnknown": ("no", "nobody saw how it ended: its node or container runtime was restarted"),
     "Missing": ("no", "the pod is gone and nobody saw it end"),
-    "Fenced": ("no", "a shard met a newer view, or a worker a newer process of its rank, and ended"),
+    "Fenced": ("no", "a shard met a newer term, or a worker a newer process of its rank, and ended"),
     "Retry": ("no", "it asked to be started again (exit code 75)"),
     "Finished": ("no", "it had ended well and is needed again"),
     "NodeAffinity": ("no", "the kubelet did not admit the pod"),
@@ -151,8 +151,9 @@ An end has its reason as an Event too: Normal for Complete, Warning for Failed. 
 
 ## Causes of restarts
 
-The keys of `status.restarts.causes`, which `runPolicy.failureRules[].reasons` takes. A container may bring a word of the kubelet's own
-beside these, such as ContainerCannotRun or OutOfcpu. "Counts" says whether it counts against `backoffLimit` if no rule decides.
+The keys of `status.restarts.causes`, which `runPolicy.podFailurePolicy.rules[].onReasons` takes. A container may bring a word
+of the kubelet's own beside these, such as ContainerCannotRun or OutOfcpu. "Counts" says
+whether it counts against `backoffLimit` if no rule decides.
 
 {causes}
 

@@ -15,7 +15,7 @@ import pytest
 from hack.cluster.paths import REPO
 
 BEFORE = "5277dabc25ddd7c821d4c771a94fcfd724f3bfe6"
-"""The last commit whose operator stored no pins. Its jobs have config format 1 and wire 1, and its status is one that this CRD takes."""
+"""A commit whose fields of spec and status have other names. Its jobs have config format 1 and wire 1."""
 
 
 @dataclass

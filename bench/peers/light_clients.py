@@ -60,7 +60,7 @@ class Client:
                 if header.kind is Kind.ERROR:
                     raise RuntimeError(f"client {self.rank}: {body}")
                 self.welcome = body
-                self.base = self.base._replace(view=header.view, attempt=header.attempt)
+                self.base = self.base._replace(term=header.term, attempt=header.attempt)
             self.counts[header.kind] = self.counts.get(header.kind, 0) + 1
             at = end
         del self._came[:at]
@@ -149,7 +149,7 @@ class Crowd:
         client = self._dial(rank)
         body = {
             "role": "worker", "codecs": ["none"], "transports": ["tcp"], "rowTransports": [], "slots": 1,
-            "layout": self.layout.digest(), "mode": self.mode, "push": "none", "pull": "none", "view": 0, "recovery": 0, "fresh": True,
+            "layout": self.layout.digest(), "mode": self.mode, "push": "none", "pull": "none", "term": 0, "recovery": 0, "fresh": True,
             "acked": 0, "attempt": 0, "init": False, "has": None, "rule": "sgd", "aliases": {}, "tables": [], "table": self._table,
         }  # fmt: skip
         client.send(Kind.HELLO, dump(body))

@@ -133,7 +133,7 @@ def start(asked: argparse.Namespace, folder: str) -> list[subprocess.Popen[bytes
     given = [word for name, value in vars(asked).items() if value is not None for word in (f"--{name.replace('_', '-')}", str(value))]
     if asked.side in ("sync", "async"):
         spec = {
-            "training": {"mode": asked.side}, "checkpoint": {"interval": f"{asked.save_every}s"}, "runPolicy": {"backoffLimit": 1000},
+            "training": {"mode": asked.side}, "checkpoint": {"periodSeconds": asked.save_every}, "runPolicy": {"backoffLimit": 1000},
         }  # fmt: skip
         return [psjob_run.start(folder, [SCRIPT, *given], asked.workers, SHARDS, **spec)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=1000"]

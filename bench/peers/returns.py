@@ -48,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(__file__).resolve()), "--part", str(step + EPOCH), "--megabytes", str(words.megabytes)]
         seconds = 120 + 10 * SLEEP * step * longer + 8 * len(faults)
-        process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"interval": "2s"}, runPolicy={"backoffLimit": 1000})
+        process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"periodSeconds": 2}, runPolicy={"backoffLimit": 1000})
         summary = psjob_run.ended(folder, process, seconds)
     passed = sorted(float(recovery["secondsToPassStep"]) for recovery in summary["recoveries"])
     rewinds = sum(int(worker["rewinds"]) for worker in summary["workers"])

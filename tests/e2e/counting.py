@@ -16,7 +16,7 @@ SCRIPT = (Path(__file__).parent / "scripts" / "counts.py").read_text()
 
 def job(name: str, steps: int, pace: float, workers: int, shards: int = 1, **spec: Any) -> dict[str, Any]:
     """scripts/counts.py, of which a container has no file: it is given as a word of its command."""
-    more = {"shards": {"replicas": shards}, "checkpoint": {"everySteps": 10, "interval": "1h"}}
+    more = {"shards": {"replicas": shards}, "checkpoint": {"everySteps": 10, "periodSeconds": 3600}}
     document = digits.job(name, workers=workers, **more)
     for key, value in spec.items():
         document["spec"][key] = {**document["spec"].get(key, {}), **value} if isinstance(value, dict) else value

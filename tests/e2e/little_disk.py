@@ -17,4 +17,4 @@ COMES = 90.0
 
 def job_of(folder: Path, *words: str) -> Path:
     command = ["bulky.py", str(MEGABYTES), str(STEPS), "--uneven", *words]
-    return manifest(folder, command, checkpoint={"interval": f"{INTERVAL:.0f}s", "keep": 2})
+    return manifest(folder, command, checkpoint={"periodSeconds": round(INTERVAL), "keep": 2})

@@ -19,7 +19,7 @@ GOES_ON = 15.0
 HOLDS = 2.0
 """A worker that makes no step for so many seconds, while nothing is wrong, holds its pushes."""
 TRAINING = {"transport": "tcp", "seed": 3}
-CHECKPOINTS = {"interval": "1s"}
+CHECKPOINTS = {"periodSeconds": 1}
 
 
 def partition(one: str, other: str, **how: object) -> Phase:

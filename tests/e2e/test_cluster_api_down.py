@@ -55,7 +55,7 @@ def pods(kube: Kube) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("away", [pytest.param(30.0, id="30s"), pytest.param(600.0, id="10min")])
 def test_training_does_not_need_the_api_server(kube: Kube, node_cluster: Cluster, server: int, away: float) -> None:
     """Requests to it hang, as they do where its machine stands still; its nodes were not heard of for longer than the grace period."""
-    kube.apply(digits.job(NAME, args=["--epochs=100000"], checkpoint={"interval": "5s", "everySteps": 500}))
+    kube.apply(digits.job(NAME, args=["--epochs=100000"], checkpoint={"periodSeconds": 5, "everySteps": 500}))
     ready_to_kill(kube, NAME)
     first = pod_of(kube, NAME, "shard", 0)
     before, standing = rate(kube, first, WINDOW), pods(kube)

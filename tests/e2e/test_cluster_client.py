@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
 @pytest.mark.timeout(600)
 def test_a_job_is_seen_and_steered_from_python(kube: Kube) -> None:
-    made = digits.job("digits", args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "3s"})
+    made = digits.job("digits", args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"periodSeconds": 3})
     with Client.kube(namespace=kube.namespace, kubeconfig=kube.kubeconfig) as client:
         job = client.submit(made)
         story = lambda: kube.story(job.id)  # noqa: E731

@@ -23,8 +23,8 @@ NAME = "pairs"
 
 def job() -> dict[str, Any]:
     """Two workers on two nodes, as long as there are two, and a shard beside each."""
-    kept = {"interval": "2s", "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
-    made = digits.job(NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=kept, shards={"replicas": 2, "placement": "colocated"})
+    kept = {"periodSeconds": 2, "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
+    made = digits.job(NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=kept, shards={"replicas": 2, "placement": "Colocated"})
     selector = {"matchLabels": {"psjob.dev/job-name": NAME, "psjob.dev/role": "worker"}}
     made["spec"]["workers"]["template"]["spec"]["topologySpreadConstraints"] = [
         {
@@ -100,7 +100,9 @@ def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluste
     try:
         for name, network, transport in (("near", {"hostNetwork": True, **dns}, "shared"), ("apart", {}, "tcp")):
             epochs = [f"--epochs={digits.LONG_EPOCHS}"]
-            made = digits.job(name, workers=1, args=epochs, shards={"replicas": 1, "placement": "colocated"}, checkpoint={"interval": "2s"})
+            made = digits.job(
+                name, workers=1, args=epochs, shards={"replicas": 1, "placement": "Colocated"}, checkpoint={"periodSeconds": 2}
+            )
             made["spec"]["workers"]["template"]["spec"] |= network
             made["spec"]["shards"]["template"]["spec"] |= network
             kube.apply(made)

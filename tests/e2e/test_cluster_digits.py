@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from psjob_client.local.status import part
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, kill, phase, processes, shard_status, wait_for
@@ -137,7 +138,7 @@ def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.y
     """The example with these faults in turn; its last status, looked at."""
     name = "digits"
     epochs = digits.LONG_EPOCHS if faults else digits.SHORT_EPOCHS
-    kube.apply(digits.job(name, file=file, args=[f"--epochs={epochs}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(name, file=file, args=[f"--epochs={epochs}"], checkpoint={"periodSeconds": 3, "everySteps": 50}))
     for fault in faults:
         STRIKE[fault](kube, home, name, within)
     status = complete(kube, name)
@@ -208,7 +209,7 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
     name = "digits"
     # At the example's own lr async with momentum spoils the weights, whatever mode comes after it.
     args = [f"--epochs={digits.LONG_EPOCHS}", "--lr=0.05"]
-    kube.apply(digits.job(name, args=args, checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(name, args=args, checkpoint={"periodSeconds": 3, "everySteps": 50}))
     ready_to_kill(kube, name)
     before = {pod["metadata"]["uid"] for pod in pods_of(kube, name)}
     began = time.monotonic()
@@ -236,7 +237,7 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
 @pytest.mark.timeout(900)
 def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     """On the other's claim; the other is deleted before it trains."""
-    args, kept = [f"--epochs={digits.LONG_EPOCHS}"], {"interval": "3s", "everySteps": 50}
+    args, kept = [f"--epochs={digits.LONG_EPOCHS}"], {"periodSeconds": 3, "everySteps": 50}
     kube.apply(digits.job("first", args=args, checkpoint=kept))
     step = ready_to_kill(kube, "first")
     kube.kubectl("patch", "psj", "first", "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -245,7 +246,8 @@ def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     mine = {"resumeFrom": {"job": "first"}, "volume": {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}}
     kube.apply(digits.job("second", args=args, checkpoint={**kept, **mine}))
     story = lambda: kube.story("second")  # noqa: E731
-    wait_for("the run to be found", lambda: (kube.status("second").get("pinned") or {}).get("resumedFrom") == run, 60, story=story)
+    pinned = lambda: part(kube.status("second"), "internal", "pinned")  # noqa: E731
+    wait_for("the run to be found", lambda: pinned().get("resumedFrom") == run, 60, story=story)
     kube.kubectl("delete", "psj", "first", "--wait=true")
     said = wait_for("it to train", lambda: coordinator(kube, "second"), 120, story=story)
     assert said["step"] >= step, "nothing done is done again"
@@ -254,4 +256,4 @@ def test_a_job_goes_on_from_another_one_by_its_name(kube: Kube) -> None:
     assert final.parent.name == kube.status("second")["run"] != run
     reached = accuracy(final)
     print(f"\ntest accuracy {reached:.3f} on from step {step}")
-    assert reached >= 0.95 and kube.status("second")["pinned"]["resumedFrom"] == run
+    assert reached >= 0.95 and pinned()["resumedFrom"] == run

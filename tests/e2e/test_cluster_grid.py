@@ -238,7 +238,7 @@ def secret() -> dict[str, Any]:
 
 def job(image: str) -> dict[str, Any]:
     """The digits; every container, shards' too, takes a number from the Secret."""
-    made = digits.job(NAME, image=image, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25})
+    made = digits.job(NAME, image=image, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"periodSeconds": 2, "everySteps": 25})
     from_secret = {"name": "GRID", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "OMP_NUM_THREADS"}}}
     for template in (made["spec"]["workers"]["template"], made["spec"]["shards"]["template"]):
         (container,) = template["spec"]["containers"]

@@ -25,7 +25,7 @@ def begins(mode: str) -> dict[str, Any]:
     """Checkpoints often, on a claim as the operator makes it where nothing else is said: ReadWriteOnce, one node for all shards."""
     # As the example of async has it: momentum and stale gradients together would diverge at this learning rate.
     args = [f"--epochs={digits.LONG_EPOCHS}", *(["--momentum=0"] if mode == "async" else [])]
-    job = digits.job(NAME, args=args, checkpoint={"interval": "2s", "everySteps": 25}, training={"mode": mode})
+    job = digits.job(NAME, args=args, checkpoint={"periodSeconds": 2, "everySteps": 25}, training={"mode": mode})
     assert "volumeClaimTemplate" not in job["spec"]["checkpoint"] and "volume" not in job["spec"]["checkpoint"]
     return job
 

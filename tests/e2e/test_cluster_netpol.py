@@ -65,7 +65,7 @@ def strangers(kube: Kube, home: Kube, node_cluster: Cluster) -> Iterator[tuple[S
 
 def job() -> dict[str, Any]:
     """Workers have a port for people; shard 0 is asked every six seconds."""
-    made = digits.job(NAME, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], workers=2, checkpoint={"interval": "2s", "everySteps": 25})
+    made = digits.job(NAME, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], workers=2, checkpoint={"periodSeconds": 2, "everySteps": 25})
     made["spec"]["workers"]["progressDeadlineSeconds"] = 30
     pod = made["spec"]["workers"]["template"]["spec"]
     pod["containers"].append(container("board", "-m", "http.server", str(BOARD)))

@@ -56,6 +56,6 @@ def test_a_job_ends_right_after_its_api_server_was_restored(
     print(f"view {status['view']}, start {status['workers']['start']}, {status['restarts']['causes']}")
     if losses == MANY:
         assert status["restarts"]["causes"]["Fenced"] >= 2
-        assert status["view"] > lost["view"] and status["workers"]["start"] > lost["workers"]["start"]
+        assert status["internal"]["term"] > lost["internal"]["term"] and status["internal"]["workerStart"] > lost["internal"]["workerStart"]
     assert status["restarts"]["counted"] <= 1, "pods that ended after the backup are told of once more, without their last words"
     counting.check(final_weights(kube, NAME), STEPS, WORKERS)

@@ -23,7 +23,7 @@ SCRIPT = (HERE / "stages.py").read_text()
 
 def job(name: str, replicas: tuple[int, ...]) -> dict[str, Any]:
     """Stages of so many workers, spread over the nodes."""
-    made = digits.job(name, workers=sum(replicas), checkpoint={"interval": "1h", "everySteps": 10})
+    made = digits.job(name, workers=sum(replicas), checkpoint={"periodSeconds": 3600, "everySteps": 10})
     pod = made["spec"]["workers"]["template"]["spec"]
     pod["containers"][0] |= {"command": ["python", "-c", SCRIPT, "0.1"], "args": []}
     spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}

@@ -66,7 +66,7 @@ def words(run: dict[str, bytes]) -> list[str]:
 @pytest.mark.timeout(900)
 def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube, node_cluster: Cluster) -> None:
     def begins(name: str) -> None:
-        kube.apply(digits.job(name, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25}))
+        kube.apply(digits.job(name, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], checkpoint={"periodSeconds": 2, "everySteps": 25}))
         ready_to_kill(kube, name)
 
     kube.apply(OPEN)  # keys keep the stranger out here, not the run's policies
@@ -85,7 +85,7 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
     wait_for("the suspension", phase(kube, NAME, "Suspended"), 120, story=lambda: kube.story(NAME))
     kube.kubectl("patch", "psj", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": False}}))
     ready_to_kill(kube, NAME)
-    assert kube.status(NAME)["pinned"]["key"] == status["pinned"]["key"] + 1
+    assert kube.status(NAME)["internal"]["pinned"]["key"] == status["internal"]["pinned"]["key"] + 1
     second = run_keys(node_cluster.api, kube.namespace, NAME, run, 2)
     assert not set(first.values()) & {second["workers"], second["shards"]}
     start = kube.status(NAME)["workers"]["start"]

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from hack.cluster.images import write
 from hack.cluster.pack import operator_image, runtime_image
+from psjob.contract import WIRE
 from tests import older
 from tests.cluster_fixtures import RUNTIME_IMAGE, Cluster
 from tests.e2e import digits
@@ -41,7 +42,7 @@ def images(kube: Kube, job: str) -> set[str]:
 
 
 def begins(kube: Kube, job: str) -> None:
-    kube.apply(digits.job(job, args=[f"--epochs={EPOCHS}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    kube.apply(digits.job(job, args=[f"--epochs={EPOCHS}"], checkpoint={"periodSeconds": 3, "everySteps": 50}))
 
 
 def has_a_checkpoint(kube: Kube, job: str) -> bool:
@@ -71,8 +72,8 @@ def test_a_run_that_began_without_keys_goes_on_after_a_suspension(kube: Kube, ho
     wait_for("the suspension", lambda: kube.status("digits").get("phase") == "Suspended", 180, story=lambda: kube.story("digits"))
     suspend(kube, False)
     ready_to_kill(kube, "digits")
-    pinned = kube.status("digits")["pinned"]
-    assert (pinned["runtimeImage"], pinned["wire"], pinned["key"]) == (RUNTIME_IMAGE, 2, 1)
+    pinned = kube.status("digits")["internal"]["pinned"]
+    assert (pinned["runtimeImage"], pinned["wire"], pinned["key"]) == (RUNTIME_IMAGE, WIRE, 1)
     complete(kube, "digits", 600)
     assert images(kube, "digits") == {RUNTIME_IMAGE}
     begins(kube, "quiet")

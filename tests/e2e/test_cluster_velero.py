@@ -56,7 +56,7 @@ def restored(velero: Velero, name: str, *options: str) -> None:
 
 
 def job(**checkpoint: Any) -> dict[str, Any]:
-    return counting.job(NAME, STEPS, PACE, WORKERS, checkpoint={"everySteps": 10, "interval": "1h", "keep": 50, **checkpoint})
+    return counting.job(NAME, STEPS, PACE, WORKERS, checkpoint={"everySteps": 10, "periodSeconds": 3600, "keep": 50, **checkpoint})
 
 
 @pytest.mark.timeout(1800)

@@ -48,7 +48,7 @@ def ready_node(kube: Kube, node: str) -> str:
 
 def spread(name: str) -> dict[str, Any]:
     """The job with its shards on different nodes where it can be."""
-    volume = {"interval": "2s", "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
+    volume = {"periodSeconds": 2, "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
     job = digits.job(name, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=volume)
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [APART]}
     job["spec"]["shards"]["template"]["spec"]["affinity"] = {"podAntiAffinity": preferred}
@@ -92,7 +92,7 @@ def test_a_zombie_shard_is_fenced_and_never_read(
     wait_for(f"{node} to be Ready again", lambda: ready_node(kube, node) == "True", 60)
     status = complete(kube, name)
     assert accuracy(final_weights(kube, name)) >= 0.95
-    assert status["shards"][0]["attempt"] >= 2 and status["view"] >= 2
+    assert status["shards"][0]["attempt"] >= 2 and status["internal"]["term"] >= 2
     assert status["restarts"]["counted"] == 0, "a lost node is nobody's failure"
     folder = final_weights(kube, name).parent
     claimed = (folder / "CLAIM-000002").stat().st_mtime

@@ -119,7 +119,10 @@ def test_a_checkpoint_that_takes_more_than_a_minute_commits(tmp_path: Path) -> N
     size = Size(5, rate, moments=0)
     words = ["bulky.py", str(size.megabytes), str(steps), "--pace", "0.3", "--signs", str(tmp_path)]
     path = manifest(
-        tmp_path, words, checkpoint={"everySteps": EVERY, "interval": "1h", "keep": 2}, of_shards={"progressDeadlineSeconds": SHARD_TIMEOUT}
+        tmp_path,
+        words,
+        checkpoint={"everySteps": EVERY, "periodSeconds": 3600, "keep": 2},
+        of_shards={"progressDeadlineSeconds": SHARD_TIMEOUT},
     )
     with mounted(tmp_path / "disk", 256 * MB) as volume, Watched(volume, tmp_path, path) as job:
         job.until("the checkpoint of step 0 is committed", STEP_SECONDS, lambda: 0 in job.steps)
@@ -151,7 +154,7 @@ def unwritten(looks: Sequence[Look], values: int) -> list[str]:
 
 def job_of(folder: Path, size: Size, *words: str) -> Path:
     command = ["bulky.py", str(size.megabytes), str(LAST), *(["--adam"] if size.adam else []), *words]
-    checkpoint = {"everySteps": EVERY, "interval": "1h", "keep": 2}
+    checkpoint = {"everySteps": EVERY, "periodSeconds": 3600, "keep": 2}
     return manifest(folder, command, workers=size.workers, checkpoint=checkpoint, of_shards={"progressDeadlineSeconds": SHARD_TIMEOUT})
 
 

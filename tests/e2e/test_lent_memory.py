@@ -24,7 +24,7 @@ KILLS = (8, 12, 16)
 @pytest.mark.parametrize("mode", [rotating("sync"), soak("async")])
 def test_returns_leave_no_lent_memory_behind(tmp_path: Path, mode: str) -> None:
     words = ["bulky.py", "8", "24", "--hold", ",".join(map(str, HOLD)), "--signs", str(tmp_path), "--pace", "0.2"]
-    spec = {"training": {"mode": mode}, "checkpoint": {"everySteps": 2, "interval": "1h"}, "runPolicy": {"backoffLimit": 10}}
+    spec = {"training": {"mode": mode}, "checkpoint": {"everySteps": 2, "periodSeconds": 3600}, "runPolicy": {"backoffLimit": 10}}
     job_file = manifest(tmp_path, words, workers=1, **spec)
     with (
         mounted(tmp_path / "disk", 256 * MB) as volume,

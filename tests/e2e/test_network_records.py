@@ -28,7 +28,7 @@ def test_a_large_record_on_a_slow_link_delays_no_step(tmp_path: Path) -> None:
         workers=1,
         shards=1,
         training={"transport": "tcp"},
-        checkpoint={"everySteps": FIRST_CUT, "interval": "1h"},
+        checkpoint={"everySteps": FIRST_CUT, "periodSeconds": 3600},
     )
     with Network(members(1, 1)) as network, NetJob(network, tmp_path, job) as going:
         going.wait_for("the first step", going.least)

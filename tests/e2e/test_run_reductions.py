@@ -1,4 +1,4 @@
-"""`training.reduction` of a job's own, imported by the shards' processes from the manifest's folder."""
+"""`training.sync.reduction` of a job's own, imported by the shards' processes from the manifest's folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(folder: Path, reduction: str) -> Ended:
     (folder / "own.py").write_text(OWN)
     container = {"name": "worker", "image": "none", "command": ["python", "train.py"]}
     spec = {
-        "training": {"reduction": reduction},
+        "training": {"sync": {"reduction": reduction}},
         "shards": {"replicas": 1},
         "workers": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
     }
@@ -59,10 +59,10 @@ def test_a_module_beside_the_manifest_reduces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reduction", "words"),
     [
-        ("nowhere:f", "training.reduction nowhere:f cannot be imported: ModuleNotFoundError"),
+        ("nowhere:f", "training.sync.reduction nowhere:f cannot be imported: ModuleNotFoundError"),
         (
             "own:breaks",
-            "step 0 of block 0: training.reduction own:breaks failed on 2 pushes of float32 [3]: RuntimeError: a push of nonsense",
+            "step 0 of block 0: training.sync.reduction own:breaks failed on 2 pushes of float32 [3]: RuntimeError: a push of nonsense",
         ),
     ],
 )

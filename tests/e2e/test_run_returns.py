@@ -14,7 +14,7 @@ from tests.soaking import rotating
 
 def run(folder: Path, *what: str, words: Sequence[str] = ()) -> Ran:
     folder.mkdir()
-    return train(folder, manifest(folder, ["returning.py", *words], checkpoint={"everySteps": 10, "interval": "1h"}), *faults(*what))
+    return train(folder, manifest(folder, ["returning.py", *words], checkpoint={"everySteps": 10, "periodSeconds": 3600}), *faults(*what))
 
 
 def test_workers_return_as_forks_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
     """Some forty times: no worker begins again, no number rises, no block is read, and the bits are those of an undisturbed run."""
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit = run(tmp_path / "hit", *crashes(21, 3, 40))
-    assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["view"] == 1, hit.err
+    assert hit.code == 0 and hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {} and hit.summary["term"] == 1, hit.err
     assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]
     log = hit.log("job-shard-")
     went_on = log.count("continues from its memory")  # where steps are quick, a crash may hit who has not yet come to say so
@@ -54,7 +54,9 @@ def test_a_shard_whose_process_crashes_goes_on_from_memory(tmp_path: Path, monke
 @pytest.mark.rotating
 def test_a_shard_whose_process_hangs_goes_on_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PS_FORK_SERVER", "0")
-    job = manifest(tmp_path, ["returning.py"], of_shards={"progressDeadlineSeconds": 6}, checkpoint={"everySteps": 10, "interval": "1h"})
+    job = manifest(
+        tmp_path, ["returning.py"], of_shards={"progressDeadlineSeconds": 6}, checkpoint={"everySteps": 10, "periodSeconds": 3600}
+    )
     hit = train(tmp_path, job, *faults("hang:shard-1@step=22", "hang:shard-0@step=100"))
     assert hit.summary["attempts"] == [1, 1] and hit.summary["restarts"] == {}, hit.err
     assert [worker["rewinds"] for worker in hit.summary["workers"]] == [0, 0]

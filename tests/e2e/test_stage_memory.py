@@ -80,7 +80,7 @@ def run(
         training = {"mode": "sync", "transport": shape.transport, "pipeline": {"microbatches": MICROBATCHES}}
         path = manifest(
             folder, ["sh"], workers=shape.stages, shards=2, stages=stages, training=training,
-            checkpoint={"interval": "1h", "everySteps": 2}, of_shards={"progressDeadlineSeconds": 30},
+            checkpoint={"periodSeconds": 3600, "everySteps": 2}, of_shards={"progressDeadlineSeconds": 30},
         )  # fmt: skip
         job = json.loads(path.read_text())
         container = job["spec"]["workers"]["template"]["spec"]["containers"][0]

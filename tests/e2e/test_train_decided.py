@@ -12,7 +12,7 @@ from tests.e2e.workloads.running import Ran, faults, manifest, train
 from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(1000)
-CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
 STEPS = 100
 """Of 3 workers in 5 epochs."""
 
@@ -30,10 +30,10 @@ def run(folder: Path, training: dict[str, Any], *what: str, gates: str = "", pol
 @pytest.mark.rotating
 def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> None:
     """The last worker's pushes never count, so the weights are those of the other two, who end the job."""
-    plain = run(tmp_path / "plain", {"backupWorkers": 1}, policy="FirstWorker")
+    plain = run(tmp_path / "plain", {"sync": {"backupWorkers": 1}}, policy="FirstWorker")
     assert plain.summary["steps"] == STEPS and plain.summary["restarts"] == {}
     what = ("kill:shard-1@step=45", "kill:worker-2@step=60", "kill:shard-0@step=75")
-    hit = run(tmp_path / "hit", {"backupWorkers": 1}, *what, gates="35:20,65:60", policy="FirstWorker")
+    hit = run(tmp_path / "hit", {"sync": {"backupWorkers": 1}}, *what, gates="35:20,65:60", policy="FirstWorker")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
     assert hit.summary["steps"] == STEPS and hit.sha == plain.sha
@@ -44,8 +44,8 @@ def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "training",
     [
-        soak({"mode": "softsync", "splits": 3}, id="softsync"),
-        soak({"mode": "threshold", "staleness": 4}, id="threshold"),
+        soak({"mode": "softsync", "softsync": {"splits": 3}}, id="softsync"),
+        soak({"mode": "threshold", "threshold": {"staleness": 4}}, id="threshold"),
     ],
 )
 def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from tests.soaking import rotating, soak
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
-CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
 
 
 def run(

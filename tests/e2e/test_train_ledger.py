@@ -16,7 +16,7 @@ from tests.soaking import rotating, soak
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)
-CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
 
 
 def run(folder: Path, *what: str, gates: str, transport: str = "auto", codec: str = "none") -> Ran:

@@ -22,7 +22,7 @@ from tests.reference import local_reference
 OUTER = LocalConfig(inner_steps=4)
 STEPS, ROUNDS = 122, 31
 """Of each worker; the last round has two steps."""
-CHECKPOINTS = {"everySteps": 5, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 5, "periodSeconds": 3600, "keep": 100}
 LOCAL: dict[str, Any] = {"mode": "local", "local": {"innerSteps": OUTER.inner_steps}}
 pytestmark = pytest.mark.timeout(2000)
 
@@ -63,7 +63,7 @@ def test_ranks_that_came_back_count_the_batches_that_they_do_not_have(tmp_path: 
         folder.mkdir()
         training = {"mode": "local", "local": {"innerSteps": 7}}
         job = manifest(
-            folder, ["stateful.py", "2", "3:2"], workers=3, shards=1, training=training, checkpoint={"everySteps": 2, "interval": "1h"}
+            folder, ["stateful.py", "2", "3:2"], workers=3, shards=1, training=training, checkpoint={"everySteps": 2, "periodSeconds": 3600}
         )
         ran = train(folder, job, *faults(*what))
         assert [recovery["checkpointStep"] for recovery in ran.summary["recoveries"]] == [2] * len(what) and ran.summary["steps"] == 8
@@ -92,7 +92,7 @@ def test_rounds_that_do_not_wait_for_all_go_on_whoever_dies(tmp_path: Path, own:
 def test_a_stop_in_the_middle_of_a_round_resumes_on_other_shards(tmp_path: Path) -> None:
     """An optimizer without a rule, and a loop without `ps.shard`: it makes the steps of its ended rounds again, without effect."""
     words = ["mlp.py", "rmsprop", str(STEPS), "--replay", "--pace", "0.05"]
-    job = manifest(tmp_path, words, training=LOCAL, checkpoint={"everySteps": 5, "interval": "1h"})
+    job = manifest(tmp_path, words, training=LOCAL, checkpoint={"everySteps": 5, "periodSeconds": 3600})
     process = start(tmp_path, job)
     limit = time.monotonic() + 300
     while not any(steps_of(folder)[-1:] > [0] for folder in tmp_path.glob(".psjob/*")):

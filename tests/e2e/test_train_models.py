@@ -27,7 +27,7 @@ def job(folder: Path, *words: str, **training: object) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, [*words], workers=2, shards=2, training={"mode": "sync", "seed": 2, **training},
-        checkpoint={"interval": "1h", "everySteps": 10},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10},
     )  # fmt: skip
 
 
@@ -56,27 +56,33 @@ def job_clipping(folder: Path, *words: str, **training: Any) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["clipping.py", *words], workers=3, shards=2, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
     )  # fmt: skip
 
 
 @pytest.mark.soak
 def test_a_kill_changes_no_bit_of_a_clipped_run(tmp_path: Path) -> None:
-    calm = train(tmp_path / "calm", job_clipping(tmp_path / "calm", "0", maxGradNorm=LIMIT))
+    calm = train(tmp_path / "calm", job_clipping(tmp_path / "calm", "0", sync={"maxGradNorm": LIMIT}))
     assert calm.summary["metrics"]["grad_norm"] > LIMIT, "something was clipped"
     asked = train(tmp_path / "asked", job_clipping(tmp_path / "asked", "0", "script"))
     assert asked.sha == calm.sha, "by the script or by the manifest"
     assert train(tmp_path / "none", job_clipping(tmp_path / "none", "0")).sha != calm.sha
     for number, hit in enumerate(("kill:shard-0@step=25", "kill:shard-1@step=25", "kill:worker-1@step=25", "stop:shard-1@step=33")):
         folder = tmp_path / str(number)
-        assert train(folder, job_clipping(folder, "0.05", maxGradNorm=LIMIT), *faults(hit)).sha == calm.sha, hit
+        assert train(folder, job_clipping(folder, "0.05", sync={"maxGradNorm": LIMIT}), *faults(hit)).sha == calm.sha, hit
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("words", [{"mode": "async"}, {"mode": "sync", "backupWorkers": 1}])
-def test_a_mode_without_a_mean_of_all_workers_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
-    ran = train(tmp_path, job_clipping(tmp_path, "0", maxGradNorm=LIMIT, **words), expect=2)
-    assert "spec.training.maxGradNorm: Invalid value: 0.5: must not be given but in spec.training.mode: sync" in ran.err
+@pytest.mark.parametrize(
+    ("mode", "sync", "said"),
+    [
+        ("async", {}, 'spec.training.sync: Invalid value: "object": must not be given but in spec.training.mode: sync'),
+        ("sync", {"backupWorkers": 1}, "spec.training.sync.maxGradNorm: Invalid value: 0.5: must not be given with spec.training.sync"),
+    ],
+)
+def test_a_mode_without_a_mean_of_all_workers_is_refused(tmp_path: Path, mode: str, sync: dict[str, int], said: str) -> None:
+    ran = train(tmp_path, job_clipping(tmp_path, "0", mode=mode, sync={"maxGradNorm": LIMIT, **sync}), expect=2)
+    assert said in ran.err
 
 
 WORKERS, SHARDS, SEED = 3, 2, 5
@@ -86,7 +92,7 @@ def job_data(folder: Path, form: str, *words: str) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["accumulating.py", form, *words], workers=WORKERS, shards=SHARDS, training={"mode": "sync", "seed": SEED},
-        checkpoint={"interval": "1h", "everySteps": 2},
+        checkpoint={"periodSeconds": 3600, "everySteps": 2},
     )  # fmt: skip
 
 

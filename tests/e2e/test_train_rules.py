@@ -34,7 +34,7 @@ STEPS = 200
 )
 def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, transport: str) -> None:
     training = {"mode": "async", "updateRule": rule, "transport": transport}
-    checkpoint = {"everySteps": 25, "interval": "1h", "keep": 100}
+    checkpoint = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
     words = ["mlp.py", "sgd", str(STEPS), "--pace", "0.02", "--gates", "55:50,120:100"]
     what = ("kill:shard-1@step=80", "kill:worker-1@step=140")
     ran = train(tmp_path, manifest(tmp_path, words, training=training, checkpoint=checkpoint), *faults(*what))
@@ -56,7 +56,7 @@ def test_what_a_killed_shard_and_its_first_answer_lost_is_what_is_missing(tmp_pa
     """The first push after the loss is based on weights that are gone: lr-over-lag cannot know its lag. Each push that counts adds 1."""
     training = {"mode": "async", "updateRule": "lr-over-lag"}
     words = ["ledger.py", str(STEPS), "0.02", "58:50"]
-    job = manifest(tmp_path, words, workers=1, training=training, checkpoint={"everySteps": 25, "interval": "1h", "keep": 100})
+    job = manifest(tmp_path, words, workers=1, training=training, checkpoint={"everySteps": 25, "periodSeconds": 3600, "keep": 100})
     ran = train(tmp_path, job, *faults("kill:shard-1@step=88"))
     table = ledger.counted(ran.weights(), 1, 2)
     assert table[0] and all(block == [STEPS] for block in table[0])
@@ -78,8 +78,8 @@ def state_of(path: Path) -> set[str]:
 
 
 WORKERS, SHARDS, BOUNDED_STEPS = 2, 2, 140
-CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
-TRAINING = {"mode": "bounded", "staleness": 2}
+CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
+TRAINING = {"mode": "bounded", "bounded": {"staleness": 2}}
 
 
 @pytest.mark.rotating
@@ -122,7 +122,7 @@ TOLD = "told"
 @pytest.mark.rotating
 def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
-    checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
+    checkpoints = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
     words = ["ledger.py", str(SWITCH_STEPS), "0.02", f"140:{TOLD},205:200"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, checkpoint=checkpoints)
     process = start(tmp_path, job, *faults("kill:shard-0@step=225"))

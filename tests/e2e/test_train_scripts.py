@@ -14,7 +14,7 @@ from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
 STEPS = 120
-CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
+CHECKPOINTS = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
 pytestmark = pytest.mark.timeout(2000)
 
 
@@ -74,7 +74,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
 @pytest.mark.rotating
 def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
     """SystemExit, an exception and os._exit: each worker is started again and no batch is left out."""
-    job = manifest(tmp_path, ["crash.py", str(STEPS)], workers=3, shards=1, checkpoint={"everySteps": 10, "interval": "1h"})
+    job = manifest(tmp_path, ["crash.py", str(STEPS)], workers=3, shards=1, checkpoint={"everySteps": 10, "periodSeconds": 3600})
     ran = train(tmp_path, job)
     assert sum(ran.summary["restarts"].values()) == 3 == len(crash.WAYS), ran.summary["restarts"]
     assert all(worker["start"] > 1 for worker in ran.summary["workers"]), ran.summary["workers"]
@@ -85,7 +85,7 @@ def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_worker_that_crashes_after_it_has_left_is_told_that_training_is_done(tmp_path: Path) -> None:
     """It looks for shards that have gone: they come back for it, and nobody searches until the deadline of connecting."""
-    job = manifest(tmp_path, ["late.py", "20"], checkpoint={"everySteps": 10, "interval": "1h"})
+    job = manifest(tmp_path, ["late.py", "20"], checkpoint={"everySteps": 10, "periodSeconds": 3600})
     ran = train(tmp_path, job, cold=True)
     assert ran.summary["restarts"] == {"Error": 1, "Finished": 2}, ran.err
     assert [worker["start"] for worker in ran.summary["workers"]] == [1, 2] and ran.summary["attempts"] == [2, 2]

@@ -42,7 +42,7 @@ def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), 
             stage["cut"] = cut
     return manifest(
         folder, ["stages.py", str(pace), *words], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10},
+        checkpoint={"periodSeconds": 3600, "everySteps": 10},
     )  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def with_line(folder: Path, path: Path, line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "training"),
     [
-        rotating("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"maxGradNorm": 0.2}),
+        rotating("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"sync": {"maxGradNorm": 0.2}}),
         soak("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
     ],
     ids=["norm", "value"],
@@ -283,6 +283,9 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
     assert (wanted["2.weight"] - alone()["2.weight"]).abs().max() > 1e-3
 
 
+_ALIKE = "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.sync.maxGradNorm: 0.2"
+
+
 @pytest.mark.rotating
 @pytest.mark.parametrize(
     ("line", "training", "says"),
@@ -292,16 +295,8 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
             {"pipeline": {"microbatches": 4, "schedule": "pipedream"}},
             "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream",
         ),
-        (
-            "ps.rank() or nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
-            {},
-            "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.maxGradNorm: 0.2",
-        ),
-        (
-            "nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
-            {"maxGradNorm": 0.3},
-            "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.maxGradNorm: 0.2",
-        ),
+        ("ps.rank() or nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {}, _ALIKE),
+        ("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"sync": {"maxGradNorm": 0.3}}, _ALIKE),
     ],
     ids=["pipedream", "one stage", "two ways"],
 )

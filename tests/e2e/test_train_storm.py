@@ -20,9 +20,9 @@ from tests.soaking import rotating
 
 WORKERS, SHARDS, STEPS, PACE = 3, 2, 200, 0.02
 MODES: list[dict[str, Any]] = [
-    {"mode": "sync"}, {"mode": "async"}, {"mode": "bounded", "staleness": 3}, {"mode": "sync"},
-    {"mode": "async"}, {"mode": "local", "local": {"innerSteps": 10}}, {"mode": "softsync", "splits": 3},
-    {"mode": "sync", "backupWorkers": 1},
+    {"mode": "sync"}, {"mode": "async"}, {"mode": "bounded", "bounded": {"staleness": 3}}, {"mode": "sync"},
+    {"mode": "async"}, {"mode": "local", "local": {"innerSteps": 10}}, {"mode": "softsync", "softsync": {"splits": 3}},
+    {"mode": "sync", "sync": {"backupWorkers": 1}},
 ]  # fmt: skip
 EXACT = ("none", "bf16", "fp16")
 """Codecs that carry the ledger's numbers whole."""
@@ -44,7 +44,7 @@ class Plan:
     @property
     def repeats(self) -> bool:
         """Has an undisturbed job the same bits?"""
-        return self.training["mode"] in ("sync", "local") and "backupWorkers" not in self.training
+        return self.training["mode"] in ("sync", "local") and "sync" not in self.training
 
     @property
     def codec(self) -> str:
@@ -55,7 +55,7 @@ def plan(seed: int) -> Plan:
     """Faults at one moment or two; those of one moment hit different processes."""
     rng = random.Random(7919 * seed + 1)
     training = dict(MODES[seed % len(MODES)])
-    lossy = training["mode"] == "sync" and "backupWorkers" not in training
+    lossy = training["mode"] == "sync" and "sync" not in training
     codec = rng.choice(["none", "none", "bf16", "fp16", *(["int8", "topk", "randomk"] if lossy else [])])
     local = training["mode"] == "local"
     training["compression"] = {"push": "none" if local else codec, "pull": "none"}
@@ -68,7 +68,7 @@ def plan(seed: int) -> Plan:
             what = "stop" if target.startswith("shard") and rng.random() < 0.3 else "kill"
             cut = target.startswith("shard") and rng.random() < 0.25
             hits.append(f"{what}:{target}@cut={moment + 2}" if cut else f"{what}:{target}@step={step // 10 if local else step}")
-    tables = training["mode"] in ("sync", "async", "bounded") and "backupWorkers" not in training
+    tables = training["mode"] in ("sync", "async", "bounded") and "sync" not in training
     return Plan(training, tables and rng.random() < 0.5, tuple(hits))
 
 
@@ -79,7 +79,7 @@ def job(folder: Path, made: Plan) -> Path:
     of_shards = {"progressDeadlineSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
     return manifest(
         folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, of_shards=of_shards,
-        checkpoint={"everySteps": every, "interval": "1h"}, runPolicy={"backoffLimit": 50},
+        checkpoint={"everySteps": every, "periodSeconds": 3600}, runPolicy={"backoffLimit": 50},
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def lost(ran: Ran) -> int:
 def check(ran: Ran, made: Plan) -> None:
     """The ledger: nothing twice; nothing missing that was not told."""
     mode = made.training["mode"]
-    if mode not in ("sync", "async", "bounded") or "backupWorkers" in made.training or made.codec not in EXACT:
+    if mode not in ("sync", "async", "bounded") or "sync" in made.training or made.codec not in EXACT:
         return
     weights = ran.weights()
     counts = storm.counted(weights, WORKERS, SHARDS, made.table, scale=WORKERS if mode == "sync" else 1)

@@ -28,7 +28,7 @@ def job(folder: Path, words: Sequence[str], spec: dict[str, Any] | None = None) 
         "training": {"mode": "sync", "seed": 0},
         "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
-        "checkpoint": {"interval": "1h"},
+        "checkpoint": {"periodSeconds": 3600},
         **(spec or {}),
     }
     path = folder / "job.yaml"

@@ -85,7 +85,7 @@ def test_steps_and_rates_are_those_of_ddp_for_other_loaders(tmp_path: Path, case
 def test_rates_and_counts_go_on_after_a_kill(tmp_path: Path) -> None:
     words = [SCRIPT, "schedule=cosine", "warmup=2", "order=random"]
     whole = Run(tmp_path / "whole", words)
-    killed = Run(tmp_path / "killed", words, ["kill:worker-1@step=8"], {"checkpoint": {"interval": "1h", "everySteps": 3}})
+    killed = Run(tmp_path / "killed", words, ["kill:worker-1@step=8"], {"checkpoint": {"periodSeconds": 3600, "everySteps": 3}})
     assert killed.summary["restarts"], killed.output[-4000:]
     assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert killed.summary["steps"] == whole.summary["steps"] == 18

@@ -70,7 +70,7 @@ QUICK_KILLS = {"a worker of the trainer"}
 def test_the_bits_are_the_same_after_a_kill(tmp_path: Path, case: str) -> None:
     words, faults = KILLS[case]
     undisturbed = Run(tmp_path / "whole", words)
-    killed = Run(tmp_path / "killed", words, faults, {"checkpoint": {"interval": "1h", "everySteps": 4}})
+    killed = Run(tmp_path / "killed", words, faults, {"checkpoint": {"periodSeconds": 3600, "everySteps": 4}})
     assert undisturbed.code == 0 and killed.code == 0, killed.output[-4000:]
     assert killed.summary["restarts"], killed.output[-4000:]
     assert killed.summary["steps"] == undisturbed.summary["steps"]
@@ -98,7 +98,7 @@ def test_all_workers_make_the_same_steps_of_uneven_data(tmp_path: Path, case: st
     run = Run(tmp_path / "job", words)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["steps"] == 3 * epochs
-    killed = Run(tmp_path / "killed", words, ["kill:worker-1@step=4"], {"checkpoint": {"interval": "1h", "everySteps": 1}})
+    killed = Run(tmp_path / "killed", words, ["kill:worker-1@step=4"], {"checkpoint": {"periodSeconds": 3600, "everySteps": 1}})
     assert killed.summary["weights_sha256"] == run.summary["weights_sha256"], killed.output[-4000:]
 
 

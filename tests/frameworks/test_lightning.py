@@ -62,7 +62,7 @@ def test_fabric_trains_as_one_process_with_all_workers_batches(tmp_path: Path) -
 @pytest.mark.parametrize("fault", ["kill:worker-1@step=27", "kill:shard-0@step=15"])
 def test_an_unfrozen_backbone_goes_on_after_a_kill(tmp_path: Path, fault: str) -> None:
     whole = Run(tmp_path / "whole", [SCRIPT])
-    killed = Run(tmp_path / "killed", [SCRIPT], [fault], {"checkpoint": {"interval": "1h", "everySteps": 4}})
+    killed = Run(tmp_path / "killed", [SCRIPT], [fault], {"checkpoint": {"periodSeconds": 3600, "everySteps": 4}})
     assert whole.code == 0 and killed.code == 0, killed.output[-4000:]
     assert killed.summary["restarts"], killed.output[-4000:]
     assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
@@ -72,7 +72,7 @@ def test_an_unfrozen_backbone_goes_on_after_a_kill(tmp_path: Path, fault: str) -
 @pytest.mark.parametrize("fault", ["kill:worker-1@step=9", "kill:shard-0@step=15"])
 def test_fabric_goes_on_after_a_kill(tmp_path: Path, fault: str) -> None:
     whole = Run(tmp_path / "whole", ["fabricated.py"])
-    killed = Run(tmp_path / "killed", ["fabricated.py"], [fault], {"checkpoint": {"interval": "1h", "everySteps": 4}})
+    killed = Run(tmp_path / "killed", ["fabricated.py"], [fault], {"checkpoint": {"periodSeconds": 3600, "everySteps": 4}})
     assert whole.code == 0 and killed.code == 0, killed.output[-4000:]
     assert killed.summary["restarts"], killed.output[-4000:]
     assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]

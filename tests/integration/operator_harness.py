@@ -289,7 +289,7 @@ class World:
     def run_keys(self, name: str = "job") -> dict[str, bytes]:
         """The keys of the job's run, read as only an administrator may."""
         job = self.job(name)
-        number = job["status"]["pinned"]["key"]
+        number = job["status"]["internal"]["pinned"]["key"]
         return run_keys(self.cluster.api, self.namespace, name, job["metadata"]["uid"], number)
 
     def events(self, reason: str = "", job: str = "") -> list[dict[str, Any]]:

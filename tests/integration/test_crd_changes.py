@@ -33,15 +33,15 @@ def namespace(bare_namespace: str) -> str:
 
 
 def shards(*attempts: int) -> list[dict[str, Any]]:
-    return [{"index": index, "attempt": attempt, "state": "Serving"} for index, attempt in enumerate(attempts)]
+    return [{"index": index, "replica": 0, "attempt": attempt, "state": "Serving"} for index, attempt in enumerate(attempts)]
 
 
 STATUS = {
     "phase": "Running",
     "run": "u1",
-    "view": 3,
+    "internal": {"term": 3, "workerStart": 2},
     "shards": shards(1, 2),
-    "workers": {"start": 2, "desired": 4},
+    "workers": {"desired": 4},
     "observedGeneration": 1,
 }
 
@@ -74,7 +74,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 2}]),
         ("spec.workers.template", {"spec": {"tolerations": [{"operator": "Exists"}]}}),
         ("spec.workers.template", {"metadata": {"annotations": {"a": "b"}}}),
-        ("spec.checkpoint.interval", "60s"),
+        ("spec.checkpoint.periodSeconds", 60),
         ("spec.checkpoint.everySteps", 20),
         ("spec.checkpoint.everySteps", None),
         ("spec.checkpoint.keep", 4),
@@ -88,7 +88,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.runPolicy.successPolicy", "FirstWorker"),
         ("spec.managedBy", "example.com/other"),
         ("spec.managedBy", None),
-        ("spec.injection", "none"),
+        ("spec.injection", "None"),
     ],
 )
 def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> None:
@@ -193,9 +193,10 @@ def test_what_may_change(job_api: Api, job: str) -> None:
         {"checkpoint": {"request": None}},
         {"runPolicy": policy},
         {"runPolicy": {"activeDeadlineSeconds": None}},
-        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}, "failureRules": [{"action": "FailJob", "reasons": ["Error"]}]}},
-        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "failureRules": []}},
-        {"runPolicy": {"backoffLimitPerRole": None, "failureRules": None}},
+        {"runPolicy": {"backoffLimitPerRole": {"shard": 1}}},
+        {"runPolicy": {"podFailurePolicy": {"rules": [{"action": "FailJob", "onReasons": ["Error"]}]}}},
+        {"runPolicy": {"backoffLimitPerRole": {"worker": 1}, "podFailurePolicy": {"rules": []}}},
+        {"runPolicy": {"backoffLimitPerRole": None, "podFailurePolicy": None}},
     ):
         code, answer = job_api.merge(job, "digits", {"spec": spec})
         assert code == 200, answer
@@ -203,7 +204,12 @@ def test_what_may_change(job_api: Api, job: str) -> None:
 
 def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
     assert job_api.create(namespace, GOOD)[0] == 201
-    for training in ({"mode": "async"}, {"mode": "bounded", "staleness": 5}, {"staleness": 2}, {"mode": "sync", "staleness": None}):
+    for training in (
+        {"mode": "async"},
+        {"mode": "bounded", "bounded": {"staleness": 5}},
+        {"bounded": {"staleness": 2}},
+        {"mode": "sync", "bounded": None},
+    ):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 200, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "threshold"}}})
@@ -212,30 +218,31 @@ def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
 
 
 def test_a_number_of_another_mode_is_fixed(job_api: Api, namespace: str) -> None:
-    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "staleness": 5}}))[0] == 201
-    for training in ({"staleness": 2}, {"staleness": None}, {"mode": "async"}):
+    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "threshold": {"staleness": 5}}}))[0] == 201
+    for training in ({"threshold": {"staleness": 2}}, {"threshold": None}, {"mode": "async"}):
         code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
         assert code == 422, answer
 
 
 BACK = [
-    ("view", {"view": 2}, "status.view", "must not go back; a lower view"),
-    ("view gone", {"view": None}, "status.view", "must not go back; a lower view"),
+    ("term", {"internal": {"term": 2}}, "status.internal.term", "must not go back; a lower term"),
+    ("term gone", {"internal": {"term": None}}, "status.internal.term", "must not go back; a lower term"),
     ("run gone", {"run": None}, "status.run", "must not be taken away, nor change after Complete or Failed"),
-    ("start", {"workers": {"start": 1}}, "status.workers.start", "must not go back; names of worker pods"),
-    ("start gone", {"workers": {"start": None}}, "status.workers.start", "must not go back; names of worker pods"),
-    ("workers gone", {"workers": None}, "status.workers.start", "must not go back; names of worker pods"),
+    ("start", {"internal": {"workerStart": 1}}, "status.internal.workerStart", "must not go back; names of worker pods"),
+    ("start gone", {"internal": {"workerStart": None}}, "status.internal.workerStart", "must not go back; names of worker pods"),
+    ("internal gone", {"internal": None}, "status.internal.workerStart", "must not go back; names of worker pods"),
     ("attempt", {"shards": shards(1, 1)}, "status.shards[1].attempt", "must not go back; a lower attempt"),
     ("fewer shards", {"shards": shards(1)}, "status.shards", "must not shrink; each entry"),
     ("no shards", {"shards": []}, "status.shards", "must not shrink; each entry"),
     ("shards gone", {"shards": None}, "status.shards", "must not shrink; each entry"),
     (
         "other shards",
-        {"shards": [{"index": 1, "attempt": 5, "state": "Serving"}, {"index": 2, "attempt": 5, "state": "Serving"}]},
+        {"shards": [{"index": 1, "replica": 0, "attempt": 5}, {"index": 2, "replica": 0, "attempt": 5}]},
         "status.shards",
         "must hold each index",
     ),
-    ("all gone", None, "status.view", "must not go back; a lower view"),
+    ("two of a shard", {"shards": [*shards(1, 2), {"index": 1, "replica": 1, "attempt": 1}]}, "status.shards", "must hold each index"),
+    ("all gone", None, "status.internal.term", "must not go back; a lower term"),
 ]
 
 
@@ -255,7 +262,7 @@ def test_status_never_goes_back_by_replacing_it(job_api: Api, job: str, status: 
     code, answer = job_api.replace(job, changed(before, {"status": status}), status=True)
     assert code == 422, answer
     # An older API server quotes the value.
-    assert re.search(r'status\.view: Invalid value: ("object": )?must not go back', answer["message"])
+    assert re.search(r'status\.internal\.term: Invalid value: ("object": )?must not go back', answer["message"])
     assert job_api.get(job, "digits") == before
 
 
@@ -269,7 +276,8 @@ def test_a_write_of_the_object_leaves_status_alone(job_api: Api, job: str) -> No
 
 
 def test_numbers_rise_and_shards_may_be_added(job_api: Api, job: str) -> None:
-    for patch in ({"view": 4, "shards": shards(1, 3)}, {"workers": {"start": 3}}, {"shards": shards(1, 3, 1)}, {"phase": "Recovering"}):
+    higher = {"internal": {"term": 4}, "shards": shards(1, 3)}
+    for patch in (higher, {"internal": {"workerStart": 3}}, {"shards": shards(1, 3, 1)}, {"phase": "Recovering"}):
         code, answer = job_api.merge(job, "digits", {"status": patch}, status=True)
         assert code == 200, answer
 
@@ -282,7 +290,7 @@ def test_a_finished_job_stays_finished(job_api: Api, job: str, phase: str) -> No
         {"phase": "Running"},
         {"phase": None},
         {"phase": "Failed" if phase == "Complete" else "Complete"},
-        {"phase": "Pending", "view": 9},
+        {"phase": "Pending", "internal": {"term": 9}},
         {"phase": "Pending", "run": "u2"},
         {"run": "u2"},
         None,
@@ -301,10 +309,11 @@ def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api:
     assert job_api.create(namespace, FULL)[0] == 201
     old = {**STATUS, "run": "old", "phase": "Complete"}
     assert job_api.merge(namespace, "digits", {"status": old}, status=True)[0] == 200
-    new = {"run": "new", "phase": "Pending", "shards": shards(2, 3), "workers": {"start": 3}}
+    new = {"run": "new", "phase": "Pending", "shards": shards(2, 3), "internal": {"workerStart": 3}}
     assert job_api.merge(namespace, "digits", {"status": new}, status=True)[0] == 422
-    assert job_api.merge(namespace, "digits", {"status": {**new, "view": 4, "shards": shards(1, 1)}}, status=True)[0] == 422
-    code, answer = job_api.merge(namespace, "digits", {"status": {**new, "view": 4}}, status=True)
+    new["internal"] = {"term": 4, "workerStart": 3}
+    assert job_api.merge(namespace, "digits", {"status": {**new, "shards": shards(1, 1)}}, status=True)[0] == 422
+    code, answer = job_api.merge(namespace, "digits", {"status": new}, status=True)
     assert code == 200, answer
     code, answer = job_api.merge(namespace, "digits", {"status": old}, status=True)
     assert code == 422, "a second write of the old status came through"
@@ -314,14 +323,15 @@ def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api:
     ("patch", "field"),
     [
         ({"phase": "Done"}, "status.phase"),
-        ({"shards": [{"index": 0, "attempt": 5, "state": "Fine"}, {"index": 1, "attempt": 5}]}, "status.shards[0].state"),
+        ({"shards": [{"index": 0, "replica": 0, "attempt": 5, "state": "Fine"}, *shards(1, 5)[1:]]}, "status.shards[0].state"),
         ({"shards": shards(5, 5) + shards(5)}, "status.shards[2]"),
+        ({"shards": [{"index": 0, "attempt": 5}, *shards(1, 5)[1:]]}, "status.shards[0].replica"),
         (
             {"conditions": [{"type": "Ready", "status": "Maybe", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
             "status.conditions[0].status",
         ),
         ({"startTime": "yesterday"}, "status.startTime"),
-        ({"view": "4"}, "status.view"),
+        ({"internal": {"term": "4"}}, "status.internal.term"),
         ({"workers": {"problems": [{"index": i, "reason": "X"} for i in range(9)]}}, "status.workers.problems"),
         ({"shards": shards(*[5] * 257)}, "status.shards"),
         ({"colour": "red"}, "status.colour"),
@@ -337,11 +347,11 @@ def test_the_rules_cost_little_at_256_shards(job_api: Api, namespace: str) -> No
     assert job_api.create(namespace, changed(GOOD, {"spec.shards.replicas": 256, "spec.workers.replicas": 4000}))[0] == 201
     took = []
     for number in (1, 2, 3):
-        full = [{"index": i, "attempt": number, "state": "Serving", "pod": f"digits-shard-{i}-a{number}"} for i in range(256)]
-        workers = {"start": number, "succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
+        full = [{"index": i, "replica": 0, "attempt": number, "state": "Serving", "pod": f"digits-shard-{i}-a{number}"} for i in range(256)]
+        internal, workers = {"term": number, "workerStart": number}, {"succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
         began = time.monotonic()
         code, answer = job_api.merge(
-            namespace, "digits", {"status": {"run": "u", "view": number, "shards": full, "workers": workers}}, status=True
+            namespace, "digits", {"status": {"run": "u", "internal": internal, "shards": full, "workers": workers}}, status=True
         )
         took.append(time.monotonic() - began)
         assert code == 200, answer

@@ -46,7 +46,7 @@ def test_the_crd_is_established_and_structural(job_api: Api) -> None:
         ("psj", "A training run of a PyTorch model with a parameter server."),
         ("psj.metadata.labels", "Map of string keys and values"),
         ("psj.spec.shards.replicas", "Number of shards; 1..256."),
-        ("psj.spec.checkpoint.interval", "Time between checkpoints"),
+        ("psj.spec.checkpoint.periodSeconds", "Seconds between checkpoints"),
         ("psj.spec.workers.template", "Pod template of the workers."),
         ("psj.status.shards.attempt", "Number of its present start"),
     ],
@@ -68,9 +68,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         **GOOD["spec"],
         "training": {
             "mode": "sync",
-            "backupWorkers": 0,
             "seed": 0,
-            "reduction": "mean",
             "lrScaling": "none",
             "warmupSteps": 0,
             "streams": 1,
@@ -81,9 +79,9 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         },
         "shards": {"replicas": 2, "progressDeadlineSeconds": 10},
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
-        "checkpoint": {"interval": "30s", "keep": 3},
+        "checkpoint": {"periodSeconds": 30, "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
-        "injection": "auto",
+        "injection": "Auto",
     }
     assert job["status"] == STATUS_DEFAULT
     assert job["metadata"]["generation"] == 1
@@ -102,7 +100,7 @@ def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: s
         "progress": {"step": 120, "loss": 0.25},
         "checkpoint": {"step": 100, "time": "2026-01-01T00:00:00Z"},
         "restarts": {"total": 1, "causes": {"OOMKilled": 1}},
-        "view": 2,
+        "internal": {"term": 2},
         "conditions": [
             {
                 "type": "Ready",
@@ -118,7 +116,7 @@ def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: s
     assert row[:5] == ["digits", "Running", "2/2", "3/4", "120"]
     assert row[6] == "1"
     wide = job_kubectl("get", "psj", "-n", namespace, "-o", "wide").stdout.splitlines()
-    assert wide[0].split()[-5:] == ["STAGES", "MODE", "LOSS", "VIEW", "COUNTED"]
+    assert wide[0].split()[-5:] == ["STAGES", "MODE", "LOSS", "TERM", "COUNTED"]
     assert "0/3 nodes are available" in wide[1]
     assert "sync" in wide[1].split()
 
@@ -265,7 +263,7 @@ def test_a_large_manifest_is_within_the_cost_of_the_rules(job_api: Api, namespac
     assert code == 201, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"suspend": True}})
     assert code == 200, answer
-    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "none"}})
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "None"}})
     assert code == 422
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from hack.cluster.proc import wait_for
+from psjob_client.local.status import part
 from psjob_operator.contract import MOST_NUMBER
 from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import CHART, Kube
@@ -283,6 +284,9 @@ def test_all_of_the_crds_group_gives_no_right_beyond_the_policy(place: Place) ->
         assert (code == 201) == (job.row == "nothing"), f"{name}: {code} {message}"
 
 
+EVIL = {"status": {"internal": {"pinned": {"runtimeImage": "evil.example/own:1"}}}}
+
+
 def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) -> None:
     """The init container with all keys of the run is of the image that the status says."""
     body = changed(GOOD, {"metadata.name": "pinned"})
@@ -292,41 +296,40 @@ def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) ->
         return place.ask(who, "PATCH", place.path("pinned/status"), {"status": status}, "application/merge-patch+json")
 
     pinned = {"runtimeImage": "registry/psjob-runtime:1", "wire": 2, "configFormat": 1, "key": 1}
-    code, message = change("status alone", {"pinned": pinned})
-    assert code == 403 and "status.pinned: user " in message and "may not create pods" in message
+    code, message = change("status alone", {"internal": {"pinned": pinned}})
+    assert code == 403 and "status.internal.pinned: user " in message and "may not create pods" in message
     assert change("status alone", {"phase": "Pending"})[0] == 200, "the rest of the status is judged by its role alone"
-    assert change("the operator", {"pinned": pinned})[0] == 200, "with the chart's own rights"
+    assert change("the operator", {"internal": {"pinned": pinned}})[0] == 200, "with the chart's own rights"
     for other in ({"runtimeImage": "evil.example/own:1"}, {"encryption": "none"}, {"key": 7}):
-        assert change("status alone", {"pinned": other})[0] == 403, other
-    assert change("status alone", {"pinned": None})[0] == 403
+        assert change("status alone", {"internal": {"pinned": other}})[0] == 403, other
+    assert change("status alone", {"internal": {"pinned": None}})[0] == 403
     assert change("status alone", None)[0] == 403, "the whole status"
-    forced = {"apiVersion": GOOD["apiVersion"], "kind": GOOD["kind"], "status": {"pinned": {"runtimeImage": "evil.example/own:1"}}}
+    forced = {key: GOOD[key] for key in ("apiVersion", "kind")} | EVIL
     path = place.path("pinned/status", "fieldManager=test", "force=true")
     assert place.ask("status alone", "PATCH", path, forced, "application/apply-patch+yaml")[0] == 403
-    one = [{"op": "replace", "path": "/status/pinned/runtimeImage", "value": "evil.example/own:1"}]
+    one = [{"op": "replace", "path": "/status/internal/pinned/runtimeImage", "value": "evil.example/own:1"}]
     assert place.ask("status alone", "PATCH", place.path("pinned/status"), one, "application/json-patch+json")[0] == 403
-    assert change("status alone", {"pinned": pinned, "phase": "Running"})[0] == 200, "nothing pinned was changed"
-    assert change("the operator", {"pinned": {"key": 2}, "view": MOST_NUMBER})[0] == 200
-    for numbers in ({"view": 1 << 62}, {"pinned": {"key": MOST_NUMBER + 1}}, {"workers": {"start": 1 << 62}}):
-        code, message = change("the operator", numbers)
+    assert change("status alone", {"internal": {"pinned": pinned}, "phase": "Running"})[0] == 200, "nothing pinned was changed"
+    assert change("the operator", {"internal": {"pinned": {"key": 2}, "term": MOST_NUMBER}})[0] == 200
+    for numbers in ({"term": 1 << 62}, {"pinned": {"key": MOST_NUMBER + 1}}, {"workerStart": 1 << 62}):
+        code, message = change("the operator", {"internal": numbers})
         assert code == 422 and f"should be less than or equal to {MOST_NUMBER}" in message, message
 
 
 def test_an_operator_pins_runs_under_the_policy(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
     made = _install(control_plane, "baseline", namespace)
     stranger = _user(control_plane, tmp_path, f"{namespace}-status", [namespace], "status alone")
-    theirs = {"status": {"pinned": {"runtimeImage": "evil.example/own:1"}}}
     path = f"{JOBS.format(namespace=namespace)}/digits/status?dryRun=All"
     with world(control_plane, namespace, tmp_path) as here:
         here.create(GOOD)
-        wait_for("the policy", lambda: stranger.call("PATCH", path, theirs, "application/merge-patch+json")[0] == 403, 30)
+        wait_for("the policy", lambda: stranger.call("PATCH", path, EVIL, "application/merge-patch+json")[0] == 403, 30)
         here.operator()
         for number, suspend in ((1, None), (1, True), (2, False)):
             here.edit("digits", suspend=suspend)
-            here.until(f"key {number}", lambda n=number: (here.status("digits").get("pinned") or {}).get("key") == n)
+            here.until(f"key {number}", lambda n=number: part(here.status("digits"), "internal", "pinned").get("key") == n)
             here.until("pods, or none", lambda none=suspend: bool(here.pods("digits")) != bool(none))
-        assert stranger.merge(namespace, "digits", theirs, status=True)[0] == 403
-        assert here.status("digits")["pinned"]["runtimeImage"] != "evil.example/own:1"
+        assert stranger.merge(namespace, "digits", EVIL, status=True)[0] == 403
+        assert here.status("digits")["internal"]["pinned"]["runtimeImage"] != "evil.example/own:1"
     for policy in made:
         control_plane.api.delete(policy)
 

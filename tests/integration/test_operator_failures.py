@@ -130,7 +130,7 @@ def test_a_quota_that_is_used_up(place: World, name: str) -> None:
     )
     place.cluster.api.merge(place.path("resourcequotas", name), {"spec": {"hard": {"pods": "5"}}})
     place.until("the third", lambda: len([pod for pod in place.pods() if pod.startswith(name)]) == 3)
-    assert place.status(name)["workers"]["start"] == 1, "a definite no keeps the number"
+    assert place.status(name)["internal"]["workerStart"] == 1, "a definite no keeps the number"
     place.cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{place.namespace}-{name}")
 
 
@@ -191,7 +191,7 @@ def test_turned_away_by_the_node(place: World, node: str, name: str, reason: str
     place.report(f"{name}-shard-0-a1", phase="Failed", reason=reason, message=message)
     counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {cause: 1}
-    assert place.status(name)["view"] == 2
+    assert place.status(name)["internal"]["term"] == 2
 
 
 @together
@@ -208,7 +208,7 @@ def test_deleted_by_hand(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.cluster.api.delete(place.path("pods", f"{name}-shard-0-a1"))
     place.until("the words", lambda: place.conditions(name)["Ready"]["reason"] == "Ending")
-    assert place.status(name)["view"] == 1 and f"{name}-shard-0-a2" not in place.pods()
+    assert place.status(name)["internal"]["term"] == 1 and f"{name}-shard-0-a2" not in place.pods()
     place.end(f"{name}-shard-0-a1", 75)
     counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"Deleted": 1}
@@ -248,7 +248,7 @@ def test_a_silent_node_is_not_waited_for(place: World, node: str, name: str) -> 
     place.until("the worker's next start", lambda: f"{name}-worker-0-r2" in place.pods())
     assert counts["counted"] == 0 and set(counts["causes"]) == {"NodeLost"}
     place.until("the old pods to be taken off", lambda: not place.pods().keys() & set(old))
-    assert place.status(name)["placement"] == place.status(name)["view"] == 2
+    assert place.status(name)["internal"]["placedTerm"] == place.status(name)["internal"]["term"] == 2
 
 
 # -- what counts ------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str
     assert restarted(place, name, f"{name}-shard-0-a2")["counted"] == 1
     place.run(f"{name}-shard-0-a2", node=node)
     status = place.until_phase("Running", name)
-    assert status["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-shard-0-a2"}
-    assert status["view"] == 2
+    assert status["shards"][0] == {"index": 0, "replica": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-shard-0-a2"}
+    assert status["internal"]["term"] == 2
     assert f"{name}-worker-0-r1" in place.pods(), "nobody else's pod was started again"
 
 
@@ -348,7 +348,7 @@ def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str,
     place.end(f"{name}-shard-0-a1", 76, message='{"fenced": {"view": 7}}')
     counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0
-    assert place.status(name)["view"] == 8
+    assert place.status(name)["internal"]["term"] == 8
 
 
 @together
@@ -379,10 +379,10 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
 def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str) -> None:
     rules = [
         {"action": "Ignore", "role": "worker", "onExitCodes": {"operator": "In", "values": [42]}},
-        {"action": "Count", "role": "worker", "reasons": ["Error"]},
-        {"action": "FailJob", "reasons": ["OOMKilled"]},
+        {"action": "Count", "role": "worker", "onReasons": ["Error"]},
+        {"action": "FailJob", "onReasons": ["OOMKilled"]},
     ]
-    running(place, name, node, runPolicy={"backoffLimit": 1, "failureRules": rules})
+    running(place, name, node, runPolicy={"backoffLimit": 1, "podFailurePolicy": {"rules": rules}})
     place.end(f"{name}-worker-0-r1", 42)
     counts = restarted(place, name, f"{name}-worker-0-r2")
     assert (counts["total"], counts["counted"]) == (1, 0)
@@ -395,7 +395,7 @@ def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str)
     place.end(f"{name}-shard-0-a1", 137, reason="OOMKilled")
     place.until_phase("Failed", name)
     failed = place.conditions(name)["Failed"]
-    assert failed["reason"] == "FailureRule" and "spec.runPolicy.failureRules[2]" in failed["message"]
+    assert failed["reason"] == "PodFailurePolicy" and "spec.runPolicy.podFailurePolicy.rules[2]" in failed["message"]
 
 
 @pytest.mark.parametrize(("mode", "together"), [("ReadWriteOnce", True), ("ReadWriteMany", False)])

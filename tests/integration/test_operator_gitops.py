@@ -87,7 +87,7 @@ def test_self_heal_takes_a_change_back_and_restarts_nothing(place: World, engine
     generation = place.job(name)["metadata"]["generation"]
     place.until("the spec to be read", lambda: place.status(name)["observedGeneration"] == generation)
     assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()} == before
-    assert (place.status(name)["phase"], place.status(name)["view"]) == ("Running", 1)
+    assert (place.status(name)["phase"], place.status(name)["internal"]["term"]) == ("Running", 1)
 
 
 def test_what_left_git_is_pruned_and_nothing_else(place: World, node: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

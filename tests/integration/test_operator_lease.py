@@ -95,7 +95,7 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, se
     (first, wire), (second, other_wire) = pair(place, proxies, seconds)
     running(place, "job", node)
     assert not other_wire.writes[1:], other_wire.writes  # a Lease that it tried to take, at most
-    place.edit("job", runPolicy={"failureRules": [{"action": "Count", "per": "Process", "reasons": ["Error"]}]})
+    place.edit("job", runPolicy={"podFailurePolicy": {"rules": [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]}})
     {"killed": first.kill, "frozen": first.freeze, "cut off": lambda: wire.away(True)}[how]()
     began = time.monotonic()
     place.end("job-worker-1-r1", 1, message="fault")

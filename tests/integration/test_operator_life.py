@@ -43,7 +43,7 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
     pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     status = place.until_phase("Running", name)
-    assert (status["shardsReady"], status["workersReady"], status["view"]) == ("1/1", "2/2", 1)
+    assert (status["shardsReady"], status["workersReady"], status["internal"]["term"]) == ("1/1", "2/2", 1)
     assert status["run"] == place.job(name)["metadata"]["uid"]
     untouched()
     for pod in [pods[1], pods[2], pods[0]]:
@@ -116,7 +116,7 @@ def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     place.edit(name, suspend=None)
     place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
     status = place.until_phase("Running", name)
-    assert (status["restarts"]["counted"], status["view"]) == (0, 2)
+    assert (status["restarts"]["counted"], status["internal"]["term"]) == (0, 2)
 
 
 @together
@@ -237,7 +237,7 @@ def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, nam
     run = place.job(first)["metadata"]["uid"]
     place.until("its pods", lambda: len(place.pods(name)) == 3)
     status = place.status(name)
-    assert status["pinned"]["resumedFrom"] == run and status["restarts"].get("total", 0) == 0
+    assert status["internal"]["pinned"]["resumedFrom"] == run and status["restarts"].get("total", 0) == 0
 
     def begins_at() -> Any:
         return json.loads(next(it for it in place.items("configmaps") if it["metadata"]["name"] == f"{name}-config")["data"]["config.json"])
@@ -248,7 +248,7 @@ def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, nam
     place.until("the other job anew", lambda: place.status(first).get("run") not in (None, run))
     place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
-    assert place.status(name)["pinned"]["resumedFrom"] == run
+    assert place.status(name)["internal"]["pinned"]["resumedFrom"] == run
     assert begins_at()["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}
 
 

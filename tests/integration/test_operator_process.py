@@ -87,7 +87,7 @@ def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
         place.cluster.api.delete(place.path("pstrainingjobs", "b"))
         place.remove("b-worker-0-r1")
         time.sleep(1)
-        assert place.status("a")["workers"]["start"] == 1
+        assert place.status("a")["internal"]["workerStart"] == 1
         proxy.gone()
         place.until("the worker to be started again", lambda: "a-worker-0-r2" in place.pods())
         assert "b-worker-0-r2" not in place.pods()

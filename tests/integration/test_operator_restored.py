@@ -49,7 +49,7 @@ def test_an_operator_ends_when_the_api_server_is_back_at_an_earlier_state(
             place.run(f"job-worker-1-r{number + 1}", node=node)
         place.until_phase("Running", "job")
         etcd_restored.restore(plane, tmp_path / "etcd")
-        assert place.status("job")["workers"]["start"] == 1
+        assert place.status("job")["internal"]["workerStart"] == 1
         for operator in place.operators:
             until("each to end", lambda it=operator: not it.alive(), 60, also=lambda it=operator: it.log.read_text()[-3000:])
         (line,) = {line["message"] for line in chosen.lines() if "was restored from a backup" in line["message"]}

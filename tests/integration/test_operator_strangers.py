@@ -33,10 +33,10 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
     kept = {
         "run": other,
         "phase": "Running",
-        "view": 5,
+        "internal": {"term": 5, "workerStart": 4},
         "observedGeneration": 1,
-        "shards": [{"index": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-shard-0-a7"}],
-        "workers": {"desired": 2, "ready": 2, "start": 4, "succeededIndexes": "0-1", "failedIndexes": ""},
+        "shards": [{"index": 0, "replica": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-shard-0-a7"}],
+        "workers": {"desired": 2, "ready": 2, "succeededIndexes": "0-1", "failedIndexes": ""},
         "restarts": {"total": 9, "causes": {"OOMKilled": 9}, "counted": 9},
         "checkpoint": {"step": 900, "time": "2026-01-01T00:00:00Z", "path": f"{other}/step-900"},
     }
@@ -53,12 +53,12 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
         os.kill(operator.pid, signal.SIGCONT)
     uid = place.job(name)["metadata"]["uid"]
     taken = place.until("the job to be the new run's", lambda: status if (status := place.status(name)).get("run") == uid else None)
-    assert taken["phase"] == "Suspended" and taken["shards"][0]["attempt"] == 7 and taken["workers"]["start"] == 4
+    assert taken["phase"] == "Suspended" and taken["shards"][0]["attempt"] == 7 and taken["internal"]["workerStart"] == 4
     place.cluster.api.merge(path, {"spec": {"suspend": None}})
     place.until("all to start under numbers of their own", lambda: len(place.pods(name)) == 3)
     assert set(place.pods(name)) == {f"{name}-shard-0-a8", f"{name}-worker-0-r5", f"{name}-worker-1-r5"}, "nobody has succeeded yet"
     status = place.status(name)
-    assert status["view"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
+    assert status["internal"]["term"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
 
 @pytest.mark.cluster
@@ -114,7 +114,7 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
     place.remove(f"{name}-worker-0-r1")
     found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"))
     assert found["metadata"]["ownerReferences"][0]["uid"] == place.job(name)["metadata"]["uid"]
-    assert place.status(name)["workers"]["start"] == 1
+    assert place.status(name)["internal"]["workerStart"] == 1
 
 
 @pytest.mark.cluster

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from psjob_operator.contract import WIRE
 from tests import older
 from tests.cluster_fixtures import CRD, Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
@@ -49,8 +50,8 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     first = place.operator(f"--runtime-image={OLD}")
     place.create(manifest())
     up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
-    pinned = place.status()["pinned"]
-    begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
+    pinned = place.status()["internal"]["pinned"]
+    begun = {"configFormat": 1, "wire": WIRE, "container": "worker", "encryption": "auto", "key": 1}
     assert pinned == {"runtimeImage": OLD, **begun, "templates": pinned["templates"]}
     second = place.operator(f"--runtime-image={NEW}", start=False)
     replaced(first, second)
@@ -65,7 +66,7 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     place.until_phase("Suspended")
     place.edit("job", suspend=False)
     assert image(place, "job-shard-0-a3") == NEW, "a resumed run is pinned anew"
-    assert place.status()["pinned"] == {**pinned, "runtimeImage": NEW, "key": 2}
+    assert place.status()["internal"]["pinned"] == {**pinned, "runtimeImage": NEW, "key": 2}
     volumes = {volume["name"]: volume for volume in place.pods()["job-shard-0-a3"]["spec"]["volumes"]}
     assert volumes["psjob-secret"]["secret"]["secretName"] == f"job-key-{place.status()['run'][:8]}-2"
     assert len(set(place.run_keys().values())) == 3
@@ -75,7 +76,7 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     replaced(first, second)
     place.create(manifest("fresh"))
     assert image(place, "fresh-shard-0-a1") == NEW
-    assert place.status("fresh")["pinned"]["runtimeImage"] == NEW
+    assert place.status("fresh")["internal"]["pinned"]["runtimeImage"] == NEW
 
 
 def failed_turns(*operators: Operator) -> list[dict[str, Any]]:
@@ -88,7 +89,7 @@ def running(place: World) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.rotating
 @pytest.mark.timeout(300)
-def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspended_and_resumed(
+def test_a_job_whose_fields_have_other_names_is_left_alone_and_a_new_one_begins(
     fresh_control_plane: Callable[..., Cluster], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """As helm does it: the CRD with the operator. The operator before is the real one of an older commit."""
@@ -102,33 +103,21 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
     with world(cluster, "default", tmp_path) as place:
         node = place.node("n")
         first = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3", launcher=before)
-        place.create(manifest())
-        began = {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}
+        spec = manifest()["spec"]
+        place.create({**manifest(), "spec": {"ps": {"shards": spec["shards"]["replicas"]}, "workers": spec["workers"]}})
+        began = {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}
         up(place, node, *began)
         was = config(place)
         crd(CRD)
         second = place.operator(f"--runtime-image={NEW}", start=False)
         replaced(first, second)
-        place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
-        assert "began without authentication" in place.conditions()["Ready"]["message"]
-        assert place.status()["phase"] == "Running" and place.status()["restarts"]["total"] == 0, "a job that runs is not touched"
+        place.until("the API server's words", lambda: any("no such key: shards" in line["message"] for line in second.lines()))
         place.end("job-worker-0-r1", 1)
         with pytest.raises(AssertionError, match="waited"):
             place.until("nothing", lambda: set(place.pods()) != began, seconds=2)
         assert config(place) == was and not [it for it in place.items("secrets") if "-key-" in it["metadata"]["name"]]
-        place.edit("job", suspend=True)
-        place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
-        for pod in place.pods():
-            place.remove(pod)
-        place.until_phase("Suspended")
-        place.edit("job", suspend=False)
-        assert image(place, "job-shard-0-a2") == NEW
-        begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
-        assert place.status()["pinned"].items() >= {"runtimeImage": NEW, **begun}.items()
-        up(place, node, "job-shard-0-a2", "job-worker-0-r2", "job-worker-1-r2")
-        for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-shard-0-a2"):
-            place.end(pod)
-        place.until_phase("Complete")
+        place.create(manifest("anew"))
+        assert image(place, "anew-shard-0-a1") == NEW
         assert not failed_turns(*place.operators)
 
 
@@ -138,7 +127,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     place.create(manifest())
     up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     path = place.path("pstrainingjobs", "job") + "/status"
-    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 99, "wire": 98}}})
+    place.cluster.api.merge(path, {"status": {"internal": {"pinned": {"configFormat": 99, "wire": 98}}}})
     place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
     assert "config format 99 and wire 98" in place.conditions()["Ready"]["message"]
     place.until("its event", lambda: place.events("RunOfAnotherVersion"))
@@ -146,8 +135,8 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     place.end("job-worker-0-r1", 1)
     with pytest.raises(AssertionError, match="waited"):
         place.until("nothing", lambda: set(place.pods()) != {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
-    assert place.status()["phase"] == "Running" and place.status()["pinned"]["configFormat"] == 99
-    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 2}}})
+    assert place.status()["phase"] == "Running" and place.status()["internal"]["pinned"]["configFormat"] == 99
+    place.cluster.api.merge(path, {"status": {"internal": {"pinned": {"configFormat": 1, "wire": WIRE}}}})
     up(place, node, "job-shard-0-a2", "job-worker-0-r2")
 
 
@@ -165,8 +154,9 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
     properties = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     properties["status"] = opened(properties["status"])
     properties["status"]["x-kubernetes-preserve-unknown-fields"] = True
-    for field in ("pinned", "workers"):
-        properties["status"]["properties"][field]["x-kubernetes-preserve-unknown-fields"] = True
+    known = properties["status"]["properties"]
+    for field in (known["internal"]["properties"]["pinned"], known["workers"]):
+        field["x-kubernetes-preserve-unknown-fields"] = True
     newer = tmp_path / "newer.yaml"
     newer.write_text(yaml.safe_dump(document))
     cluster = fresh_control_plane()
@@ -181,7 +171,7 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
         at = status["conditions"][0]["lastTransitionTime"]
         status["shards"][0]["state"] = "Migrating"
         status["conditions"] += [{"type": "QuotaReserved", "status": "Perhaps", "reason": "Q", "message": "q", "lastTransitionTime": at}]
-        laid = {"phase": "Tuning", "standby": [1], "pinned": {"torch": "9"}, "workers": {"zones": {"a": 1}}}
+        laid = {"phase": "Tuning", "standby": [1], "internal": {"pinned": {"torch": "9"}}, "workers": {"zones": {"a": 1}}}
         path = place.path("pstrainingjobs", "job") + "/status"
         place.cluster.api.merge(path, {"status": {**laid, "shards": status["shards"], "conditions": status["conditions"]}})
         operator.start()
@@ -189,6 +179,6 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
         assert image(place, "job-shard-0-a2") == OLD
         up(place, node, "job-shard-0-a2")
         found = place.status()
-        assert (found["standby"], found["pinned"]["torch"], found["workers"]["zones"]) == ([1], "9", {"a": 1})
+        assert (found["standby"], found["internal"]["pinned"]["torch"], found["workers"]["zones"]) == ([1], "9", {"a": 1})
         assert place.conditions()["QuotaReserved"]["status"] == "Perhaps" and found["shards"][0]["state"] == "Serving"
         assert not failed_turns(operator)

@@ -32,7 +32,7 @@ from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, st
 LR, LIMIT = 0.1, 0.5
 SECONDS, ANSWER_SECONDS = 20.0, 0.2
 BITS = {
-    "flags": 8, "codec": 8, "view": 32, "attempt": 32, "worker": -32, "start": 32, "rewinds": 32, "clock": -64, "request": 32,
+    "flags": 8, "codec": 8, "term": 32, "attempt": 32, "worker": -32, "start": 32, "rewinds": 32, "clock": -64, "request": 32,
     "generation": 32, "table": 16, "info": 16, "block": 32, "part": 64, "length": 64, "crc": 32,
 }  # fmt: skip
 """Of the header's fields; below 0: with a sign."""
@@ -148,7 +148,7 @@ class World:
                 if header.kind is Kind.HELLO and len(sent) == 1:
                     stream.recv_header(ANSWER_SECONDS)  # before it is let in nothing of it counts
             stream.sock.shutdown(socket.SHUT_WR)
-            stream.sock.settimeout(ANSWER_SECONDS)  # a hello that waits for a view to come is not read on
+            stream.sock.settimeout(ANSWER_SECONDS)  # a hello that waits for a term to come is not read on
             while stream.sock.recv(1 << 16):
                 pass
         except (StreamClosed, WireError, OSError, struct.error):
@@ -192,7 +192,7 @@ class World:
                 + ", ".join(
                     f"{cell.index} at {cell.n} with {list(cell.pending)} clip {cell._clips is not None}" for cell in store.cells.values()
                 )
-                + f", norms wait for {store.norms.waits}, view {store.view}, recovery {store.recovery}"
+                + f", norms wait for {store.norms.waits}, term {store.term}, recovery {store.recovery}"
                 for store in self.stores
             )
             + f"; worker 0 at {self.honest.session.clock}"
@@ -204,7 +204,7 @@ class World:
         clock = self.honest.session.clock
         for index, store in enumerate(self.stores):
             stream, place = self.dial(index, self.start)
-            base = Header(Kind.HELLO, run=run_digest(place.run), view=store.view, attempt=1, worker=1, start=self.start)
+            base = Header(Kind.HELLO, run=run_digest(place.run), term=store.term, attempt=1, worker=1, start=self.start)
             stream.send_json(base, self.hello | {"recovery": store.recovery, "acked": store.complete(1), "fresh": False, "attempt": 1})
             assert stream.recv_header(SECONDS).kind is Kind.WELCOME
             row = store.admission.rows[1]
@@ -222,7 +222,7 @@ class World:
     def _frames(self, random: Random, index: int) -> list[tuple[Header, bytes]]:
         store = self.stores[index]
         row = store.admission.rows[1]
-        base = Header(Kind.HELLO, run=run_digest(self.shards.config.run), view=store.view, attempt=1, worker=1, start=self.start)
+        base = Header(Kind.HELLO, run=run_digest(self.shards.config.run), term=store.term, attempt=1, worker=1, start=self.start)
         hello = self.hello | {"recovery": store.recovery, "acked": row.complete, "fresh": False, "attempt": 1}
         if random.random() < 0.2:
             hello = changed_json(hello, json_changes(random))

@@ -25,7 +25,7 @@ from tests.runkeys import key_file
 RUN = "run-9"
 LENGTH_AT = 92
 """Where a header tells the length of what follows it."""
-HELLO = {"role": "worker", "fresh": True, "view": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
+HELLO = {"role": "worker", "fresh": True, "term": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Idle]:
     (folder / "config.json").write_text(json.dumps(config))
     env = {
         contract.ENV_ROLE: "shard", contract.ENV_INDEX: "0", contract.ENV_RUN: RUN,
-        contract.ENV_ATTEMPT: "1", contract.ENV_VIEW: "1",
+        contract.ENV_ATTEMPT: "1", contract.ENV_TERM: "1",
         contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "shard-0",
         contract.ENV_CHECKPOINTS: str(folder), contract.ENV_KEYS: key_file(folder, "shard", 0), contract.ENV_BIND: "127.0.0.1",
         contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",

@@ -124,10 +124,10 @@ def under_psjob(folder: Path, source: str, job: Job) -> Ran:
         shards.close()
 
 
-def _environment(folder: Path, start: int, rewinds: int, view: int, fault: Fault | None) -> dict[str, str]:
+def _environment(folder: Path, start: int, rewinds: int, term: int, fault: Fault | None) -> dict[str, str]:
     found = {
         contract.ENV_ROLE: "worker", contract.ENV_INDEX: "0", contract.ENV_RUN: "run-1", contract.ENV_START: str(start),
-        contract.ENV_REWINDS: str(rewinds), contract.ENV_VIEW: str(view), contract.ENV_CONFIG: str(folder / "config.json"),
+        contract.ENV_REWINDS: str(rewinds), contract.ENV_TERM: str(term), contract.ENV_CONFIG: str(folder / "config.json"),
         contract.ENV_TERMINATION_LOG: str(folder / "end"), contract.ENV_KEYS: key_file(folder, "worker", 0, start),
         contract.ENV_POD: f"worker-0-r{start}",
     }  # fmt: skip

@@ -51,10 +51,10 @@ class Processes:
         self.run = folder / "checkpoints" / "run-1"
         self.started: dict[int, Process] = {}
 
-    def start(self, index: int, attempt: int = 1, view: int = 1, program: Sequence[str] = PROGRAM, **more: str) -> Process:
+    def start(self, index: int, attempt: int = 1, term: int = 1, program: Sequence[str] = PROGRAM, **more: str) -> Process:
         """Start a shard; `more` goes into its environment."""
         own = {
-            contract.ENV_ROLE: "shard", contract.ENV_INDEX: str(index), contract.ENV_ATTEMPT: str(attempt), contract.ENV_VIEW: str(view),
+            contract.ENV_ROLE: "shard", contract.ENV_INDEX: str(index), contract.ENV_ATTEMPT: str(attempt), contract.ENV_TERM: str(term),
             contract.ENV_RUN: "run-1", contract.ENV_CONFIG: str(self.path), contract.ENV_CHECKPOINTS: str(self.folder / "checkpoints"),
             contract.ENV_POD: f"shard-{index}-{attempt}", contract.ENV_BIND: "127.0.0.1",
             contract.ENV_KEYS: key_file(self.folder, "shard", index, attempt),

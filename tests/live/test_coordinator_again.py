@@ -81,7 +81,7 @@ def test_it_tells_the_step_and_checkpoint_it_found_from_the_first_word_on(tmp_pa
     assert said["checkpoint"]["path"] == newest.name
 
 
-def test_nobody_speaks_to_it_and_it_ends_once_a_higher_view_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_speaks_to_it_and_it_ends_once_a_higher_term_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "CLAIM_SECONDS", 0.05)
     with serving(tmp_path, workers=1, checkpoint=EVERY_2) as shards:
         train_and_die(shards)

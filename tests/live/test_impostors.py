@@ -42,9 +42,9 @@ from tests.soaking import rotating
 STEPS = 30
 NAME = "run-1"
 DIGEST = run_digest(NAME)
-HELLO = {"role": "worker", "fresh": True, "view": 1, "recovery": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
+HELLO = {"role": "worker", "fresh": True, "term": 1, "recovery": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
          "codecs": ["none"], "transports": ["tcp", "shared"], "push": "none", "pull": "none", "acked": 0, "attempt": 0}  # fmt: skip
-PEER = {"role": "shard", "index": 1, "attempt": 9, "view": 10**17, "serving": True, "recovery": 0, "mode": "sync", "carried": 0}
+PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "recovery": 0, "mode": "sync", "carried": 0}
 OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
 """The keys of another run of the same cluster."""
 OWN = keys.worker(RUN["workers"], 1, 1)
@@ -100,7 +100,7 @@ Attempt = Callable[[Dialled], None]
 
 def frame(kind: Kind, body: bytes = b"", **fields: int) -> bytes:
     """A frame as a worker of rank 0 would send it."""
-    told = {"view": 1, "attempt": 1, "start": 1, "info": 1} | fields
+    told = {"term": 1, "attempt": 1, "start": 1, "info": 1} | fields
     return Header(kind, run=DIGEST, **told).sized(body).pack() + body  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def test_no_attempt_hears_or_changes_anything(tmp_path: Path, undisturbed: str) 
             for body in told(raw):
                 assert NAME.encode() not in body and json.loads(body)["code"] == "protocol", (name, index, body)
         assert tensors_sha256(workers[0].model.parameters()) == undisturbed
-        assert [server.store.view for server in shards.servers] == [1, 1]
+        assert [server.store.term for server in shards.servers] == [1, 1]
         assert [server.store.counters.applied for server in shards.servers] == [2 * STEPS, 2 * STEPS]
         assert [path.name for path in shards.folder.glob("CLAIM-*")] == ["CLAIM-000001"]
 
@@ -417,7 +417,7 @@ def proving_link(key: bytes, peer: Peer, *frames: Header, run: bytes = DIGEST, b
 
 
 def own(kind: Kind, **fields: int) -> Header:
-    told = {"view": 1, "start": 1, "worker": 0} | fields
+    told = {"term": 1, "start": 1, "worker": 0} | fields
     return Header(kind, run=DIGEST, **told)  # type: ignore[arg-type]
 
 
@@ -438,7 +438,7 @@ NOBODY: dict[str, Attempt] = {
 TAKEN_OVER: dict[str, Attempt] = {
     "no word of where it stands": proving_link(LINK, Peer("worker", 0, 1), GIVES, body=BODY),
     "another worker's frame": proving_link(LINK, Peer("worker", 0, 1), STANDS._replace(worker=1), GIVES, body=BODY),
-    "another view": proving_link(LINK, Peer("worker", 0, 1), STANDS._replace(view=9), GIVES, body=BODY),
+    "another term": proving_link(LINK, Peer("worker", 0, 1), STANDS._replace(term=9), GIVES, body=BODY),
     "gradients from the stage before": proving_link(LINK, Peer("worker", 0, 1), STANDS, GIVES._replace(kind=Kind.GRADIENT), body=BODY),
     "a step far ahead": proving_link(LINK, Peer("worker", 0, 1), STANDS, GIVES._replace(clock=AT + 2), body=BODY),
     "a micro-batch beyond all": proving_link(LINK, Peer("worker", 0, 1), STANDS, GIVES._replace(block=1 << 20), body=BODY),

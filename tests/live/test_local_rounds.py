@@ -352,9 +352,6 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
     ("what", "words"),
     [
         ({"overlap": True}, "it sends the gradients of each step"),
-        ({"update_at": "shard"}, "leave updateAt out"),
-        ({"update_rule": "dana-slim"}, "leave updateRule out"),
-        ({"update_rule": "delayed-nesterov", "local": replace(OUTER, quorum=1)}, "leave quorum and graceSeconds out"),
         (
             {"update_rule": "delayed-nesterov", "rule_options": {"lam": 1}},
             "ruleOptions has lam, which updateRule delayed-nesterov does not",

@@ -42,7 +42,7 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert ended.stdout.splitlines()[-1] == "test accuracy 0.978"
     assert f"worker 0 start 1 of {tmp_path.resolve()}" in ended.stdout and "worker 1" not in ended.stdout
     assert "not used on this machine: image" in ended.stderr
-    assert (told["result"], told["restarts"], told["attempts"], told["view"]) == ("Complete", {}, [1, 1], 1)
+    assert (told["result"], told["restarts"], told["attempts"], told["term"]) == ("Complete", {}, [1, 1], 1)
     assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
     last = lines[-1]
@@ -57,10 +57,10 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     folder = tmp_path / ".psjob" / told["run"]
     assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
     status = json.loads((folder / "status.json").read_text())
-    assert status["phase"] == "Complete" and len(status["pinned"].pop("templates")) == 16
-    assert status["pinned"] == {
+    assert status["phase"] == "Complete" and len(status["internal"]["pinned"].pop("templates")) == 16
+    assert status["internal"]["pinned"] == {
         "configFormat": 1,
-        "wire": 2,
+        "wire": 3,
         "container": "worker",
         "encryption": "none",
         "key": 1,
@@ -75,7 +75,7 @@ def test_a_killed_shard_is_started_again_with_the_next_attempt(tmp_path: Path, s
     ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:shard-{shard}@step=40", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
-    assert told["attempts"] == [2 if index == shard else 1 for index in range(2)] and told["view"] == 2
+    assert told["attempts"] == [2 if index == shard else 1 for index in range(2)] and told["term"] == 2
     assert sum(told["restarts"].values()) == 1
     (recovery,) = told["recoveries"]
     assert recovery["step"] >= 40 and recovery["secondsToFirstPush"] > 0 and recovery["secondsToPassStep"] > 0
@@ -141,11 +141,11 @@ def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path
 @pytest.mark.parametrize(("action", "code"), [rotating("Count", 0), ("FailJob", 1)])
 def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, action: str, code: int) -> None:
     rules = [{"action": action, "role": "worker", "onExitCodes": {"operator": "In", "values": [3]}}]
-    policy = {"backoffLimit": 2, "failureRules": rules}
+    policy = {"backoffLimit": 2, "podFailurePolicy": {"rules": rules}}
     ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", runPolicy=policy), "--summary", "s.json")
     assert ended.returncode == code, ended.stdout + ended.stderr
     if action == "FailJob":
-        assert "spec.runPolicy.failureRules[0] says FailJob" in ended.stdout + ended.stderr
+        assert "spec.runPolicy.podFailurePolicy.rules[0] says FailJob" in ended.stdout + ended.stderr
 
 
 @pytest.mark.rotating

@@ -117,7 +117,8 @@ TABLE = {
         "run hello/job.yaml",
         ('hello/job.yaml: spec.training.mode: Unsupported value: "softsinc": supported values: "sync", "bounded", "softsync", "async", '
          '"threshold", "local"; did you mean softsync?',),
-        "validate hello/job.yaml", replaced("mode: sync", "splits: 1\n    mode: softsinc"), replaced("mode: sync", "mode: softsync"),
+        "validate hello/job.yaml", replaced("mode: sync", "softsync: {splits: 1}\n    mode: softsinc"),
+        replaced("mode: sync", "mode: softsync"),
     ),
     "an option before the manifest": Mistake(
         "submit --forec hello/job.yaml", ("No such option: --forec; did you mean --folder?",), "submit --help",

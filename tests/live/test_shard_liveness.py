@@ -63,7 +63,7 @@ def test_a_shard_that_reads_for_longer_than_its_timeout_is_alive_and_says_how_fa
             assert eventually(lambda: checkpointed(run), 60.0)
             lost.kill()
             lost.wait()
-            run.start(1, attempt=2, view=2, program=("-c", SLOW))
+            run.start(1, attempt=2, term=2, program=("-c", SLOW))
             looks: list[tuple[int, int, dict[str, Any]]] = []
 
             def serves() -> bool:

@@ -32,7 +32,7 @@ from tests.soaking import rotating
 UPDATES = 2
 LAYOUT = Layout.of((TensorSpec("a", (40, 20), "float32"), TensorSpec("b", (900,), "float64", 1)))
 SPAN = LentSpan.of(LAYOUT, PAGE)
-TOLD: Mapping[str, Any] = {"view": 1}
+TOLD: Mapping[str, Any] = {"term": 1}
 MOST_LINES = 1000
 TRACED = (state_memory.__file__, __file__)
 State = tuple[list[torch.Tensor], dict[str, Any], int, bool]
@@ -189,23 +189,23 @@ def test_words_of_the_whole_are_found_again() -> None:
     weights, region = regions("sgd")
     memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, ("momentum_buffer",))
     for number in range(5):
-        memory.tell({"view": number, "recovery": 1 << 40})
+        memory.tell({"term": number, "recovery": 1 << 40})
     memory.note_rank(1, (3, 2), 7)
     memory.note_rank(0, (1, 0), None)
     assert memory.clip is None
     memory.note_clip(0, 0.25)
-    memory.note_cut(9)
-    memory.note_cut(4)
+    memory.note_snapshot(9)
+    memory.note_snapshot(4)
     memory.count(Counters(pushes=10, applied=6, first_applied=2.5), 6)
     again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
-    assert state_memory.told(region) == {"view": 4, "recovery": 1 << 40} and again.highest_cut == 9
+    assert state_memory.told(region) == {"term": 4, "recovery": 1 << 40} and again.highest_snapshot == 9
     assert again.clip == (0, 0.25)
     assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
     counted = again.counted(4)
     assert (counted.pushes, counted.applied, counted.first_applied) == (10, 4, 2.5)
     assert [counted.crashes, again.counted(4).crashes, again.counted(4).crashes] == [1, 2, 3]
     with pytest.raises(ValueError, match="do not fit"):
-        memory.tell({"view": "x" * 10_000})
+        memory.tell({"term": "x" * 10_000})
 
 
 def test_what_no_version_holds_comes_again() -> None:

@@ -104,7 +104,7 @@ BAD = {
     "a worker out of range": hello(worker=7),
     "a worker below zero": hello(worker=-5),
     "a shard without an index": hello(body={"role": "shard", "scheme": "none"}),
-    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "attempt": 1, "view": 1}),
+    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "attempt": 1, "term": 1}),
 }
 
 

@@ -173,7 +173,7 @@ def in_job(program: Program, folder: Path, mode: str = "sync") -> Ran:
         "training": {"mode": "async" if mode == "async" else "sync", "seed": 0, **dict(program.training)},
         "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
-        "checkpoint": {"interval": "1h", "everySteps": 3},
+        "checkpoint": {"periodSeconds": 3600, "everySteps": 3},
     }
     job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": spec}
     (folder / "job.yaml").write_text(json.dumps(job))

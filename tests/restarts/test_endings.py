@@ -44,7 +44,7 @@ PLAIN = ("pass", "train()")
 
 def run(folder: Path, after: str, end: str, *what: str) -> Ran:
     (folder / "train.py").write_text(SCRIPT.replace("AFTER_A_STEP", after).replace("AT_THE_END", end))
-    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
+    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "periodSeconds": 3600})
     return finish(start(folder, job, *faults(*what)), folder)
 
 

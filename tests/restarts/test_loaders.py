@@ -133,7 +133,7 @@ def cells(names: dict[str, object]) -> list[object]:
 def run(folder: Path, made: str, *words: str, steps: int = -1, epochs: int = 2, mode: str = "sync") -> Ran:
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(HEAD + made + LOOP.replace("EPOCHS", str(epochs)).replace("STEPS", str(steps)))
-    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 2, "interval": "1h"})
+    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 2, "periodSeconds": 3600})
     return finish(start(folder, job, *words), folder)
 
 

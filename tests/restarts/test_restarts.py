@@ -89,7 +89,7 @@ def begun(folder: Path, name: str, source: str, *words: str, mode: str = "sync")
     """Start the job of a script in this folder."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(source)
-    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 3, "interval": "1h"})
+    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 3, "periodSeconds": 3600})
     return start(folder, job, *words, imports=frameworks.IMPORTS if name in FRAMEWORKS else warm.COMPILING, environment=frameworks.OFFLINE)
 
 

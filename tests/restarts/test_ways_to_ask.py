@@ -258,7 +258,7 @@ def run(folder: Path, name: str, *what: str) -> Ran:
     folder.mkdir()
     body = LOOPS[name].strip("\n").replace("\n", "\n    ")
     (folder / "train.py").write_text(SCRIPT.replace("BODY", f"    {body}"))
-    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"interval": "1h", "everySteps": 3})
+    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"periodSeconds": 3600, "everySteps": 3})
     return finish(start(folder, job, *faults(*what)), folder)
 
 

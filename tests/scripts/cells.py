@@ -68,7 +68,7 @@ def manifest(folder: Path, command: list[str], training: dict[str, str] | None =
         "training": {"mode": "sync", "seed": 0, **(training or {})},
         "shards": {"replicas": SHARDS},
         "workers": {"replicas": WORKERS, "template": {"spec": {"containers": containers}}},
-        "checkpoint": {"interval": "1h", "everySteps": 3},
+        "checkpoint": {"periodSeconds": 3600, "everySteps": 3},
     }
     path = folder / "job.yaml"
     path.write_text(json.dumps({"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": spec}))

@@ -140,9 +140,9 @@ def check_plan(decided: Plan, seen: ObservedState) -> None:
     ours = {(process.name, process.uid) for process in seen.processes if process.run == seen.uid}
     assert all((action.name, action.uid) in ours for action in decided.actions if isinstance(action, DeleteProcess))
     if seen.status is not None and seen.status.run == seen.uid and not decided.intent:
-        assert decided.status.view == seen.status.view
+        assert decided.status.internal.term == seen.status.internal.term
         assert [shard.attempt for shard in decided.status.shards] == [shard.attempt for shard in seen.status.shards]
-        assert decided.status.workers.start == seen.status.workers.start
+        assert decided.status.internal.worker_start == seen.status.internal.worker_start
 
 
 def settle(brain: Brain, limit: int = 40) -> None:

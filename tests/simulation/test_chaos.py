@@ -82,7 +82,7 @@ def disturb(world: World, brains: list[Brain], this: tuple[object, ...]) -> None
         case ("exit", (str(role), int(index)), int(code)):
             pod = world.current(role, index)
             if pod is not None and not (code == EXIT_FENCED and role == "worker"):
-                message = f'{{"fenced": {{"view": {(stored(world).view or 0) + 2}}}}}' if code == EXIT_FENCED else ""
+                message = f'{{"fenced": {{"view": {(stored(world).internal.term or 0) + 2}}}}}' if code == EXIT_FENCED else ""
                 world.end(pod.name, code, message=message)
         case ("delete", (str(role), int(index))):
             pod = world.current(role, index)
@@ -112,7 +112,7 @@ def zombie(world: World, role: str, index: int, ahead: int) -> None:
     """A pod that the status knows nothing of: the API server was restored from a backup between two starts."""
     if world.status is None or not world.status.shards:
         return
-    number = (world.status.shards[index].attempt if role == "shard" else world.status.workers.start) + ahead
+    number = (world.status.shards[index].attempt if role == "shard" else world.status.internal.worker_start) + ahead
     word = f"{world.name}-shard-{index}-a{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
     assert role in ("shard", "worker")
     pod = Process(

@@ -83,7 +83,7 @@ DEATHS = [
 def test_an_undisturbed_life() -> None:
     world, brain = REFERENCES["quiet"]
     status = stored(world)
-    assert status.phase == "Complete" and status.view == 1
+    assert status.phase == "Complete" and status.internal.term == 1
     assert status.workers.succeeded_indexes == "0-2"
     assert status.restarts.total == 0 and status.restarts.causes == {}
     assert sum(world.created.values()) == 5 and set(world.created.values()) == {1}
@@ -96,7 +96,7 @@ def test_a_life_with_failures() -> None:
     status = stored(world)
     assert status.phase == "Complete"
     assert status.restarts.causes == {"Deleted": 1, "OOMKilled": 1, "Retry": 1} and status.restarts.counted == 1
-    assert [shard.attempt for shard in status.shards] == [1, 2] and status.view == 2 and status.workers.start == 2
+    assert [shard.attempt for shard in status.shards] == [1, 2] and status.internal.term == 2 and status.internal.worker_start == 2
     assert sum(world.created.values()) == 8
     assert brain.writes <= 5 + 15 + 3 * 4, "four more for each restart"
     assert [event.reason for event in brain.events] == ["Running", "Restarted", "Completed"]
@@ -106,7 +106,7 @@ def test_a_suspended_life() -> None:
     world, brain = REFERENCES["pause"]
     status = stored(world)
     assert status.phase == "Complete" and status.restarts.total == 0
-    assert [shard.attempt for shard in status.shards] == [2, 2] and status.view == 2 and status.workers.start == 2
+    assert [shard.attempt for shard in status.shards] == [2, 2] and status.internal.term == 2 and status.internal.worker_start == 2
     assert [event.reason for event in brain.events] == ["Running", "Suspending", "Suspended", "Resumed", "Running", "Completed"]
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_crashes_after_it_has_left_is_told_soon() -> None:
     status = stored(world)
     assert status.phase == "Complete" and status.workers.succeeded_indexes == "0-2"
     assert status.restarts.causes == {"Error": 1, "Finished": 2} and status.restarts.counted == 1
-    assert [shard.attempt for shard in status.shards] == [2, 2] and status.workers.start == 2
+    assert [shard.attempt for shard in status.shards] == [2, 2] and status.internal.worker_start == 2
     assert world.now < 1_000_000.0 + world.steps + 120, "nobody looked for the shards in vain for ten minutes"
 
 

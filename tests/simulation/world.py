@@ -209,13 +209,13 @@ def check_transition(old: JobStatus | None, new: JobStatus) -> None:
         assert new.phase == old.phase or not same_run
         if same_run:
             assert new.completion_time == old.completion_time
-    assert (new.view or 0) >= (old.view or 0)
-    assert same_run or old.view is None or (new.view or 0) > old.view
-    assert new.workers.start >= old.workers.start
+    assert (new.internal.term or 0) >= (old.internal.term or 0)
+    assert same_run or old.internal.term is None or (new.internal.term or 0) > old.internal.term
+    assert new.internal.worker_start >= old.internal.worker_start
     assert len(new.shards) >= len(old.shards)
     assert all(after.attempt >= before.attempt for before, after in zip(old.shards, new.shards, strict=False))
     raised = [shard for before, shard in zip(old.shards, new.shards, strict=False) if shard.attempt > before.attempt]
-    assert not raised or (new.view or 0) > (old.view or 0)
+    assert not raised or (new.internal.term or 0) > (old.internal.term or 0)
     if same_run:
         assert new.restarts.total >= old.restarts.total
 

@@ -19,7 +19,7 @@ TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i
 
 
 class LoneShard:
-    """Of attempt and view `attempt`; its run's folder is `folder`."""
+    """Of attempt and term `attempt`; its run's folder is `folder`."""
 
     def __init__(self, checkpoints: Path, attempt: int = 1, mode: str = "sync", workers: int = 2) -> None:
         shards = (ShardAddress("127.0.0.1", 1, 0), ShardAddress("127.0.0.1", 2, 0))
@@ -34,11 +34,11 @@ class LoneShard:
     def serving(self, table: list[dict[str, Any]] = TABLE) -> LoneShard:
         """Set up, with zeros in every block."""
         self.folder.mkdir(exist_ok=True, parents=True)
-        self.order({"do": "setup", "setup": 1, "view": 1, "mode": self.mode, "rule": "sgd", "table": table})
+        self.order({"do": "setup", "setup": 1, "term": 1, "mode": self.mode, "rule": "sgd", "table": table})
         for index, cell in self.server.store.cells.items():
             if self.server.store.initialise(index, torch.zeros(cell.block.length)):
                 self.server.initialised()
-        self.order({"do": "open", "view": 1, "recovery": 1})
+        self.order({"do": "open", "term": 1, "recovery": 1})
         return self
 
     def order(self, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -48,9 +48,9 @@ class LoneShard:
         self.settle()
         return self.said[before:]
 
-    def cut(self, number: int, base: int | None = None) -> list[Mapping[str, Any]]:
+    def snapshot(self, number: int, base: int | None = None) -> list[Mapping[str, Any]]:
         """Write the blocks as they stand."""
-        return self.order({"do": "cut", "cut": number, "step": -1, "marks": False, "base": base})
+        return self.order({"do": "snapshot", "snapshot": number, "step": -1, "marks": False, "base": base})
 
     def settle(self) -> None:
         """Come back when no thread of this shard has anything left to do."""

@@ -1,4 +1,4 @@
-"""Manifests: the newest whole one counts, damage means the one before it, and a newer view's claim stops an old one."""
+"""Manifests: the newest whole one counts, damage means the one before it, and a newer term's claim stops an old one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from psjob.rules.base import BlockState
 from tests.tensors.checkpoint_parts import HOWS, LAYOUT, RUN, blocks, damage, names, same, save
 
 
-def committed(folder: Path, *steps: int, view: int = 1, **more: Any) -> list[manifest.Manifest]:
-    made = [save(folder, step, view, **more) for step in steps]
+def committed(folder: Path, *steps: int, term: int = 1, **more: Any) -> list[manifest.Manifest]:
+    made = [save(folder, step, term, **more) for step in steps]
     for one in made:
         manifest.commit(folder, one)
     return made
@@ -39,8 +39,8 @@ def test_the_newest_comes_back_whole(tmp_path: Path) -> None:
 
 
 def test_a_higher_view_counts_more_than_a_higher_step(tmp_path: Path) -> None:
-    committed(tmp_path, 50, view=1)
-    (low,) = committed(tmp_path, 10, view=2)
+    committed(tmp_path, 50, term=1)
+    (low,) = committed(tmp_path, 10, term=2)
     assert manifest.newest(tmp_path, RUN)[0] == low
 
 
@@ -229,11 +229,11 @@ def test_a_view_is_claimed_once(tmp_path: Path) -> None:
     assert claim.claim(folder, 3, "pod-a") is True
     assert claim.claim(folder, 3, "pod-a") is False
     assert claim.highest(folder) == (3, "pod-a")
-    with pytest.raises(Fenced, match="view 3 of this run is claimed by pod-a; this is pod-b") as equal:
+    with pytest.raises(Fenced, match="term 3 of this run is claimed by pod-a; this is pod-b") as equal:
         claim.claim(folder, 3, "pod-b")
-    with pytest.raises(Fenced, match="view 3 of this run is claimed by pod-a; this is view 2") as lower:
+    with pytest.raises(Fenced, match="term 3 of this run is claimed by pod-a; this is term 2") as lower:
         claim.claim(folder, 2, "pod-a")
-    assert (equal.value.view, lower.value.view) == (3, 3)
+    assert (equal.value.term, lower.value.term) == (3, 3)
     assert claim.claim(folder, 4, "pod-b") is True
 
 
@@ -291,7 +291,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
     (tmp_path / FINAL_WEIGHTS).write_bytes(b"x")
     (tmp_path / "mine.txt").write_bytes(b"x")
     claim.claim(tmp_path, 1, "pod")
-    save(tmp_path, 25)  # a cut that was void
+    save(tmp_path, 25)  # a snapshot that was void
     (tmp_path / "v000001-c000024-shard000-a1.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "manifest-v000001-s000000000007.json.tmp").write_bytes(b"half")
     inflight = save(tmp_path, 40)
@@ -306,19 +306,19 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
 def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
     committed(tmp_path, 10, 20)
     save(tmp_path, 30)
-    (made,) = committed(tmp_path, 20, view=2, cut=1)
+    (made,) = committed(tmp_path, 20, term=2, snapshot=1)
     manifest.prune(tmp_path, 1, made)
     assert names(tmp_path, "manifest") == [made.name]
     assert all(n.startswith("v000002") for n in names(tmp_path, "v0"))
 
 
 def test_prune_leaves_the_highest_claim_alone(tmp_path: Path) -> None:
-    for view in (1, 2):
-        (tmp_path / f"CLAIM-{view:06d}").write_text("{}")
+    for term in (1, 2):
+        (tmp_path / f"CLAIM-{term:06d}").write_text("{}")
     claim.prune(tmp_path, 4)
     assert names(tmp_path) == ["CLAIM-000001", "CLAIM-000002"], "not claimed itself: the highest of these still holds"
     claim.claim(tmp_path, 4, "shard-0")
-    (made,) = committed(tmp_path, 3, view=4)
+    (made,) = committed(tmp_path, 3, term=4)
     manifest.prune(tmp_path, 1, made)
     assert names(tmp_path, "CLAIM") == ["CLAIM-000004"]
 
@@ -327,7 +327,7 @@ def test_prune_spares_final_other_runs_and_higher_views(tmp_path: Path) -> None:
     (last,) = committed(tmp_path, 10, final=True)
     (other,) = committed(tmp_path, 11, run="other")
     new = committed(tmp_path, 20, 30, 40)
-    (higher,) = committed(tmp_path, 5, view=3)
+    (higher,) = committed(tmp_path, 5, term=3)
     manifest.prune(tmp_path, 1, new[-1])
     assert set(names(tmp_path, "manifest")) == {last.name, other.name, new[-1].name, higher.name}
     for one in (last, other, new[-1], higher):

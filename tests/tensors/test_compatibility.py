@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from psjob.api.compatibility import CLASHES, Asked, Clash, refuse
-from psjob.contract import ASYNC_OUTER_RULE
 from psjob.modes.stages import Stages
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, LocalConfig
 from psjob.process.errors import Refused
@@ -31,7 +30,6 @@ BOTH: list[tuple[str, Asked, Config | None]] = [
     ("training.updateRule dana-slim with its part on the workers does not go with 2 processes", RULE,
      replace(SEVERAL, mode="async", update_rule="dana-slim")),
     ("a table of rows on the shards (ps.Embedding, ps.Table) does not go with 2 processes", ROWS, SEVERAL),
-    ("training.mode local does not go with 2 processes per worker", NOTHING, replace(LOCAL, processes=2)),
     ("Accelerate does not go with 2 processes per worker: it makes a process group", Asked(library="Accelerate"), SEVERAL),
     ("attach(…, overlap=True) does not go with 2 attached optimizers", replace(OVERLAP, pairs=2), JOB),
     ("training.updateRule dana-slim with its part on the workers does not go with 2 attached", replace(RULE, pairs=2),
@@ -40,30 +38,19 @@ BOTH: list[tuple[str, Asked, Config | None]] = [
     ("training.mode local does not go with 2 attached optimizers", Asked(pairs=2), LOCAL),
     ("a table of rows on the shards (ps.Embedding, ps.Table) does not go with training.mode local", ROWS, LOCAL),
     ("ps.Table counts does not go with training.mode threshold", SUMS, replace(JOB, mode="threshold")),
-    ("ps.Table counts does not go with training.backupWorkers 1", SUMS, replace(JOB, backup_workers=1)),
-    ("training.reduction median does not go with rows of words on the shards", ROWS, replace(JOB, reduction="median")),
-    ("training.maxGradNorm does not go with rows of words on the shards", ROWS, replace(JOB, max_grad_norm=1.0)),
-    ("training.maxGradNorm does not go with training.mode async", NOTHING, replace(JOB, mode="async", max_grad_norm=1.0)),
-    ("training.maxGradNorm does not go with training.backupWorkers 1", NOTHING, replace(JOB, backup_workers=1, max_grad_norm=1.0)),
-    ("training.reduction median does not go with training.compression.push topk", NOTHING,
+    ("ps.Table counts does not go with training.sync.backupWorkers 1", SUMS, replace(JOB, backup_workers=1)),
+    ("training.sync.reduction median does not go with rows of words on the shards", ROWS, replace(JOB, reduction="median")),
+    ("training.sync.maxGradNorm does not go with rows of words on the shards", ROWS, replace(JOB, max_grad_norm=1.0)),
+    ("training.sync.reduction median does not go with training.compression.push topk", NOTHING,
      replace(JOB, reduction="median", compression=TOP_K)),
-    ("training.updateAt worker does not go with training.mode local", NOTHING, replace(LOCAL, update_at="worker")),
-    ("training.updateRule nag does not go with training.mode local", NOTHING, replace(LOCAL, update_rule="nag")),
-    (f"training.updateRule {ASYNC_OUTER_RULE} does not go with training.local.quorum", NOTHING,
-     replace(LOCAL, update_rule=ASYNC_OUTER_RULE, local=replace(LOCAL.local, quorum=2))),
-    ("training.updateRule nag does not go with training.mode sync", NOTHING, replace(JOB, update_rule="nag")),
     ("attach(…, name=…) does not go with a job of stages", Asked(named=True), STAGED),
     ("attach(…, overlap=True) does not go with a job of stages", OVERLAP, STAGED),
     ("several attached optimizers does not go with a job of stages", Asked(pairs=2), STAGED),
-    ("training.mode async does not go with a job of stages; take sync", NOTHING, replace(STAGED, mode="async")),
-    ("training.backupWorkers does not go with a job of stages", NOTHING, replace(STAGED, backup_workers=1)),
-    ("training.updateAt worker does not go with a job of stages; take shard", NOTHING, replace(STAGED, update_at="worker")),
-    ("training.reduction sum does not go with a job of stages; take mean", NOTHING, replace(STAGED, reduction="sum")),
     ("training.nonFinite skip does not go with a job of stages: a stage would skip", NOTHING, replace(STAGED, non_finite="skip")),
     ("training.warmupSteps does not go with a job of stages", NOTHING, replace(STAGED, warmup_steps=5)),
     ("training.maxPushNorm does not go with a job of stages", NOTHING, replace(STAGED, max_push_norm=1.0)),
     ("training.lrScaling linear does not go with a job of stages", NOTHING, replace(STAGED, lr_scaling="linear")),
-    ("training.maxGradNorm does not go with training.pipeline.schedule pipedream", NOTHING, replace(LATE, max_grad_norm=1.0)),
+    ("training.sync.maxGradNorm does not go with training.pipeline.schedule pipedream", NOTHING, replace(LATE, max_grad_norm=1.0)),
     ("training.compression.push topk does not go with training.pipeline.schedule pipedream; ", NOTHING, replace(LATE, compression=TOP_K)),
     ("workers.progressDeadlineSeconds does not go with a job of stages", NOTHING, replace(STAGED, step_timeout=5.0)),
 ]  # fmt: skip

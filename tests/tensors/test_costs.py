@@ -495,7 +495,7 @@ def test_the_hello_of_a_job_that_trains_is_as_large_as_its_model(tmp_path: Path)
     """A longer one is refused with its limit, when that many bytes have come. Other shards' hellos are one frame."""
     shard = WholeShard(tmp_path)
     shard.begin()
-    worker, peer = Header(Kind.HELLO, run=run_digest(RUN), view=1, attempt=1, start=1), Peer("shard", 1, 1)
+    worker, peer = Header(Kind.HELLO, run=run_digest(RUN), term=1, attempt=1, start=1), Peer("shard", 1, 1)
     part = (worker._replace(flags=Flag.MORE, length=MAX_JSON).pack(), b" " * MAX_JSON)
     try:
         room = shard.server.hello_room()

@@ -39,7 +39,7 @@ FRAMES = 6
 """Changed frames of one stream, at most."""
 Plan = tuple[Kind, Any, dict[str, int], list[JsonChange] | None, list[Change] | None, list[Change] | None]
 """A frame's type and body, fields of its header, changes of its JSON, of its payload's bytes and of its header's."""
-FIELDS = {"flags": 8, "codec": 8, "table": 16, "info": 16, "part": 64, "request": 32, "length": 64, "view": 32, "attempt": 32, "start": 32,
+FIELDS = {"flags": 8, "codec": 8, "table": 16, "info": 16, "part": 64, "request": 32, "length": 64, "term": 32, "attempt": 32, "start": 32,
           "rewinds": 32, "generation": 32, "block": 32, "crc": 32, "worker": -32, "clock": -64}  # fmt: skip
 """Bits of each, below zero where it has a sign."""
 

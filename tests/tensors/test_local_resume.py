@@ -60,7 +60,7 @@ def test_the_operator_knows_the_runtimes_manifests(old: Path) -> None:
 
 def test_a_run_that_fits_is_taken(old: Path) -> None:
     commit(old, 0)
-    commit(old, 5, view=2)
+    commit(old, 5, term=2)
     assert resume_source(None, spec()) is None
     assert resume_source(Path(".psjob/old"), spec()) == (old, STEP) == resume_source(None, spec(run="old"))
     assert resume_source(Path(".psjob/old"), spec(run="gone")) == (old, STEP)

@@ -181,7 +181,7 @@ def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer
 
 @pytest.mark.parametrize(
     ("brief", "interval"),
-    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"interval": "2h"}}, 7200), ({"checkpoint": {"interval": "soon"}}, 30)],
+    [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"periodSeconds": 7200}}, 7200), ({"checkpoint": {"periodSeconds": "soon"}}, 30)],
 )
 def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
     found = page(JobReading(JobKey("a", "one"), brief, STATUS))

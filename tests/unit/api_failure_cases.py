@@ -1,4 +1,4 @@
-"""Rules of runPolicy.failureRules to refuse and to take."""
+"""Rules of runPolicy.podFailurePolicy.rules to refuse and to take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.unit.api_manifest import Case
 
-RULES = "spec.runPolicy.failureRules"
+RULES = "spec.runPolicy.podFailurePolicy.rules"
 FIRST = f"{RULES}[0]"
 
 
@@ -22,23 +22,23 @@ def _conditions(*types: str) -> dict[str, Any]:
     return _rule(onPodConditions=[{"type": name} for name in types])
 
 
-_ANY = {"action": "FailJob", "reasons": ["Error"]}
+_ANY = {"action": "FailJob", "onReasons": ["Error"]}
 _MANY = "Too many"
 
 FAILURES_REFUSED: list[Case] = [
     Case("rules-21", {RULES: [_ANY] * 21}, RULES, "must have 0..20 items; ", server_sentence=_MANY),
-    Case("rule-of-all", _rule(), FIRST, "must have onExitCodes, onPodConditions, signals or reasons; a rule that matches every failure"),
-    Case("rule-of-nothing", _rule(signals=[], reasons=[]), FIRST, "must have onExitCodes, onPodConditions, signals or reasons; "),
+    Case("rule-of-all", _rule(), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; a rule that matches every"),
+    Case("rule-of-nothing", _rule(onSignals=[], onReasons=[]), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; "),
     *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.onExitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
     Case("rule-no-codes", _codes(), f"{FIRST}.onExitCodes.values", "must have 1..64 items; "),
     Case("rule-codes-65", _codes(*range(1, 66)), f"{FIRST}.onExitCodes.values", "must have 1..64 items; ", server_sentence=_MANY),
-    *(Case(f"rule-signal-{one}", _rule(signals=[9, one]), f"{FIRST}.signals[1]", "must be 1..64; such as 11") for one in (0, 65)),
-    Case("rule-signals-17", _rule(signals=[9] * 17), f"{FIRST}.signals", "must have 0..16 items; ", server_sentence=_MANY),
+    *(Case(f"rule-signal-{one}", _rule(onSignals=[9, one]), f"{FIRST}.onSignals[1]", "must be 1..64; such as 11") for one in (0, 65)),
+    Case("rule-signals-17", _rule(onSignals=[9] * 17), f"{FIRST}.onSignals", "must have 0..16 items; ", server_sentence=_MANY),
     *(
-        Case(f"rule-reason-{word!r}", _rule(reasons=[word]), f"{FIRST}.reasons[0]", "must be one word of 1 to 63 letters and digits; ")
+        Case(f"rule-reason-{word!r}", _rule(onReasons=[word]), f"{FIRST}.onReasons[0]", "must be one word of 1 to 63 letters and digits; ")
         for word in ("", "OOM killed", "9", "über", "Error\n")
     ),
-    Case("rule-reasons-17", _rule(reasons=["Error"] * 17), f"{FIRST}.reasons", "must have 0..16 items; ", server_sentence=_MANY),
+    Case("rule-reasons-17", _rule(onReasons=["Error"] * 17), f"{FIRST}.onReasons", "must have 0..16 items; ", server_sentence=_MANY),
     Case("rule-conditions-21", _conditions(*["A"] * 21), f"{FIRST}.onPodConditions", "must have 0..20 items; ", server_sentence=_MANY),
     *(
         Case(f"rule-condition-{name!r}", _conditions(name), f"{FIRST}.onPodConditions[0].type", sentence)
@@ -55,19 +55,17 @@ FAILURES_REFUSED: list[Case] = [
         'supported values: "True", "False", "Unknown"',
         server_sentence='Unsupported value: "yes"',
     ),
-    Case(
-        "rule-per", {RULES: [{"action": "Ignore", "per": "Process", "reasons": ["Error"]}]}, f"{FIRST}.per", "must have action: Count where"
-    ),
+    Case("rule-per", _rule(action="Ignore", per="Process", onReasons=["Error"]), f"{FIRST}.per", "must have action: Count where"),
     Case(
         "rule-of-old",
-        {RULES: [{"action": "Restart", "reasons": ["Error"]}]},
+        {RULES: [{"action": "Restart", "onReasons": ["Error"]}]},
         f"{FIRST}.action",
         'supported values: "FailJob", "Count", "Ignore"',
         server_sentence='Unsupported value: "Restart"',
     ),
     Case(
         "rule-of-shards",
-        _rule(role="shards", reasons=["Error"]),
+        _rule(role="shards", onReasons=["Error"]),
         f"{FIRST}.role",
         'supported values: "shard", "worker", "any"',
         server_sentence='Unsupported value: "shards"',
@@ -75,13 +73,12 @@ FAILURES_REFUSED: list[Case] = [
 ]
 
 FAILURES_PASSED: list[Case] = [
-    Case("no-rules", {RULES: []}),
-    Case("rules-20", {RULES: [_ANY] * 20}),
+    *(Case(f"rules-{count}", {RULES: [_ANY] * count}) for count in (0, 20)),
     Case("rule-codes-64", _codes(*range(1, 65), operator="NotIn")),
     Case("rule-conditions", _conditions("DisruptionTarget", "example.com/Config-Issue", *"ABCDEFGHIJKLMNOPQR")),
-    Case("rule-per-process", {RULES: [{"action": "Count", "per": "Process", "reasons": ["Error"]}]}),
+    Case("rule-per-process", {RULES: [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]}),
     Case("rule-codes-ends", _codes(1, 255)),
-    Case("rule-whole", _rule(role="worker", onExitCodes={"operator": "In", "values": [3]}, signals=[1, 64], reasons=["Error", "a" * 63])),
-    Case("rule-largest", {RULES: [{"action": "Ignore", "signals": [11] * 16, "reasons": ["Error"] * 16}] * 20}),
+    Case("rule-whole", _rule(**_codes(3)[RULES][0] | {"role": "worker", "onSignals": [1, 64], "onReasons": ["Error", "a" * 63]})),
+    Case("rule-largest", {RULES: [{"action": "Ignore", "onSignals": [11] * 16, "onReasons": ["Error"] * 16}] * 20}),
     Case("no-limits-of-a-role", {"spec.runPolicy.backoffLimitPerRole": {}}),
 ]

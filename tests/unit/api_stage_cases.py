@@ -94,7 +94,7 @@ STAGES_REFUSED: list[Case] = [
     ),
     *(
         Case(f"stages-{field}", _with(**{f"training_{field}": value}), f"spec.training.{field}", f"must be {wanted} with spec.stages; ")
-        for field, value, wanted in (("mode", "async", "sync"), ("backupWorkers", 1, "0"), ("reduction", "median", "mean"))
+        for field, value, wanted in (("mode", "async", "sync"), ("sync.backupWorkers", 1, "0"), ("sync.reduction", "median", "mean"))
     ),
     Case(
         "stages-first-worker",

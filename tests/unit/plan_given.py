@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from psjob_operator.api.status import Condition, JobStatus
+from psjob_operator.api.status import Condition, JobStatus, Pinned
 from psjob_operator.plan import objects as naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
 from psjob_operator.plan.objects import cluster_config, config_digest
@@ -77,6 +77,16 @@ def names(decided: Plan) -> list[str]:
 def deleted(decided: Plan) -> list[str]:
     """Names of the processes to delete."""
     return [action.name for action in decided.actions if isinstance(action, DeleteProcess)]
+
+
+def pinned_of(status: JobStatus | None) -> Pinned:
+    """What the run of this status is pinned to."""
+    return (status.internal.pinned if status is not None else None) or Pinned()
+
+
+def with_internal(status: JobStatus, **changes: Any) -> JobStatus:
+    """The status with these fields of `internal` changed."""
+    return status.model_copy(update={"internal": status.internal.model_copy(update=changes)})
 
 
 def said(status: JobStatus) -> dict[str, Condition]:

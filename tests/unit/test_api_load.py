@@ -126,7 +126,7 @@ PLACES = [
     "spec.workers.template.spec.volumes",
     "spec.checkpoint",
     "spec.checkpoint.volume",
-    "spec.checkpoint.interval",
+    "spec.checkpoint.periodSeconds",
     "spec.runPolicy",
     "spec.suspend",
     "metadata",
@@ -226,7 +226,7 @@ SEEDS: dict[str, dict[str, Any]] = {
     "tolerations": {f"{POD}.tolerations": [{"key": "a"}] * 10, "spec.shards.template": {"spec": {"tolerations": [{"key": "a"}] * 10}}},
     "words": {f"{WORKER}.command": ["x"] * 50, f"{WORKER}.args": ["x"] * 50},
     "mounts": {f"{WORKER}.volumeMounts": [{"name": "a", "mountPath": "/a"}] * 9, f"{POD}.volumes": [{"name": "a", "emptyDir": {}}] * 9},
-    "rules": {"spec.runPolicy": {"failureRules": [{"action": "Ignore", "exitCodes": [1, 2]}] * 9}},
+    "rules": {"spec.runPolicy": {"podFailurePolicy": {"rules": [{"action": "Ignore", "exitCodes": [1, 2]}] * 9}}},
     "stages": {"spec.stages": [{"name": f"s{number}", "replicas": 1} for number in range(9)]},
     "options": {"spec.training": {"ruleOptions": {f"x{number}": 1.0 for number in range(20)}}},
     "volume": {"spec.checkpoint": {"volume": {"projected": {"sources": [{}] * 20}}}},
@@ -308,9 +308,9 @@ def test_of_a_spec_that_is_too_large_small_fields_hold() -> None:
 WHOLE = changed(
     GOOD,
     {
-        "spec.training": {"mode": "async", "seed": 3, "reduction": "mean", "nonFinite": "skip", "transport": "tcp",
+        "spec.training": {"mode": "async", "seed": 3, "nonFinite": "skip", "transport": "tcp",
                           "compression": {"push": "int8", "pull": "bf16"}, "updateRule": "lr-over-lag"},
-        "spec.checkpoint": {"interval": "30s", "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
+        "spec.checkpoint": {"periodSeconds": 30, "keep": 3, "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"},
                             "volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {
                                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}}},
         "spec.runPolicy": {"backoffLimit": 6, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 9, "cleanPodPolicy": "Running"},
@@ -360,7 +360,8 @@ def test_changed_text_is_a_job_or_has_problems(cases: int) -> None:
 
 
 def refusals(path: str, value: Any) -> list[str]:
-    manifest = Case("renamed", {path.replace("[]", "[0]"): value}).manifest()
+    at, _, name = path.partition("[].")
+    manifest = Case("renamed", {at: [{name: value}] if name else value}).manifest()
     made, problems = validate_job(manifest)
     assert made is None and every_problem(manifest)[1]
     return [re.sub(r"\[\d+\]", "[]", str(problem)) for problem in problems]

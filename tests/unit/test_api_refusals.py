@@ -156,7 +156,7 @@ STATUS: dict[str, Any] = {"shards": [{}, {}], "workers": {"desired": 4}}
         {"training": {"mode": "of the future"}},
         {"training": {"mode": "sync", "newField": 1}},
         {"newSection": {"a": [1, 2]}},
-        {"checkpoint": {"interval": {"no": "text"}}},
+        {"checkpoint": {"periodSeconds": {"no": "number"}}},
         {"runPolicy": {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Half"}},
     ],
 )

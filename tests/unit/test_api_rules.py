@@ -9,7 +9,7 @@ import pytest
 
 from psjob_operator.api.claim_template import claim_spec, retained
 from psjob_operator.api.crd import node, schema
-from psjob_operator.api.immutability import MUTABLE, immutability_rules
+from psjob_operator.api.immutability import MUTABLE, SWITCHABLE, immutability_rules
 from psjob_operator.api.rules import rules
 from psjob_operator.api.spec import UpdateRule
 from psjob_operator.api.template import template_rules
@@ -41,14 +41,14 @@ def test_the_smallest_manifest_gets_the_defaults() -> None:
     assert job.spec.training.mode == "sync"
     assert job.spec.training.seed == 0
     assert job.spec.training.update_at is None
-    assert job.spec.checkpoint.interval_seconds == 30.0
+    assert job.spec.checkpoint.period_seconds == 30
     assert (job.spec.checkpoint.keep, retained(job.spec.checkpoint)) == (3, True)
     assert claim_spec(job.spec.checkpoint.volume_claim_template) == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "10Gi"}},
     }
     assert (job.spec.run_policy.backoff_limit, job.spec.run_policy.clean_pod_policy) == (6, "Running")
-    assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "auto")
+    assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "Auto")
 
 
 def test_judging_changes_nothing() -> None:
@@ -88,15 +88,16 @@ def test_every_row_with_a_check_is_broken_by_a_case() -> None:
 def test_every_field_of_the_spec_is_fixed_or_named_as_changeable() -> None:
     whole = schema()
     fixed = {".".join(part for part in (rule.at, rule.about) if part) for rule in immutability_rules(whole)}
+    changeable = {*MUTABLE, *SWITCHABLE}
     assert not fixed & set(MUTABLE)
 
     def leaves(at: str, part: dict[str, Any]) -> list[str]:
         inner = part.get("properties", {})
-        if not inner or at in fixed or at in MUTABLE:
+        if not inner or at in fixed or at in changeable:
             return [at]
         return [leaf for name, child in inner.items() for leaf in leaves(f"{at}.{name}", child)]
 
-    assert set(leaves("spec", whole["properties"]["spec"])) <= fixed | set(MUTABLE)
+    assert set(leaves("spec", whole["properties"]["spec"])) <= fixed | changeable
 
 
 def test_a_manifest_names_the_rules_that_the_runtime_serves() -> None:
@@ -114,7 +115,7 @@ def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
     "path_and_value",
     [
         ("spec", {f"x{number}": 1 for number in range(9000)}),
-        ("spec.runPolicy", {"failureRules": [{"action": 1}] * 7000}),
+        ("spec.runPolicy", {"podFailurePolicy": {"rules": [{"action": 1}] * 7000}}),
         ("spec.workers.template.spec.containers", [{}] * 30_000),
     ],
     ids=["unknown fields", "rules", "containers"],

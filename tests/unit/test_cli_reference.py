@@ -26,6 +26,7 @@ from psjob_client.cli import entry, main
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
 from psjob_client.cli.options import JobScope, bare_name, break_command, first_sentence
+from psjob_client.cli.steering import parse_span
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.problems import BadInput
@@ -298,3 +299,10 @@ def test_python_has_the_verbs_of_the_commands() -> None:
     assert verbs <= commands
     python = {name for client in (Client, Job) for name in dir(client) if not name.startswith("_")}
     assert verbs <= python, verbs - python
+
+
+def test_parts_of_a_span_of_time_add_up() -> None:
+    assert [parse_span(text) for text in ("90s", "1h0m5s", "1440m", "7", "0.5")] == [90, 3605, 86_400, 7, 0.5]
+    for text in ("", "-5s", "1d", "5 m", "1m1h", "٣s", "30s\n", "1.5h"):
+        with pytest.raises(BadInput, match="is no span of time"):
+            parse_span(text)

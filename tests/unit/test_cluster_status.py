@@ -30,7 +30,7 @@ from psjob_operator.plan.actions import Event
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.plan import plan
 from tests.unit.cluster_statuses import merged
-from tests.unit.plan_given import NOW, ended, names, pod, running
+from tests.unit.plan_given import NOW, ended, names, pod, running, with_internal
 
 VALUES = st.recursive(
     st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
@@ -79,6 +79,8 @@ def said(status: str, reason: str) -> dict[str, str]:
         ({"conditions": [said("False", "Starting"), {"type": "Reconciling", "status": "True", "reason": "Starting"}]}, True),
         ({"phase": "Running"}, True),
         ({"restarts": {"total": 1}}, True),
+        ({"internal": {"term": 2}}, True),
+        ({"internal": {"pendingStarts": ""}}, False),
     ],
 )
 def test_what_is_written_at_once(change: dict[str, Any], at_once: bool) -> None:
@@ -89,7 +91,7 @@ STORED: dict[str, Any] = running().status.to_manifest()  # type: ignore[union-at
 NEWER = copy.deepcopy(STORED)
 NEWER["standby"] = {"index": 3}
 NEWER["workers"]["zones"] = {"a": 2}
-NEWER["pinned"]["torch"] = "2.9"
+NEWER["internal"]["pinned"]["torch"] = "2.9"
 NEWER["shards"][1] |= {"state": "Migrating", "zone": "b"}
 NEWER["conditions"][0] |= {"reason": "BetterThanReady", "severity": "none"}
 QUEUED = {
@@ -111,7 +113,7 @@ def test_what_is_not_understood_stands_after_a_turn_that_changes_much() -> None:
     decided = plan(lost, NOW)
     assert names(decided) == ["job-shard-0-a2"] and decided.status.phase == "Recovering"
     after = written(NEWER, decided.status)
-    assert (after["standby"], after["workers"]["zones"], after["pinned"]["torch"]) == ({"index": 3}, {"a": 2}, "2.9")
+    assert (after["standby"], after["workers"]["zones"], after["internal"]["pinned"]["torch"]) == ({"index": 3}, {"a": 2}, "2.9")
     assert after["shards"][1]["zone"] == "b" and after["shards"][0]["attempt"] == 2
     assert after["conditions"][-1] == QUEUED
     ready = next(entry for entry in after["conditions"] if entry["type"] == "Ready")
@@ -139,20 +141,21 @@ def test_a_job_that_rests_is_not_written_for_it() -> None:
 def test_of_another_run_nothing_stands_but_what_nobody_here_knows() -> None:
     fresh = plan(replace(running(), uid="run-2", processes=(), status=JobStatus.read(NEWER)), NOW).status
     after = written(NEWER, fresh)
-    assert "torch" not in after["pinned"] and "zones" not in after["workers"]
+    assert "torch" not in after["internal"]["pinned"] and "zones" not in after["workers"]
     assert [entry["type"] for entry in after["conditions"]] == ["Ready", "Reconciling"]
 
 
 def test_parts_of_an_older_checkpoint_are_not_told_of_a_newer_one() -> None:
     stored = {**STORED, "checkpoint": {"step": 1, "time": "2026-01-01T00:00:00Z", "digest": "abc"}}
     same = JobStatus.read(stored)
-    assert written(stored, same.model_copy(update={"view": 9}))["checkpoint"]["digest"] == "abc"
+    assert written(stored, with_internal(same, term=9))["checkpoint"]["digest"] == "abc"
     assert same.checkpoint is not None
     later = same.model_copy(update={"checkpoint": same.checkpoint.model_copy(update={"step": 2})})
     assert written(stored, later)["checkpoint"] == {"step": 2, "time": "2026-01-01T00:00:00Z"}
 
 
-WARM = {"index": 1, "attempt": 2, "state": "Warm"}
+NUMBERS = {"placedTerm": 2, "workerStart": 0, "pendingStarts": ""}
+WARM = {"index": 1, "replica": 0, "attempt": 2, "state": "Warm"}
 
 
 @pytest.mark.parametrize(
@@ -160,10 +163,10 @@ WARM = {"index": 1, "attempt": 2, "state": "Warm"}
     [
         ({"phase": "Draining"}, {"phase": "Draining"}),
         ({"phase": 3, "run": "r"}, {"run": "r"}),
-        ({"view": "many", "run": "r"}, {"run": "r"}),
-        ({"progress": "soon", "shards": [{"index": 0, "attempt": 4}]}, {"shards": [{"index": 0, "attempt": 4, "state": "Pending"}]}),
+        ({"internal": {"term": "many"}, "run": "r"}, {"run": "r"}),
+        ({"progress": "soon", "shards": [{"index": 1, "attempt": 2, "state": "Warm"}]}, {"shards": [WARM]}),
         ({"shards": [{"index": 0}, WARM, {"attempt": 3}]}, {"shards": [WARM]}),
-        ({"checkpoint": {"time": "t"}, "placement": 2}, {"placement": 2}),
+        ({"checkpoint": {"time": "t"}, "internal": NUMBERS}, {"internal": NUMBERS}),
         ({"conditions": "none"}, {}),
     ],
 )  # fmt: skip
@@ -172,14 +175,15 @@ def test_what_can_be_read_is_read(raw: dict[str, Any], read: dict[str, Any]) -> 
     assert {
         key: value
         for key, value in made.items()
-        if key not in ("workers", "restarts", "conditions", "shards") or value != JobStatus().to_manifest().get(key)
+        if key not in ("internal", "workers", "restarts", "conditions", "shards") or value != JobStatus().to_manifest().get(key)
     } == read
 
 
 def test_what_cannot_be_read_is_not_erased() -> None:
-    stored = {**STORED, "progress": "soon", "pinned": {**STORED["pinned"], "wire": "quic"}}
-    after = written(stored, JobStatus.read(stored).model_copy(update={"view": 7}))
-    assert (after["progress"], after["pinned"]["wire"], after["view"]) == ("soon", "quic", 7)
+    internal = {**STORED["internal"], "pinned": {**STORED["internal"]["pinned"], "wire": "quic"}}
+    stored = {**STORED, "progress": "soon", "internal": internal}
+    after = written(stored, with_internal(JobStatus.read(stored), term=7))
+    assert (after["progress"], after["internal"]["pinned"]["wire"], after["internal"]["term"]) == ("soon", "quic", 7)
 
 
 UNKNOWN_VALUES = st.recursive(

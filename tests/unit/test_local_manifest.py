@@ -49,10 +49,10 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
         "spec.training.mode=async",
         "spec.workers.replicas=7",
         f"{COMMAND}.command[1]=other.py",
-        "spec.checkpoint.interval=5m",
+        "spec.checkpoint.periodSeconds=300",
     )
     job = read_job(write(tmp_path), settings)
-    assert (job.spec.training.mode, job.spec.workers.replicas, job.spec.checkpoint.interval) == ("async", 7, "5m")
+    assert (job.spec.training.mode, job.spec.workers.replicas, job.spec.checkpoint.period_seconds) == ("async", 7, 300)
     assert job.spec.workers.template["spec"]["containers"][0]["command"] == ["python", "other.py"]
     assert job.spec.workers.template["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
@@ -64,8 +64,8 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
         (("spec.workers.replicas='4'",), ["spec.workers.replicas", "integer", "without quotes"]),
         (("spec.shards.replicas=-1",), ["spec.shards.replicas", "-1", "1..256"]),
         (("spec.shards.replicas=99999999999999",), ["spec.shards.replicas", "1..256"]),
-        (("spec.chekpoint.interval=30s",), ["spec.chekpoint", "did you mean spec.checkpoint"]),
-        (("spec.checkpoint.interval=30",), ["spec.checkpoint.interval", "string"]),
+        (("spec.chekpoint.periodSeconds=30",), ["spec.chekpoint", "did you mean spec.checkpoint"]),
+        (("spec.checkpoint.periodSeconds=30s",), ["spec.checkpoint.periodSeconds", "integer"]),
         (("spec.training.mode=bsp",), ["spec.training.mode", "sync", "async"]),
         (("metadata.name=Tiny_1",), ["metadata.name", "lower-case"]),
         (("kind=Job",), ["kind", "PSTrainingJob"]),

@@ -11,7 +11,7 @@ from psjob_operator.api.status import JobStatus, stamp, unix
 from psjob_operator.plan.actions import DeleteJob, DeleteProcess
 from psjob_operator.plan.observed_state import Objects, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands, with_internal
 
 OVER = {
     "shard_0": pod("shard", 0, **ended(0)),
@@ -101,7 +101,7 @@ def test_shards_come_back_for_a_worker_that_has_not_met_them(number: int, last_w
     snapshot = started_again(running(**over), number)
     decided = plan(snapshot, NOW)
     assert names(decided) == (["job-shard-0-a2", "job-shard-1-a2"] if back else [])
-    assert decided.intent == back and decided.status.workers.start == number
+    assert decided.intent == back and decided.status.internal.worker_start == number
     assert decided.status.restarts.causes == ({"Finished": 2} if back else {}) and decided.status.restarts.counted == 0
     assert not after(snapshot, decided).intent, "raised once"
 
@@ -131,8 +131,7 @@ def test_without_checkpoints_nothing_could_tell_a_late_worker(worker: Process, w
 def started_again(snapshot: ObservedState, start: int) -> ObservedState:
     """The status has given this start."""
     assert snapshot.status is not None
-    workers = snapshot.status.workers.model_copy(update={"start": start})
-    return replace(snapshot, status=snapshot.status.model_copy(update={"workers": workers}))
+    return replace(snapshot, status=with_internal(snapshot.status, worker_start=start))
 
 
 FINISHED = ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1"]
@@ -330,7 +329,7 @@ def test_resumption_gives_everything_new_numbers() -> None:
     told = plan(snapshot, NOW).status
     status = plan(replace(snapshot, status=told, processes=()), NOW + 9).status
     decided = plan(suspend(replace(snapshot, status=status, processes=()), None), NOW + 100)
-    assert decided.intent and decided.status.view == 2
+    assert decided.intent and decided.status.internal.term == 2
     assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-1-r2", "job-worker-2-r2"]
     assert decided.status.start_time == stamp(NOW + 100), "the deadline counts from the resumption"
     assert decided.status.restarts.total == 0 and decided.status.phase == "Pending"
@@ -344,7 +343,7 @@ def test_a_flip_back_waits_until_what_was_told_to_end_has_ended() -> None:
     flipped = suspend(replace(snapshot, status=first.status, processes=leaving), None)
     assert not names(plan(flipped, NOW + 1)) and not plan(flipped, NOW + 1).intent
     resumed = plan(replace(flipped, processes=()), NOW + 9)
-    assert resumed.status.view == 2 and len(names(resumed)) == 5
+    assert resumed.status.internal.term == 2 and len(names(resumed)) == 5
 
 
 def test_a_job_that_goes_on_is_suspended_false_from_then_on() -> None:
@@ -365,9 +364,9 @@ def test_a_job_that_goes_on_is_suspended_false_from_then_on() -> None:
 def test_a_job_made_suspended_has_no_numbers_and_no_objects() -> None:
     decided = plan(suspend(job(objects=Objects())), NOW)
     assert not decided.actions and decided.status.phase == "Suspended"
-    assert decided.status.view is None and decided.status.shards == ()
+    assert decided.status.internal.term is None and decided.status.shards == ()
     resumed = plan(suspend(job(status=decided.status), None), NOW)
-    assert names(resumed)[0] == "job-shard-0-a1" and resumed.status.view == 1
+    assert names(resumed)[0] == "job-shard-0-a1" and resumed.status.internal.term == 1
 
 
 def test_only_a_lost_node_is_forced() -> None:

@@ -1,4 +1,4 @@
-"""runPolicy.failureRules, budgets of a role, and who fails again and again."""
+"""runPolicy.podFailurePolicy.rules, budgets of a role, and who fails again and again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GONE: dict[str, Any] = {"phase": "Failed", "started": None, "ready": False}
 def ruled(rules: Sequence[Rule], role: str = "worker", policy: Rule | None = None, **end: Any) -> ObservedState:
     """The job in full swing with these rules, when its process 1 of `role` has ended so."""
     seat: dict[str, Process | None] = {f"{role}_1": pod(role, 1, **end)}
-    return running(job(runPolicy={"failureRules": list(rules), **(policy or {})}), **seat)
+    return running(job(runPolicy={"podFailurePolicy": {"rules": list(rules)}, **(policy or {})}), **seat)
 
 
 def codes(operator: str, *values: int) -> Rule:
@@ -42,27 +42,27 @@ MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
     ("code not in the list", codes("In", 3), ended(42), False),
     ("NotIn", codes("NotIn", 3), ended(42), True),
     ("NotIn, listed", codes("NotIn", 42), ended(42), False),
-    ("signal by its exit code", {"signals": [11]}, ended(139), True),
-    ("signal by its number", {"signals": [11]}, ended(0, signal=11) | {"phase": "Failed"}, True),
-    ("another signal", {"signals": [9]}, ended(139), False),
+    ("signal by its exit code", {"onSignals": [11]}, ended(139), True),
+    ("signal by its number", {"onSignals": [11]}, ended(0, signal=11) | {"phase": "Failed"}, True),
+    ("another signal", {"onSignals": [9]}, ended(139), False),
     ("a signal is exit code 128 + n", codes("In", 139), ended(139), True),
-    ("reason", {"reasons": ["Evicted", "OOMKilled"]}, ended(137, "OOMKilled"), True),
-    ("another reason", {"reasons": ["Evicted"]}, ended(137, "OOMKilled"), False),
-    ("all of them", {**codes("In", 137), "reasons": ["Error"]}, ended(137, "OOMKilled"), False),
+    ("reason", {"onReasons": ["Evicted", "OOMKilled"]}, ended(137, "OOMKilled"), True),
+    ("another reason", {"onReasons": ["Evicted"]}, ended(137, "OOMKilled"), False),
+    ("all of them", {**codes("In", 137), "onReasons": ["Error"]}, ended(137, "OOMKilled"), False),
     ("of another role", {"role": "shard", **codes("In", 42)}, ended(42), False),
     ("of its role", {"role": "worker", **codes("In", 42)}, ended(42), True),
     ("of any role", {"role": "any", **codes("In", 42)}, ended(42), True),
     # What was done to a process, and what the runtime says of it, is told by the reason alone.
     ("preempted, by its exit code", codes("In", 143), {**ended(143), "pod_reason": "PreemptionByScheduler"}, False),
     ("preempted, by NotIn", codes("NotIn", 1), {**ended(143), "pod_reason": "PreemptionByScheduler"}, False),
-    ("preempted", {"reasons": ["Preempted"]}, {**ended(143), "pod_reason": "PreemptionByScheduler"}, True),
+    ("preempted", {"onReasons": ["Preempted"]}, {**ended(143), "pod_reason": "PreemptionByScheduler"}, True),
     ("the runtime's 75, by its code", codes("In", EXIT_RETRY), ended(EXIT_RETRY, message=SAID), False),
-    ("the runtime's 75", {"reasons": ["Retry"]}, ended(EXIT_RETRY, message=SAID), True),
+    ("the runtime's 75", {"onReasons": ["Retry"]}, ended(EXIT_RETRY, message=SAID), True),
     ("the script's 75", codes("In", EXIT_RETRY), ended(EXIT_RETRY), True),
     ("the runtime's 79", codes("NotIn", 1), ended(EXIT_HUNG, message='{"error": "hangs"}'), False),
     ("the script's 79", codes("In", EXIT_HUNG), ended(EXIT_HUNG), True),
     ("no code at all", codes("NotIn", 1), {"node_lost": True}, False),
-    ("a lost node", {"reasons": ["NodeLost"]}, {"node_lost": True}, True),
+    ("a lost node", {"onReasons": ["NodeLost"]}, {"node_lost": True}, True),
     ("a pod condition", on("DisruptionTarget"), {**ended(143), **preempted("DisruptionTarget", "True")}, True),
     ("a condition that is False", on("DisruptionTarget"), {**ended(143), **preempted("DisruptionTarget", "False")}, False),
     ("a condition asked to be False", on("example.com/Fit", "False"), {**ended(1), **preempted("example.com/Fit", "False")}, True),
@@ -72,7 +72,7 @@ MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
     ("a condition, another code", {**on("Bad"), **codes("In", 2)}, {**ended(1), **preempted("Bad", "True")}, False),
     ("a condition and a lost node", on("DisruptionTarget"), {"node_lost": True, **preempted("DisruptionTarget", "True")}, True),
     ("a condition of a pod that is deleted", on("Drain"), {"deleting": NOW - 1, **preempted("Drain", "True")}, True),
-    ("its init container", {"reasons": ["InitFailed"]}, {**GONE, "init_exit": ended(1)["exit"]}, True),
+    ("its init container", {"onReasons": ["InitFailed"]}, {**GONE, "init_exit": ended(1)["exit"]}, True),
 ]
 
 
@@ -82,7 +82,8 @@ def test_a_rule_is_met_when_all_that_it_names_is_so(rule: Rule, end: dict[str, A
     assert (decided.status.phase == "Failed") == meets, decided.status
     if meets:
         failed = said(decided.status)["Failed"]
-        assert failed.reason == "FailureRule" and failed.message.startswith("worker 1: spec.runPolicy.failureRules[0] says FailJob: ")
+        assert failed.reason == "PodFailurePolicy"
+        assert failed.message.startswith("worker 1: spec.runPolicy.podFailurePolicy.rules[0] says FailJob: ")
 
 
 @pytest.mark.parametrize(
@@ -90,21 +91,21 @@ def test_a_rule_is_met_when_all_that_it_names_is_so(rule: Rule, end: dict[str, A
     [("Ignore", ended(42), 0), ("Count", ended(42), 1), ("Count", {"node_lost": True}, 1), ("Ignore", {"node_lost": True}, 0)],
 )
 def test_a_rule_says_whether_a_restart_counts(action: str, end: dict[str, Any], counted: int) -> None:
-    rule: Rule = {"action": action, "reasons": ["Error", "NodeLost"]}
+    rule: Rule = {"action": action, "onReasons": ["Error", "NodeLost"]}
     decided = plan(ruled([rule], **end), NOW)
     assert names(decided) == ["job-worker-1-r2"]
     assert (decided.status.restarts.total, decided.status.restarts.counted) == (1, counted)
-    assert "failureRules[0]" in said(decided.status)["Ready"].message
+    assert "podFailurePolicy.rules[0]" in said(decided.status)["Ready"].message
 
 
 def test_the_first_rule_that_matches_holds() -> None:
     rules: list[Rule] = [
-        {"action": "Ignore", "role": "shard", "reasons": ["Error"]},
+        {"action": "Ignore", "role": "shard", "onReasons": ["Error"]},
         {"action": "Ignore", **codes("In", 42)},
-        {"action": "FailJob", "reasons": ["Error"]},
+        {"action": "FailJob", "onReasons": ["Error"]},
     ]
     assert plan(ruled(rules, **ended(42)), NOW).status.restarts.counted == 0
-    assert "failureRules[2]" in said(plan(ruled(rules, **ended(1)), NOW).status)["Failed"].message
+    assert "podFailurePolicy.rules[2]" in said(plan(ruled(rules, **ended(1)), NOW).status)["Failed"].message
     assert plan(ruled(rules, "shard", **ended(1)), NOW).status.phase == "Recovering"
 
 
@@ -122,19 +123,20 @@ def test_what_no_restart_can_help_fails_the_job_whatever_the_rules_say(role: str
 
 def test_a_fenced_shard_stays_above_the_view_that_it_met_whatever_a_rule_says() -> None:
     end = ended(EXIT_FENCED, message='{"fenced": {"view": 9}}')
-    decided = plan(ruled([{"action": "Count", "reasons": ["Fenced"]}], "shard", **end), NOW)
-    assert (decided.status.view, decided.status.restarts.counted) == (10, 1)
+    decided = plan(ruled([{"action": "Count", "onReasons": ["Fenced"]}], "shard", **end), NOW)
+    assert (decided.status.internal.term, decided.status.restarts.counted) == (10, 1)
 
 
 def test_a_hung_worker_meets_a_rule() -> None:
     told = {"run": "run-1", "coordinator": {"step": 3, "hung": [{"rank": 1, "start": 1, "seconds": 60}]}}
-    base = job(runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Hung"]}]}, workers={"progressDeadlineSeconds": 30})
+    rules = [{"action": "FailJob", "onReasons": ["Hung"]}]
+    base = job(runPolicy={"podFailurePolicy": {"rules": rules}}, workers={"progressDeadlineSeconds": 30})
     decided = plan(replace(running(base), progress=told, progress_at=NOW), NOW)
-    assert said(decided.status)["Failed"].reason == "FailureRule"
+    assert said(decided.status)["Failed"].reason == "PodFailurePolicy"
 
 
 def test_a_suspended_job_is_not_failed_by_a_rule() -> None:
-    base = job(suspend=True, runPolicy={"failureRules": [{"action": "FailJob", "reasons": ["Error"]}]})
+    base = job(suspend=True, runPolicy={"podFailurePolicy": {"rules": [{"action": "FailJob", "onReasons": ["Error"]}]}})
     assert plan(running(base, worker_1=pod("worker", 1, **ended(1))), NOW).status.phase != "Failed"
 
 
@@ -153,7 +155,7 @@ def failing(snapshot: ObservedState, *ends: tuple[str, int]) -> JobStatus:
         if decided.status.phase == "Failed":
             return decided.status
         shards = {it.index: it.attempt for it in decided.status.shards}
-        numbers[role, index] = shards[index] if role == "shard" else decided.status.workers.start
+        numbers[role, index] = shards[index] if role == "shard" else decided.status.internal.worker_start
         now += 1000
     return decided.status
 
@@ -211,7 +213,7 @@ def test_a_storm_hides_nobody_who_failed_before_it() -> None:
     status = failing(snapshot, ("worker", 3), ("worker", 3))
     gone: dict[str, Any] = {**ended(1), "number": 1, "node": "n2"}
     seats = [replace(it, **gone) if it.role == "worker" and it.index > 20 else it for it in snapshot.processes if it.index != 3]
-    storm = plan(replace(snapshot, status=status, processes=(*seats, pod("worker", 3, status.workers.start))), NOW + 5000)
+    storm = plan(replace(snapshot, status=status, processes=(*seats, pod("worker", 3, status.internal.worker_start))), NOW + 5000)
     listed = {(entry.role, entry.index): entry.count for entry in storm.status.restarts.by_process}
     assert len(listed) == 8 and listed["worker", 3] == 2
 

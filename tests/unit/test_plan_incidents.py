@@ -96,7 +96,7 @@ def test_a_node_with_eight_workers_is_reset_five_times_and_the_job_goes_on() -> 
         decided = plan(found, now + 1)
         assert decided.status.phase == "Recovering", decided.status
         snapshot, now = replace(snapshot, status=decided.status), now + 120
-        numbers = dict.fromkeys(range(8), decided.status.workers.start)
+        numbers = dict.fromkeys(range(8), decided.status.internal.worker_start)
     assert (decided.status.restarts.total, decided.status.restarts.counted) == (40, 0)
     assert decided.status.restarts.causes == {"ContainerStatusUnknown": 40}
 
@@ -121,7 +121,7 @@ def test_eight_workers_that_end_at_once_are_one_failure_whatever_the_watch_shows
         decided = plan(replace(snapshot, status=snapshot.status, processes=(*shards, *workers.values())), at + 1)
         assert decided.status.phase == "Recovering", decided.status
         for name in names(decided):
-            index, start = int(name.split("-")[2]), decided.status.workers.start
+            index, start = int(name.split("-")[2]), decided.status.internal.worker_start
             workers[index] = pod("worker", index, start, created=at + 1)
         snapshot = replace(snapshot, status=decided.status)
     assert (decided.status.restarts.counted, decided.status.restarts.total) == (1, 8)
@@ -138,15 +138,15 @@ def test_a_crash_loop_of_all_workers_still_ends_the_job() -> None:
         decided = plan(found, now + 1)
         counts.append(decided.status.restarts.counted)
         snapshot, now = replace(snapshot, status=decided.status), now + 500
-        numbers = dict.fromkeys(range(8), decided.status.workers.start)
+        numbers = dict.fromkeys(range(8), decided.status.internal.worker_start)
     assert counts[:2] == [1, 2]
     failed = said(decided.status)["Failed"]
     assert failed.reason == "BackoffLimitExceeded" and "failures: 3, spec.runPolicy.backoffLimit: 2" in failed.message
 
 
 def test_a_rule_counts_each_process() -> None:
-    rules = [{"action": "Count", "per": "Process", "reasons": ["Error"]}]
-    snapshot = fleet(limit=7, failureRules=rules)
+    rules = [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]
+    snapshot = fleet(limit=7, podFailurePolicy={"rules": rules})
     decided = plan(struck(snapshot, dict.fromkeys(range(8), 1), NOW, **ended(1, at=NOW)), NOW + 1)
     assert said(decided.status)["Failed"].reason == "BackoffLimitExceeded"
 

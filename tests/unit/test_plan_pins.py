@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,11 @@ from psjob_operator.plan import objects
 from psjob_operator.plan import objects as config
 from psjob_operator.plan import pods as pins
 from psjob_operator.plan.actions import CreateProcess, EnsureConfig, EnsureKey, Plan
-from psjob_operator.plan.job_state import JobState
 from psjob_operator.plan.objects import cluster_config, config_digest
 from psjob_operator.plan.observed_state import ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.pods import templates_digest
-from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pinned_of, pod, running, said, with_internal
 
 OLD, NEW = "registry/psjob-runtime:1", "registry/psjob-runtime@sha256:2222"
 
@@ -40,7 +38,7 @@ def images(decided: Plan, snapshot: ObservedState) -> set[str]:
 def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
     snapshot = job(runtime_image=OLD)
     decided = plan(snapshot, NOW)
-    assert decided.intent and decided.status.pinned == DIGESTED(
+    assert decided.intent and pinned_of(decided.status) == DIGESTED(
         runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker", encryption="auto", key=1
     )
     assert images(decided, snapshot) == {OLD}
@@ -50,67 +48,11 @@ def test_a_newer_operator_makes_the_pods_of_a_run_as_it_was_begun() -> None:
     snapshot = begun(shard_1=pod("shard", 1, **ended(1)), worker_0=pod("worker", 0, **ended(137, "OOMKilled")))
     decided = plan(snapshot, NOW)
     assert names(decided) == ["job-shard-1-a2", "job-worker-0-r2"]
-    assert images(decided, snapshot) == {OLD} and decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
-
-
-def unpinned(*there: Process, **overrides: Any) -> ObservedState:
-    """As an operator that stores no pins left it."""
-    snapshot = begun()
-    assert snapshot.status is not None
-    processes = there or tuple(replace(it, runtime_image=OLD) for it in snapshot.processes)
-    return replace(snapshot, status=snapshot.status.model_copy(update={"pinned": None}), processes=processes, **overrides)
-
-
-@pytest.mark.parametrize(
-    ("there", "image"),
-    [
-        ([("shard", 0, OLD, 1, None), ("worker", 0, OLD, 2, None)], OLD),
-        ([("shard", 0, NEW + "x", 9, None), ("worker", 0, OLD, 2, None)], OLD),
-        ([("shard", 0, NEW + "x", 1, 0), ("worker", 0, OLD, 2, None)], OLD),
-        ([("shard", 0, OLD, 1, 1), ("shard", 1, NEW + "x", 2, 1)], OLD),
-        ([("shard", 0, "", 1, None)], NEW),
-    ],
-    ids=["all alike", "the oldest", "one that lives", "of none that lives the oldest", "not injected"],
-)
-def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list[Any], image: str) -> None:
-    pods = [
-        replace(pod(role, index, **({} if code is None else ended(code))), runtime_image=of, created=at)
-        for role, index, of, at, code in there
-    ]
-    assert pins.pinned(JobState.of(unpinned(*pods), NOW), afresh=True).runtime_image == image
-
-
-def test_the_pins_of_an_older_operators_run_are_those_of_its_pods() -> None:
-    assert pins.pinned(JobState.of(unpinned(), NOW), afresh=True) == DIGESTED(
-        runtime_image=OLD, config_format=1, wire=1, container="worker"
-    )
-
-
-@pytest.mark.parametrize("wire", [None, 1])
-def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not_replaced(wire: int | None) -> None:
-    lost = {"shard_1": pod("shard", 1, **ended(1)), "worker_0": None}
-    snapshot = begun(**lost) if wire else unpinned(*begun(**lost).processes)
-    snapshot = of_tomorrow(snapshot, wire=1, key=None) if wire else snapshot
-    decided = plan(snapshot, NOW)
-    assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
-    ready = said(decided.status)["Ready"]
-    assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion")
-    assert "began without authentication" in ready.message and "Suspend and resume the job" in ready.message
-    stopped = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=decided.status)
-    told_to_end = plan(stopped, NOW)
-    assert len(deleted(told_to_end)) == len(snapshot.processes)
-    over = plan(replace(stopped, status=told_to_end.status, processes=()), NOW + 60)
-    assert over.status.phase == "Suspended" and (over.status.pinned or Pinned()).key is None
-    on = replace(snapshot, status=over.status, processes=())
-    resumed = plan(on, NOW + 90)
-    assert resumed.status.pinned == DIGESTED(
-        runtime_image=NEW, config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1
-    )
-    assert len(names(resumed)) == 5 and images(resumed, on) == {NEW} and EnsureKey(1) in resumed.actions
+    assert images(decided, snapshot) == {OLD} and pinned_of(decided.status) == pinned_of(snapshot.status)
 
 
 def test_without_injection_no_image_is_pinned() -> None:
-    pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned
+    pinned = plan(job(runtime_image=NEW, injection="None"), NOW).status.internal.pinned
     assert pinned == DIGESTED(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
 
 
@@ -119,22 +61,22 @@ def test_a_suspension_keeps_them_and_a_resumed_run_is_pinned_anew() -> None:
     stopped = plan(replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True})), NOW)
     gone = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=stopped.status, processes=())
     over = plan(gone, NOW + 60)
-    assert over.status.phase == "Suspended" and over.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
+    assert over.status.phase == "Suspended" and pinned_of(over.status) == pinned_of(snapshot.status)
     on = replace(gone, spec=snapshot.spec, status=over.status)
     back = (pod("shard", 0),)
     ending = plan(replace(gone, status=over.status, processes=back), NOW + 70)
     lingers = plan(replace(on, status=ending.status, processes=back), NOW + 80)
-    assert lingers.status.pinned == over.status.pinned, "a pod of before has to end first"
+    assert pinned_of(lingers.status) == pinned_of(over.status), "a pod of before has to end first"
     resumed = plan(on, NOW + 90)
     assert images(resumed, on) == {NEW} and resumed.intent
-    assert (resumed.status.pinned or Pinned()).key == 2 and EnsureKey(2) in resumed.actions
+    assert pinned_of(resumed.status).key == 2 and EnsureKey(2) in resumed.actions
     again = after(on, resumed, NOW + 91)
-    assert again.status.pinned == resumed.status.pinned and EnsureKey(2) in again.actions, "not made yet, as far as is known"
+    assert pinned_of(again.status) == pinned_of(resumed.status) and EnsureKey(2) in again.actions, "not made yet, as far as is known"
     never = plan(job(suspend=True, runtime_image=OLD), NOW)
-    assert never.status.phase == "Suspended" and never.status.pinned is None
+    assert never.status.phase == "Suspended" and never.status.internal.pinned is None
     later = replace(job(runtime_image=NEW), status=never.status)
     begins = plan(later, NOW + 90)
-    assert images(begins, later) == {NEW} and (begins.status.pinned or Pinned()).key == 1
+    assert images(begins, later) == {NEW} and pinned_of(begins.status).key == 1
 
 
 def test_the_keys_are_made_before_the_first_pod_and_only_for_pods_to_be_made() -> None:
@@ -167,12 +109,12 @@ def test_what_the_api_server_says_of_the_secret_is_told() -> None:
 def test_a_run_keeps_the_encryption_that_it_began_with(word: str, auto: str, pinned: str) -> None:
     new = replace(job(runtime_image=NEW, training={"mode": "sync", "encryption": word}), auto_encryption=auto)
     begins = plan(new, NOW)
-    assert (begins.status.pinned or Pinned()).encryption == pinned
+    assert pinned_of(begins.status).encryption == pinned
     assert EnsureKey(1, pinned != "none") in begins.actions
     assert (EnsureConfig(1, pinned) in begins.actions) == (pinned != "auto"), "the one that is there is of auto"
     assert f'"encryption": "{pinned}"' in render.config(new, 1, pinned)["data"]["config.json"]
     meshed = after(replace(new, auto_encryption="none"), begins, NOW + 1)
-    assert (meshed.status.pinned or Pinned()).encryption == pinned, "also when a mesh comes"
+    assert pinned_of(meshed.status).encryption == pinned, "also when a mesh comes"
 
 
 def test_a_new_run_takes_new_ones() -> None:
@@ -182,7 +124,7 @@ def test_a_new_run_takes_new_ones() -> None:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an operator of the version after this one, whose config has another format and whose frames another version."""
-    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 3, "WIRES": (3, 2)}.items():
+    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 4, "WIRES": (4, 3)}.items():
         monkeypatch.setattr(pins, name, value)
     monkeypatch.setitem(
         config.WRITERS, 2, lambda job, shards, checkpoints, resumed_from: {"job": job.name, "ranks": job.spec.workers.replicas}
@@ -195,7 +137,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
     for snapshot in snapshots:
         decided = plan(snapshot, NOW)
         assert EnsureConfig not in {type(action) for action in decided.actions}, "the live one is right as it stands"
-        assert (decided.status.pinned or Pinned()).config_format == 1 and (decided.status.pinned or Pinned()).wire == 2
+        assert pinned_of(decided.status).config_format == 1 and pinned_of(decided.status).wire == 3
         lost = replace(snapshot, objects=replace(snapshot.objects, config_digest=""))
         (action,) = [action for action in plan(lost, NOW).actions if isinstance(action, EnsureConfig)]
         made = render.config(lost, action.format)
@@ -204,15 +146,15 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
-    assert fresh.status.pinned == DIGESTED(runtime_image=NEW, config_format=2, wire=3, container="worker", encryption="auto", key=1)
+    assert pinned_of(fresh.status) == DIGESTED(runtime_image=NEW, config_format=2, wire=4, container="worker", encryption="auto", key=1)
     assert EnsureConfig(2) in fresh.actions
 
 
 def of_tomorrow(snapshot: ObservedState | None = None, **fields: int | None) -> ObservedState:
     snapshot = snapshot or begun()
-    assert snapshot.status is not None and snapshot.status.pinned is not None
-    pinned = snapshot.status.pinned.model_copy(update=fields or {"config_format": 9})
-    return replace(snapshot, status=snapshot.status.model_copy(update={"pinned": pinned}))
+    assert snapshot.status is not None
+    pinned = pinned_of(snapshot.status).model_copy(update=fields or {"config_format": 9})
+    return replace(snapshot, status=with_internal(snapshot.status, pinned=pinned))
 
 
 @pytest.mark.parametrize("fields", [{"config_format": 9}, {"wire": 7}], ids=str)
@@ -225,10 +167,27 @@ def test_a_run_of_another_version_is_held_and_not_broken(fields: dict[str, int])
     assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion") and said(decided.status)["Stalled"].status == "True"
     assert str(next(iter(fields.values()))) in ready.message and "Install an operator" in ready.message and len(ready.message) <= 256
     assert [event.reason for event in decided.events] == ["RunOfAnotherVersion"]
-    assert decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
+    assert pinned_of(decided.status) == pinned_of(snapshot.status)
     assert not after(snapshot, decided).events
-    back = plan(replace(snapshot, status=decided.status.model_copy(update={"pinned": begun().status.pinned})), NOW)  # type: ignore[union-attr]
+    back = plan(replace(snapshot, status=with_internal(decided.status, pinned=begun().status.internal.pinned)), NOW)  # type: ignore[union-attr]
     assert back.status.phase == "Failed", "its own operator looks at it as if nothing had been"
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_run_whose_status_has_other_names_is_held_and_not_begun_anew(suspended: bool) -> None:
+    """As the version before wrote it, and as the API server gives it once it does not know those fields."""
+    snapshot = begun(worker_0=pod("worker", 0, 3), shard_1=pod("shard", 1, **ended(1)))
+    assert snapshot.status is not None
+    told = {key: value for key, value in snapshot.status.to_manifest().items() if key != "internal"}
+    told["shards"] = [{key: value for key, value in shard.items() if key != "replica"} for shard in told["shards"]]
+    if suspended:
+        told["phase"] = "Suspended"
+        snapshot = replace(snapshot, processes=())
+    for raw in (told, {**told, "view": 3, "placement": 1, "pinned": {"wire": 3}, "workers": {**told["workers"], "start": 3}}):
+        decided = plan(replace(snapshot, status=JobStatus.read(raw)), NOW)
+        assert decided.actions == () and not decided.intent and decided.status.shards == snapshot.status.shards
+        ready = said(decided.status)["Ready"]
+        assert ready.reason == "RunOfAnotherVersion" and "status.internal.term" in ready.message and len(ready.message) <= 256
 
 
 def test_what_ends_or_stops_a_held_run_goes_on() -> None:

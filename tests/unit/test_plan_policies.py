@@ -12,6 +12,7 @@ from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import CreateProcess, DeleteJob, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.observed_state import Claim, Exit, Objects, ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
+from psjob_operator.render.objects import pods_of
 from tests.unit.api_manifest import MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
@@ -32,10 +33,12 @@ def test_first_sight_is_one_intent_and_everything_in_one_turn() -> None:
     assert names(decided) == ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1"]
     assert decided.grants == set(names(decided))
     status = decided.status
-    assert (status.run, status.view, status.workers.start, status.phase) == ("run-1", 1, 1, "Pending")
+    assert (status.run, status.internal.term, status.internal.worker_start, status.phase) == ("run-1", 1, 1, "Pending")
     assert status.observed_generation == 1 and status.start_time == stamp(NOW)
     assert stands(status) == {"Ready": "False", "Reconciling": "True"}
     assert not decided.events
+    assert status.selector == ",".join(f"{label}={value}" for label, value in pods_of(job(), "worker").items())
+    assert (status.replicas, plan(running(), NOW).status.replicas) == (0, 3)
 
 
 def test_a_status_of_another_run_gives_only_minimum_numbers() -> None:
@@ -44,7 +47,7 @@ def test_a_status_of_another_run_gives_only_minimum_numbers() -> None:
     decided = plan(job(status=old_status), NOW)
     assert decided.status.run == "run-1" and decided.status.phase == "Pending"
     assert [shard.attempt for shard in decided.status.shards] == [3, 2]
-    assert (decided.status.view, decided.status.workers.start) == (3, 2)
+    assert (decided.status.internal.term, decided.status.internal.worker_start) == (3, 2)
     assert decided.status.restarts.total == 0 and decided.status.checkpoint is None
     assert names(decided)[0] == "job-shard-0-a3"
 
@@ -259,7 +262,7 @@ def test_strangers_under_our_names_stop_all_creates(objects: Objects) -> None:
     decided = plan(job(objects=objects), NOW)
     assert not decided.actions and said(decided.status)["Ready"].reason == "NameConflict"
     freed = plan(job(status=decided.status), NOW)
-    assert len(names(freed)) == 5 and freed.status.view == 1 and freed.status.restarts.total == 0
+    assert len(names(freed)) == 5 and freed.status.internal.term == 1 and freed.status.restarts.total == 0
 
 
 def test_an_object_that_is_refused_shows_the_servers_words() -> None:
@@ -403,4 +406,4 @@ def test_another_mode_is_written_into_the_config_and_touches_no_process() -> Non
     other = replace(up, spec=job(training={"mode": "async"}).spec)
     decided = plan(other, NOW)
     assert [type(action) for action in decided.actions] == [EnsureConfig]
-    assert up.status is not None and (decided.status.view, decided.status.workers) == (up.status.view, up.status.workers)
+    assert up.status is not None and (decided.status.internal.term, decided.status.workers) == (up.status.internal.term, up.status.workers)

@@ -129,7 +129,7 @@ def test_a_second_loss_before_the_first_step_is_of_the_same_interruption() -> No
     shot = replace(again, status=up, progress=told(100), progress_at=NOW + 6)
     shot = instead(shot, "job-worker-0-r1", "worker", 0, **ended(1))
     second = plan(shot, NOW + 20)
-    assert second.status.workers.start == 2 and second.status.interruption == raised.interruption
+    assert second.status.internal.worker_start == 2 and second.status.interruption == raised.interruption
     unheard = plan(replace(shot, progress=None, progress_at=NOW - 1), NOW + 20)
     assert unheard.status.interruption is not None and unheard.status.interruption.since == stamp_exact(NOW + 20)
 
@@ -143,7 +143,7 @@ def test_a_loss_that_waits_for_its_turn_counts_from_when_it_was_seen() -> None:
     seen = plan(loop, NOW).status
     assert seen.phase == "Recovering" and seen.interruption is None, "nothing was started again yet"
     raised = plan(replace(loop, status=seen), NOW + 6).status
-    assert raised.workers.start == 2 and raised.interruption is not None
+    assert raised.internal.worker_start == 2 and raised.interruption is not None
     assert raised.interruption.since == stamp_exact(NOW)
 
 

@@ -12,7 +12,7 @@ from psjob_operator.plan.observed_state import Exit
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.process_outcome import NOT_ADMITTED, outcome_of
 from tests.unit.api_manifest import MANY_NODES
-from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, with_internal
 
 GONE = {"phase": "Failed", "ready": False, "started": None}
 OWN = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
@@ -61,8 +61,8 @@ def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) 
     assert (status.restarts.last_counted is not None) == counts
     assert names(decided) == (["job-shard-1-a2"] if role == "shard" else ["job-worker-1-r2"])
     assert [shard.attempt for shard in status.shards] == ([1, 2] if role == "shard" else [1, 1])
-    assert status.view == (2 if role == "shard" else 1)
-    assert status.workers.start == (1 if role == "shard" else 2)
+    assert status.internal.term == (2 if role == "shard" else 1)
+    assert status.internal.worker_start == (1 if role == "shard" else 2)
     assert status.phase == "Recovering"
     assert cause in said(status)["Ready"].message
     assert [event.reason for event in decided.events] == ["Restarted"]
@@ -128,7 +128,7 @@ def test_a_sidecar_that_crashes_shows_and_stops_nothing() -> None:
 
 def test_several_shards_raise_the_view_once() -> None:
     decided = plan(running(shard_0=pod("shard", 0, **ended(1)), shard_1=pod("shard", 1, deleting=NOW)), NOW)
-    assert decided.status.view == 2
+    assert decided.status.internal.term == 2
     assert [shard.attempt for shard in decided.status.shards] == [2, 2]
     assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2"]
     assert decided.status.restarts.causes == {"Deleted": 1, "Error": 1}
@@ -138,7 +138,7 @@ def test_workers_share_one_start_and_others_keep_theirs() -> None:
     lost = running(worker_0=pod("worker", 0, **ended(1)), worker_1=pod("worker", 1, deleting=NOW))
     decided = plan(lost, NOW)
     assert names(decided) == ["job-worker-0-r2", "job-worker-1-r2"]
-    assert decided.status.workers.start == 2
+    assert decided.status.internal.worker_start == 2
     third = replace(lost, status=decided.status, processes=(*lost.processes, pod("worker", 0, 2), pod("worker", 1, 2, **ended(EXIT_RETRY))))
     assert names(plan(third, NOW + 60)) == ["job-worker-1-r3"]
 
@@ -146,21 +146,21 @@ def test_workers_share_one_start_and_others_keep_theirs() -> None:
 def test_a_fenced_shard_raises_the_view_above_the_one_it_met() -> None:
     fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 7}}'))
     decided = plan(running(shard_1=fenced), NOW)
-    assert decided.status.view == 8
+    assert decided.status.internal.term == 8
     assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
 
 
 def test_a_view_that_no_process_can_have_met_raises_by_so_much_at_most() -> None:
     fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 2147483640}}'))
     decided = plan(running(shard_1=fenced), NOW)
-    assert decided.status.view == 1 + MOST_RISE + 1
+    assert decided.status.internal.term == 1 + MOST_RISE + 1
 
 
 @pytest.mark.parametrize(
     "message", ["", "no json", '{"fenced": 3}', '{"fenced": {"view": "9"}}', '{"fenced": {"view": 99999999999}}', "[]"]
 )
 def test_a_fence_without_a_view_still_raises(message: str) -> None:
-    assert plan(running(shard_1=pod("shard", 1, **ended(EXIT_FENCED, message=message))), NOW).status.view == 2
+    assert plan(running(shard_1=pod("shard", 1, **ended(EXIT_FENCED, message=message))), NOW).status.internal.term == 2
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_fence_without_a_view_still_raises(message: str) -> None:
 def test_a_fenced_worker_gets_a_start_above_the_one_it_met(message: str, start: int) -> None:
     """Its status came from an older backup; the run has had more starts than that says."""
     decided = plan(running(worker_1=pod("worker", 1, **ended(EXIT_FENCED, message=message))), NOW)
-    assert names(decided) == [f"job-worker-1-r{start}"] and decided.status.workers.start == start
+    assert names(decided) == [f"job-worker-1-r{start}"] and decided.status.internal.worker_start == start
     assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
 
 
@@ -241,7 +241,7 @@ def test_pods_ahead_of_the_status_are_never_adopted() -> None:
     assert plan(replace(back, live=False), NOW).needs_live
     decided = plan(back, NOW)
     assert [shard.attempt for shard in decided.status.shards] == [1, 6]
-    assert decided.status.workers.start == 4
+    assert decided.status.internal.worker_start == 4
     assert names(decided) == ["job-shard-1-a6", "job-worker-0-r4"]
     assert {"job-shard-1-a5", "job-worker-0-r3", "job-shard-1-a1", "job-worker-0-r1"} == set(deleted(decided))
 
@@ -268,7 +268,7 @@ def test_replaced_pods_go_but_for_the_newest_log() -> None:
     crashed = tuple(pod("worker", 0, number, **ended(1)) for number in (1, 2))
     stuck = pod("worker", 1, 1, phase="Unknown")
     processes = (*running(worker_0=None, worker_1=None).processes, *crashed, stuck, pod("worker", 0, 3), pod("worker", 1, 3))
-    newer = status.model_copy(update={"workers": status.workers.model_copy(update={"start": 3})})
+    newer = with_internal(status, worker_start=3)
     assert deleted(plan(replace(running(), status=newer, processes=processes), NOW)) == ["job-worker-0-r1", "job-worker-1-r1"]
 
 

@@ -18,7 +18,7 @@ from psjob_operator.plan.actions import CreateProcess, EnsureConfig, Plan
 from psjob_operator.plan.observed_state import ObservedState, ResumeSource
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.pods import LOOK_SECONDS, templates_digest
-from tests.unit.plan_given import NOW, job, names, running, said
+from tests.unit.plan_given import NOW, job, names, pinned_of, running, said, with_internal
 
 THERE: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "first-checkpoints"}}
 FOUND = ResumeSource("run-1", True, THERE)
@@ -77,7 +77,7 @@ def test_what_is_in_the_way_is_named_and_waited_for(
     said, message = ready(decided.status)
     assert said == reason and words in message and len(message) <= 256
     assert decided.actions == () and decided.wake_at is not None and decided.wake_at <= NOW + LOOK_SECONDS
-    assert decided.status.phase == "Pending" and decided.status.pinned is not None and decided.status.pinned.resumed_from is None
+    assert decided.status.phase == "Pending" and pinned_of(decided.status).resumed_from is None
     again = plan(replace(later(snapshot, decided, source)), NOW + 3600)
     assert ready(again.status)[0] == reason and again.actions == (), "it never ends by itself"
 
@@ -93,7 +93,7 @@ def test_what_is_in_the_way_is_named_and_waited_for(
 def test_it_begins_from_the_run_that_is_found_and_is_pinned_to_it(volume: dict[str, Any], there: dict[str, Any]) -> None:
     snapshot = asking(ResumeSource("run-1", True, there), volume=volume)
     decided = plan(snapshot, NOW)
-    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-1" and decided.intent
+    assert pinned_of(decided.status).resumed_from == "run-1" and decided.intent
     (action,) = [action for action in decided.actions if isinstance(action, EnsureConfig)]
     assert action.resumed_from == "run-1" and any(isinstance(it, CreateProcess) for it in decided.actions)
     config = json.loads(render.config(snapshot, action.format, action.encryption, action.resumed_from)["data"]["config.json"])
@@ -105,7 +105,7 @@ def test_what_becomes_of_the_other_job_later_changes_nothing(source: ResumeSourc
     snapshot = asking(FOUND)
     decided = plan(snapshot, NOW)
     after = plan(later(snapshot, decided, source), NOW + 1)
-    assert after.status.pinned == decided.status.pinned
+    assert pinned_of(after.status) == pinned_of(decided.status)
     assert {it.resumed_from for it in after.actions if isinstance(it, EnsureConfig)} <= {"run-1"}
 
 
@@ -113,7 +113,7 @@ def test_it_begins_when_the_wait_is_over_and_counts_no_restart() -> None:
     snapshot = asking(None)
     waiting = plan(snapshot, NOW)
     begun = plan(replace(later(snapshot, waiting, FOUND), live=True), NOW + 60)
-    assert begun.status.pinned is not None and begun.status.pinned.resumed_from == "run-1" and begun.intent
+    assert pinned_of(begun.status).resumed_from == "run-1" and begun.intent
     assert any(isinstance(it, CreateProcess) for it in begun.actions) and begun.status.restarts.total == 0
 
 
@@ -123,16 +123,16 @@ def test_a_job_that_was_suspended_goes_on_from_its_own_run() -> None:
     begun = plan(snapshot, NOW).status
     suspended = begun.model_copy(update={"phase": "Suspended"})
     decided = plan(replace(snapshot, status=suspended, resume_source=None, live=True), NOW + 60)
-    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-1"
-    assert decided.status.pinned.key == 2
+    assert pinned_of(decided.status).resumed_from == "run-1"
+    assert pinned_of(decided.status).key == 2
 
 
 def test_a_run_by_its_uid_waits_for_nothing() -> None:
     decided = plan(asking(None, resumeFrom={"run": "run-0"}, volume=None), NOW)
-    assert decided.status.pinned is not None and decided.status.pinned.resumed_from == "run-0"
+    assert pinned_of(decided.status).resumed_from == "run-0"
     assert [it.resumed_from for it in decided.actions if isinstance(it, EnsureConfig)] == ["run-0"]
     anew = plan(job(), NOW)
-    assert anew.status.pinned is not None and anew.status.pinned.resumed_from is None
+    assert pinned_of(anew.status).resumed_from is None
     assert not any(isinstance(it, EnsureConfig) for it in anew.actions), "the config that is there is right"
 
 
@@ -223,7 +223,7 @@ def test_a_job_that_never_ran_may_become_any_other_before_it_does() -> None:
 
 def test_a_status_of_an_older_operator_has_no_digest_and_gets_one() -> None:
     snapshot = running()
-    assert snapshot.status is not None and snapshot.status.pinned is not None
-    old = snapshot.status.model_copy(update={"pinned": snapshot.status.pinned.model_copy(update={"templates": None})})
+    assert snapshot.status is not None
+    old = with_internal(snapshot.status, pinned=pinned_of(snapshot.status).model_copy(update={"templates": None}))
     decided = plan(replace(snapshot, status=old), NOW)
-    assert decided.status.pinned is not None and decided.status.pinned.templates == templates_digest(snapshot.spec)
+    assert pinned_of(decided.status).templates == templates_digest(snapshot.spec)

@@ -111,7 +111,7 @@ def test_the_most_stages_stay_small_in_status() -> None:
     status = plan(up, NOW).status
     assert [stage.waiting is not None for stage in status.stages] == [True] * 8 + [False] * 56
     size = len(status.model_dump_json(by_alias=True, exclude_none=True))
-    assert size < 34 * 1024, size
+    assert size < 38 * 1024, size
 
 
 MIB = 1 << 20

@@ -28,7 +28,7 @@ from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.status import wake_at
 from tests.simulation.world import check_transition
-from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
+from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands, with_internal
 
 
 def told(step: int = 9, **coordinator: Any) -> dict[str, Any]:
@@ -383,7 +383,7 @@ def snapshots(draw: st.DrawFn) -> ObservedState:
     base = job(checkpoint={"disabled": draw(st.booleans())}, runPolicy={"backoffLimit": draw(st.sampled_from([0, 3, 100]))})
     status = draw(st.sampled_from(BEGUN))
     if status is not None and draw(st.booleans()):
-        status = status.model_copy(update={"view": 5, "run": draw(st.sampled_from(["run-1", "another", None]))})
+        status = with_internal(status, term=5).model_copy(update={"run": draw(st.sampled_from(["run-1", "another", None]))})
     suspend = draw(st.sampled_from([None, True, False]))
     return replace(
         base,

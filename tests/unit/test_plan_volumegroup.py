@@ -15,7 +15,7 @@ from psjob_operator.plan.job_state import JobState
 from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
-from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, with_internal
 
 EVICTED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
 WORDS = "0/2 nodes are available: 1 node(s) didn't match pod affinity rules, 1 node(s) were unschedulable."
@@ -34,11 +34,11 @@ def creates(decided: Plan) -> list[CreateProcess]:
 
 def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
     begun = plan(SHARED, NOW)
-    assert begun.status.placement == begun.status.view == 1
+    assert begun.status.internal.placed_term == begun.status.internal.term == 1
     assert {action.volume_group for action in creates(begun) if action.role == "shard"} == {1}
     assert {action.volume_group for action in creates(begun) if action.role == "worker"} == {None}
     crashed = plan(running(shard_1=pod("shard", 1, **ended(1))), NOW)
-    assert (crashed.status.view, crashed.status.placement) == (2, 1)
+    assert (crashed.status.internal.term, crashed.status.internal.placed_term) == (2, 1)
     assert [(action.name, action.volume_group) for action in creates(crashed)] == [("job-shard-1-a2", 1)]
 
 
@@ -58,7 +58,7 @@ def test_the_affinity_names_the_placement() -> None:
 def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
     ending = running(shard_0=on("n1", "shard", 0), shard_1=on("n1", "shard", 1, deleting=NOW + 40, **EVICTED))
     held = plan(ending, NOW)
-    assert not held.intent and not names(held) and held.status.view == 1, "a successor would fence the last checkpoint"
+    assert not held.intent and not names(held) and held.status.internal.term == 1, "a successor would fence the last checkpoint"
     assert held.wake_at is not None and held.wake_at <= NOW + 40
     assert said(held.status)["Ready"].reason == "Ending" and "last checkpoint" in said(held.status)["Ready"].message
     left = {
@@ -67,7 +67,7 @@ def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
     }
     moved = plan(running(**left), NOW)
     assert names(moved) == ["job-shard-0-a2", "job-shard-1-a2"]
-    assert moved.status.placement == moved.status.view == 2
+    assert moved.status.internal.placed_term == moved.status.internal.term == 2
     assert {action.volume_group for action in creates(moved)} == {2}
     assert moved.status.restarts.causes == {"Drained": 1, "Retry": 1} and moved.status.restarts.counted == 0
     late = plan(ending, NOW + 41)
@@ -81,7 +81,7 @@ def test_only_what_shares_a_volume_moves() -> None:
     assert names(plan(running(APART, shard_1=shard), NOW)) == ["job-shard-1-a2"]
     worker = on("n1", "worker", 1, **ended(143), deleting=NOW, **EVICTED)
     decided = plan(running(SHARED, worker_1=worker), NOW)
-    assert names(decided) == ["job-worker-1-r2"] and decided.status.placement == 1
+    assert names(decided) == ["job-worker-1-r2"] and decided.status.internal.placed_term == 1
 
 
 def test_pods_of_a_lost_node_are_taken_off_by_force_once_they_are_fenced() -> None:
@@ -93,7 +93,7 @@ def test_pods_of_a_lost_node_are_taken_off_by_force_once_they_are_fenced() -> No
         worker_2=on("n2", "worker", 2),
     )
     decided = plan(lost, NOW)
-    assert decided.intent and decided.status.placement == decided.status.view == 2, "stored before anything is deleted"
+    assert decided.intent and decided.status.internal.placed_term == decided.status.internal.term == 2, "stored before anything is deleted"
     assert names(decided) == ["job-shard-0-a2", "job-shard-1-a2", "job-worker-1-r2"]
     forced = {action.name: action.grace_seconds for action in decided.actions if isinstance(action, DeleteProcess)}
     assert forced == {"job-shard-0-a1": 0, "job-shard-1-a1": 0, "job-worker-1-r1": 0}
@@ -143,11 +143,11 @@ def test_a_pod_that_ended_and_was_removed_between_two_turns_is_known_by_its_end(
 def test_a_run_that_began_without_numbers_gets_one_when_it_moves() -> None:
     before = running(shard_0=on("n1", "shard", 0), shard_1=on("n1", "shard", 1, **ended(1)))
     assert before.status is not None
-    old = replace(before, status=before.status.model_copy(update={"placement": None}))
+    old = replace(before, status=with_internal(before.status, placed_term=None))
     crash = plan(old, NOW)
-    assert crash.status.placement is None and {action.volume_group for action in creates(crash)} == {0}
+    assert crash.status.internal.placed_term is None and {action.volume_group for action in creates(crash)} == {0}
     lost = replace(old, processes=tuple(replace(it, node_lost=it.role == "shard", exit=None, phase="Running") for it in old.processes))
-    assert plan(lost, NOW).status.placement == 2
+    assert plan(lost, NOW).status.internal.placed_term == 2
 
 
 OWN = MY_CLAIM

@@ -118,7 +118,7 @@ def test_a_reference_is_replaced_whole() -> None:
 def test_a_shard_that_goes_beside_its_worker_tolerates_each_taint_once() -> None:
     given = {"tolerations": [LOST[0] | {"tolerationSeconds": 300}, {"key": "gpu", "operator": "Exists"}]}
     container = {"name": "worker", "image": "a", "command": ["python", "a.py"]}
-    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "colocated"})
+    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "Colocated"})
     assert made["spec"]["tolerations"] == [*LOST, given["tolerations"][1]]
 
 
@@ -166,7 +166,7 @@ def test_the_service_finds_this_runs_shards() -> None:
 
 
 def test_the_config_holds_what_the_contract_lists() -> None:
-    snapshot = job(checkpoint={"interval": "1m30s", "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
+    snapshot = job(checkpoint={"periodSeconds": 90, "resumeFrom": {"run": "old-run"}}, training={"mode": "async", "seed": 7})
     made = render.config(snapshot, resumed_from="old-run")
     content = json.loads(made["data"]["config.json"])
     assert set(content) == {

@@ -92,10 +92,10 @@ def test_a_file_travels_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:
-    over = {"training": {"maxGradNorm": 1.0}, "checkpoint": {"everySteps": 5}}
+    over = {"training": {"sync": {"maxGradNorm": 1.0}}, "checkpoint": {"everySteps": 5}}
     made = manifest.build(["python", "train.py"], name="n", workers=3, shards=2, mode="sync", resources={"gpu": 2}, spec=over)
     spec = made["spec"]
-    assert spec["training"] == {"mode": "sync", "maxGradNorm": 1.0} and (spec["shards"], spec["checkpoint"]) == (
+    assert spec["training"] == {"mode": "sync", "sync": {"maxGradNorm": 1.0}} and (spec["shards"], spec["checkpoint"]) == (
         {"replicas": 2},
         {"everySteps": 5},
     )

@@ -146,14 +146,14 @@ def test_a_good_job_has_no_warning() -> None:
         ({"spec.shards.replicas": 40}, "spec.shards.replicas", "mixed up"),
         ({"spec.workers.replicas": 1, "spec.training": {"mode": "async"}}, "spec.training.mode", "no difference"),
         ({"spec.runPolicy": {"backoffLimit": 0}}, "spec.runPolicy.backoffLimit", "first failure"),
-        ({"spec.runPolicy": {"activeDeadlineSeconds": 20}}, "spec.runPolicy.activeDeadlineSeconds", "30s"),
+        ({"spec.runPolicy": {"activeDeadlineSeconds": 20}}, "spec.runPolicy.activeDeadlineSeconds", "periodSeconds: 30"),
         (
             {"spec.runPolicy": {"ttlSecondsAfterFinished": 5}, "metadata.labels": {"argocd.argoproj.io/instance": "x"}},
             "spec.runPolicy.ttlSecondsAfterFinished",
             "GitOps",
         ),
         ({"spec.checkpoint": {"disabled": True}}, "spec.checkpoint.disabled", "shard is lost"),
-        ({"spec.checkpoint": {"interval": "1s"}}, "spec.checkpoint.interval", "5s"),
+        ({"spec.checkpoint": {"periodSeconds": 1}}, "spec.checkpoint.periodSeconds", "5"),
         ({"spec.checkpoint": {"everySteps": 1}}, "spec.checkpoint.everySteps", "10"),
         (
             {"spec.checkpoint": {"resumeFrom": {"job": "a"}}},

@@ -94,8 +94,8 @@ def test_no_byte_of_what_was_said_can_be_changed(at: int, change: int) -> None:
     [
         (bytes(auth.GREETING_BYTES), "not an authenticated psjob peer"),
         (Header(Kind.HELLO).pack()[: auth.GREETING_BYTES], "the first bytes are b'PSJ1'"),
-        (b"PSJA\x01\x00" + bytes(auth.GREETING_BYTES - 6), "protocol version 1, this side speaks 2"),
-        (b"PSJA\x02\x00\x07" + bytes(auth.GREETING_BYTES - 7), "role 7 is not known"),
+        (b"PSJA\x01\x00" + bytes(auth.GREETING_BYTES - 6), "protocol version 1, this side speaks 3"),
+        (b"PSJA\x03\x00\x07" + bytes(auth.GREETING_BYTES - 7), "role 7 is not known"),
     ],
 )
 def test_a_greeting_that_is_none_is_named(raw: bytes, words: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from psjob_operator.api.base import seconds
 from psjob_operator.api.field_rule import Problem, shown
 from psjob_operator.api.load import Document, load_documents
 from psjob_operator.api.spec import PSTrainingJob
@@ -154,12 +153,12 @@ def _policies(job: PSTrainingJob) -> Iterator[Problem]:
             "spec.runPolicy.backoffLimit", 0, "fails the job at its first failure", "leave it out, so that a lost process returns"
         )
     deadline = policy.active_deadline_seconds
-    if deadline is not None and not job.spec.checkpoint.disabled and seconds(job.spec.checkpoint.interval) >= deadline:
+    if deadline is not None and not job.spec.checkpoint.disabled and job.spec.checkpoint.period_seconds >= deadline:
         yield Problem(
             "spec.runPolicy.activeDeadlineSeconds",
             deadline,
-            f"comes before the first checkpoint by time (spec.checkpoint.interval: {job.spec.checkpoint.interval})",
-            "shorten the interval, or raise the deadline",
+            f"comes before the first checkpoint by time (spec.checkpoint.periodSeconds: {job.spec.checkpoint.period_seconds})",
+            "shorten it, or raise the deadline",
         )
     marks = [*job.metadata.labels, *job.metadata.annotations]
     if policy.ttl_seconds_after_finished is not None and any(mark.startswith(GITOPS) for mark in marks):
@@ -190,8 +189,8 @@ def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
             "spec.checkpoint.disabled", True, "fails the job when a shard is lost", "leave it out, unless a lost job costs nothing"
         )
         return
-    if seconds(kept.interval) < OFTEN_SECONDS:
-        yield Problem("spec.checkpoint.interval", kept.interval, "writes more than it trains", f"take {OFTEN_SECONDS}s or more")
+    if kept.period_seconds < OFTEN_SECONDS:
+        yield Problem("spec.checkpoint.periodSeconds", kept.period_seconds, "writes more than it trains", f"take {OFTEN_SECONDS} or more")
     if kept.every_steps is not None and kept.every_steps < OFTEN_STEPS:
         yield Problem("spec.checkpoint.everySteps", kept.every_steps, "writes more than it trains", f"take {OFTEN_STEPS} or more")
     if kept.resume_from is not None and kept.resume_from.job is not None and kept.volume is None:

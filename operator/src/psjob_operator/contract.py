@@ -29,8 +29,8 @@ ENV_START: Final = "PSJOB_START"
 """Workers: the *start* half of the incarnation, from 1, given by the planner."""
 ENV_ATTEMPT: Final = "PSJOB_ATTEMPT"
 """Shards: n-th start of this shard, from 1."""
-ENV_VIEW: Final = "PSJOB_VIEW"
-"""Shards: number of the set of attempts this process was started in, from 1."""
+ENV_TERM: Final = "PSJOB_VIEW"
+"""Shards: the term that this process was started in, from 1. Runs of wire 2 named it view, in what the operator gives and reads too."""
 ENV_CONFIG: Final = "PSJOB_CONFIG"
 """Path of the job's config (JSON, see `CONFIG_FORMAT`)."""
 ENV_POD: Final = "PSJOB_POD"
@@ -54,9 +54,9 @@ ENV_FORK_SERVER: Final = "PS_FORK_SERVER"
 """Seconds of training after which processes are prepared from which others are forked; `never`: none are. Users set it."""
 FORK_SERVER_SECONDS: Final = 5.0
 MOST_NUMBER: Final = (1 << 31) - 1
-"""The largest view, attempt and start."""
+"""The largest term, attempt and start."""
 MOST_RISE: Final = 1000
-"""Views by which another process of the run may be ahead: one for each time that a shard was started meanwhile."""
+"""Terms by which another process of the run may be ahead: one for each time that a shard was started meanwhile."""
 ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 ENV_KEYS: Final = "PSJOB_KEYS"
@@ -93,9 +93,9 @@ WORKER_NAME: Final = "worker-{index}"
 CONFIG_FORMAT: Final = 1
 """Number of what a process is handed and answers: its command, environment and config, its exit codes, last message and status port.
 
-A run keeps the number that it began with (status.pinned), and so do its pods. The number rises with every change by which a runtime of
-the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with another
-default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
+A run keeps the number that it began with (status.internal.pinned), and so do its pods. The number rises with every change by which a
+runtime of the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with
+another default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
 Keys of the config (all present, but for processes, localSum and those of stages):
 
@@ -135,19 +135,19 @@ connectSeconds: float (600; how long a process tries to find its peers before it
 """
 CONFIG_FORMATS: Final = (1,)
 """Those of the runs that this version's operator serves: its own, and that of the version before."""
-WIRE: Final = 2
+WIRE: Final = 3
 """Version of the frames between the processes of a run. Both ends have the same: all pods of a run keep one runtime image."""
-WIRES: Final = (2,)
+WIRES: Final = (3, 2)
 """Those of the runs that this version's operator serves."""
 MODES: Final[dict[str, tuple[str, ...]]] = {
-    "sync": ("backupWorkers", "reduction", "staleness"),
+    "sync": ("backupWorkers", "reduction", "maxGradNorm"),
     "bounded": ("staleness",),
     "softsync": ("splits",),
-    "async": ("staleness",),
+    "async": (),
     "threshold": ("staleness",),
-    "local": ("local",),
+    "local": ("innerSteps", "quorum", "graceSeconds", "lr", "momentum"),
 }
-"""Modes that a job may name, each with the fields of spec.training that are its own: no mode takes such a field that is not named there."""
+"""Modes that a job may name, each with the fields of its own: those of spec.training.<mode>, which no other mode takes."""
 UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
     "plain": (),
     "heavy-ball": (),
@@ -207,8 +207,8 @@ EXIT_DONE: Final = 0
 EXIT_RETRY: Final = 75
 """Start me again, uncounted: peers not found in time, drained, stopped on request after a checkpoint."""
 EXIT_FENCED: Final = 76
-"""A shard met a view above its own, or an equal one claimed by another pod. Its termination message is
-`{"fenced": {"view": <int>}}`; the planner raises the view above that number. Or a worker met a newer process of its rank, by number:
+"""A shard met a term above its own, or an equal one claimed by another pod. Its termination message is
+`{"fenced": {"view": <int>}}`; the planner raises the term above that number. Or a worker met a newer process of its rank, by number:
 its status is older than the run. Its message holds `"fenced": {"start": <int>}`, and the planner gives a start above that. Uncounted."""
 EXIT_REFUSED: Final = 77
 """The runtime refused what the script or the environment asks; starting again cannot help.

@@ -16,7 +16,7 @@ import sys
 
 HOST, RUN = sys.argv[1:3]
 DIGEST = hashlib.blake2b(RUN.encode(), digest_size=16).digest()
-WIRE = 2
+WIRE = 3
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
 
@@ -65,14 +65,14 @@ def proven(key):
     return lambda said: hmac.digest(key, b"psjob dialler\0" + said, "sha256")
 
 
-HELLO = frame(1, json.dumps({"role": "worker", "fresh": True, "view": 0, "recovery": 0}).encode())
+HELLO = frame(1, json.dumps({"role": "worker", "fresh": True, "term": 0, "recovery": 0}).encode())
 found = {}
 attempt("hello without a handshake", HELLO)
 attempt("pull without a handshake", HELLO, frame(8))
 attempt("push without a handshake", HELLO, frame(6, bytes(64)))
 attempt("leave without a handshake", HELLO, frame(11), frame(11, worker=1))
 attempt("stop without a handshake", HELLO, frame(20, b"{}"))
-attempt("a shard's early word", frame(1, json.dumps({"role": "shard", "index": 1, "attempt": 9, "view": 10**17, "early": True}).encode()))
+attempt("a shard's early word", frame(1, json.dumps({"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "early": True}).encode()))
 attempt("version 1", greeting(0, 0, 1, version=1))
 attempt("no key", greeting(0, 0, 1), proof=proven(b""))
 attempt("the run as key", greeting(0, 0, 1), proof=proven(RUN.encode()))

@@ -40,7 +40,7 @@ class SimCoordinator:
         plan = self.world.plan
         must = self.world.promises.told[1] > 0 and self.world.planner.knows
         self.job = JobFacts(
-            run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, view=shard.first_view,
+            run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, term=shard.first_term,
             attempt=shard.attempt, must_find=must, interval=plan.interval, every=plan.every, keep=2, policy=plan.policy,
             request=self.world.planner.request or None,
         )  # fmt: skip
@@ -50,7 +50,7 @@ class SimCoordinator:
         self._links: dict[int, End] = {}
         self._posted: deque[e.Event] = deque()
         self._handling = False
-        self._facts: dict[int, messages.CutWritten] = {}
+        self._facts: dict[int, messages.SnapshotWritten] = {}
 
     def take_up(self, event: e.TookUp) -> None:
         """This process goes on from the memory of another."""
@@ -97,15 +97,15 @@ class SimCoordinator:
         if self.world.shards[0] is not self.shard:
             return
         machine = self.machine.state
-        state, cut = machine.phase, machine.cuts.current
+        state, snapshot = machine.phase, machine.snapshots.current
         phase = {"reading": "gathering", "electing": "gathering", "fresh": "gathering"}.get(state, state)
         if state == "open":
             if machine.ending.over or machine.members.alive < self.world.plan.workers:
                 phase = "ending"
-            elif cut is None:
+            elif snapshot is None:
                 phase = "training"
             else:
-                phase = "committing" if cut.committing else "writing" if cut.held else "cutting"
+                phase = "committing" if snapshot.committing else "writing" if snapshot.held else "snapshot"
         self.world.enter(phase)
 
     # -- workers -----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class SimCoordinator:
     def peer(self, end: End, hello: Mapping[str, Any]) -> None:
         """Another shard has dialled."""
         if hello.get("early"):
-            self.post(e.ShardAnnounced(int(hello["view"])))
+            self.post(e.ShardAnnounced(int(hello["term"])))
             return
         self.world.count("hello", "shard")
         link = self.world.number()
@@ -202,11 +202,11 @@ class SimCoordinator:
             self.post(event)
 
     def _order(self, action: a.Order) -> None:
-        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks()).body))
+        body = json.loads(json.dumps(action.with_most(self.shard.store.clocks).body))
         if isinstance(action.order, messages.Clip):
             self.shard.store.note_clip(action.order.version, action.order.factor)
         if body["do"] == "restore":
-            self.world.promises.chosen(self.world.saved[body["manifest"]], body["view"], self.shard.pod)
+            self.world.promises.chosen(self.world.saved[body["manifest"]], body["term"], self.shard.pod)
         if action.link == 0:
             self.shard.order(body, None)
         elif action.link in self._links:
@@ -220,7 +220,7 @@ class SimCoordinator:
         def over(result: Any) -> None:
             event: e.Event | None
             if isinstance(result, Fenced):
-                event = e.ViewFenced(result.view, str(result))
+                event = e.TermFenced(result.term, str(result))
             elif isinstance(result, CheckpointProblem):
                 event = failed(result)
             elif isinstance(result, Exception):
@@ -232,50 +232,50 @@ class SimCoordinator:
 
         self.disk.ask(job, over)
 
-    def _claim(self, action: a.ClaimView) -> None:
+    def _claim(self, action: a.ClaimTerm) -> None:
         self._ask(
-            records.claim(self.world.volume, self.shard.pod, action.view), lambda new: e.ViewClaimed(action.view),
-            lambda problem: e.ViewUnclaimed(action.view, str(problem), "ENOSPC" in str(problem)),
+            records.claim(self.world.volume, self.shard.pod, action.term), lambda new: e.TermClaimed(action.term),
+            lambda problem: e.TermUnclaimed(action.term, str(problem), "ENOSPC" in str(problem)),
         )  # fmt: skip
 
     def _look_for_claim(self, action: a.LookForClaim) -> None:
-        self._ask(records.check(self.world.volume, self.shard.pod, action.view), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
+        self._ask(records.check(self.world.volume, self.shard.pod, action.term), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
 
     def _read_newest(self, action: a.ReadNewest) -> None:
         volume, pod = self.world.volume, self.shard.pod
 
         def job() -> Job:
-            yield from records.check(volume, pod, action.view)
+            yield from records.check(volume, pod, action.term)
             return (yield from records.newest(volume, pod, action.passed))
 
         def done(result: Any) -> e.Event:
             saved, problems = result
             if saved is None:
                 return e.NewestRead(action.number, None, tuple(problems), records={} if action.records else None)
-            self.world.promises.found(saved, action.view)
+            self.world.promises.found(saved, action.term)
             held = dict(saved.records) if action.records else None
             return e.NewestRead(action.number, saved.facts, tuple(problems), records=held, initial=saved.initial)
 
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
-    def _commit(self, action: a.CommitCut) -> None:
+    def _commit(self, action: a.CommitSnapshot) -> None:
         self._ask(
             self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem)
         )
 
-    def _committed(self, action: a.CommitCut, saved: Saved) -> e.Event:
+    def _committed(self, action: a.CommitSnapshot, saved: Saved) -> e.Event:
         if saved.final:
             self.world.promises.finished(saved, self.machine.state.restore_id)
-        return e.ManifestCommitted(action.cut, saved.facts)
+        return e.ManifestCommitted(action.snapshot, saved.facts)
 
-    def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
-        return e.ManifestUncommitted(action.cut, str(problem), "ENOSPC" in str(problem))
+    def _uncommitted(self, action: a.CommitSnapshot, problem: CheckpointProblem) -> e.Event:
+        return e.ManifestUncommitted(action.snapshot, str(problem), "ENOSPC" in str(problem))
 
-    def _committing(self, action: a.CommitCut) -> Job:
+    def _committing(self, action: a.CommitSnapshot) -> Job:
         world, pod, volume = self.world, self.shard.pod, self.world.volume
-        yield from records.check(volume, pod, action.view)
-        stem = f"v{action.view:06d}-c{action.cut:06d}"
-        name = records.manifest_name(action.view, action.step)
+        yield from records.check(volume, pod, action.term)
+        stem = f"v{action.term:06d}-c{action.snapshot:06d}"
+        name = records.manifest_name(action.term, action.step)
         parts, versions, where, tables = {}, {}, {}, {}
         for shard, body in action.parts.items():
             tables[shard] = volume.files[body["file"]["name"]].content["table"]
@@ -287,13 +287,13 @@ class SimCoordinator:
                 where[block["index"]] = block["file"]
         files = sorted({*where.values(), *(body["file"]["name"] for body in action.parts.values()), f"{stem}-records.safetensors"})
         facts = CheckpointFacts(
-            FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
+            FOLDER, name, "run", action.term, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
             action.layout,
             action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None, action.request,
         )  # fmt: skip
         saved = Saved(
-            name, action.view, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
-            action.workers, dict(action.records), action.initial, facts, tuple(files),
+            name, action.term, action.step, action.snapshot, action.final, action.mode.partition(":")[0], pod, parts, versions, where,
+            tables, action.workers, dict(action.records), action.initial, facts, tuple(files),
         )  # fmt: skip
         size = world.plan.record_bytes * len(action.records)
         yield from volume.write_whole(
@@ -315,7 +315,7 @@ class SimCoordinator:
         return saved
 
     def _sweep(self, action: a.SweepOrphans) -> None:
-        job = records.sweep(self.world.volume, self.shard.pod, (action.view, action.before))
+        job = records.sweep(self.world.volume, self.shard.pod, (action.term, action.before))
         self._ask(job, lambda done: None, lambda problem: None)  # type: ignore[arg-type,return-value]
 
     def _room(self, action: a.MeasureRoom) -> None:
@@ -336,7 +336,7 @@ class SimCoordinator:
         self.shard.leave(action.code, {"error": action.why} if action.why else {}, action.why or "")
 
     def _fenced(self, action: a.LeaveFenced) -> None:
-        self.shard.leave(76, {"fenced": {"view": action.view}}, action.why)
+        self.shard.leave(76, {"fenced": {"view": action.term}}, action.why)
 
     def _log(self, action: a.Log) -> None:
         self.shard.trace(f"coordinator says: {action.text}")
@@ -352,12 +352,12 @@ class SimCoordinator:
     def standing(self) -> str:
         """A few words for who looks at a run that hangs."""
         machine = self.machine.state
-        cut = machine.cuts.current
+        snapshot = machine.snapshots.current
         members = {
             m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()
         }
         return (
-            f"coordinator {machine.phase} because {recovery.reason(machine, machine.now)}; cut {cut}; members {members}; "
+            f"coordinator {machine.phase} because {recovery.reason(machine, machine.now)}; snapshot {snapshot}; members {members}; "
             f"checkpoint {machine.progress.checkpoint}; problem {machine.progress.checkpoint_problem}"
         )
 
@@ -369,10 +369,10 @@ _CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
     a.Welcome: SimCoordinator._welcome,
     a.WishRecords: SimCoordinator._wish,
     a.Order: SimCoordinator._order,
-    a.ClaimView: SimCoordinator._claim,
+    a.ClaimTerm: SimCoordinator._claim,
     a.LookForClaim: SimCoordinator._look_for_claim,
     a.ReadNewest: SimCoordinator._read_newest,
-    a.CommitCut: SimCoordinator._commit,
+    a.CommitSnapshot: SimCoordinator._commit,
     a.SweepOrphans: SimCoordinator._sweep,
     a.MeasureRoom: SimCoordinator._room,
     a.ReadWish: SimCoordinator._read_wish,

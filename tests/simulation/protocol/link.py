@@ -47,7 +47,7 @@ class SimLink:
         if self.state.welcomed and self.end is not None:
             if header.kind in PUSHES:
                 body, size = self.worker.values[self._part(header)], PUSH_BYTES
-            self.end.send((header._replace(view=self.worker.machine.view, attempt=self.state.attempt), body), size)
+            self.end.send((header._replace(term=self.worker.machine.term, attempt=self.state.attempt), body), size)
 
     def send_record(self, header: Header, record: bytes) -> None:
         """Send a record as what it changes of the one before on this stream, where the link is up."""
@@ -151,6 +151,6 @@ class SimLink:
         if request is None or self._part(request) != self._part(header):
             return
         worker.land(self._part(request), header, content)
-        if header.flags & Flag.CUT and self.index == 0:
-            worker.machine.handle(e.CutTold(request.clock + (request.kind in PUSHES), False), 0.0)
+        if header.flags & Flag.SNAPSHOT and self.index == 0:
+            worker.machine.handle(e.SnapshotTold(request.clock + (request.kind in PUSHES), False), 0.0)
         self.requests.settle(header.request)

@@ -1,4 +1,4 @@
-"""A stand-in for the operator: it raises attempt, view and start before it starts a process, by the operator's own rules.
+"""A stand-in for the operator: it raises attempt, term and start before it starts a process, by the operator's own rules.
 
 It may be away, slow, or believe an old observation. The planner itself is tested in `tests/simulation/test_chaos.py`.
 """
@@ -21,11 +21,11 @@ FATAL = (contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST)
 
 
 class Planner:
-    """`view`, `attempts` and `starts` are what its status holds; they only rise."""
+    """`term`, `attempts` and `starts` are what its status holds; they only rise."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.view = 1
+        self.term = 1
         self.attempts = dict.fromkeys(range(world.plan.shards), 1)
         self.starts = dict.fromkeys(range(world.plan.workers), 1)
         self.away_until = 0.0
@@ -119,15 +119,15 @@ class Planner:
                     return
                 fenced = shard.message.get("fenced")
                 if fenced:
-                    self.view = max(self.view, int(fenced["view"]))
+                    self.term = max(self.term, int(fenced["view"]))
             if self._waited(("shard", index), now):
                 lost.append(index)
         if lost:
-            self.view += 1
+            self.term += 1
             for index in lost:
                 self.attempts[index] += 1
                 self.cut_off.discard(self.world.shards[index].pod)
-                self.world.start_shard(index, self.attempts[index], self.view)
+                self.world.start_shard(index, self.attempts[index], self.term)
 
     def _workers(self, now: float) -> None:
         for rank, worker in self.world.workers.items():

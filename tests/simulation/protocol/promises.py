@@ -1,4 +1,4 @@
-"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a cut is one cut.
+"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a snapshot is one.
 
 A block's content is a chain: each update's digest stands on the one before and names every push in it. A push's value is made of what
 its worker knew: its cursor and the digests of all blocks that it computed on. So equal digests are equal histories, to the last detail.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 MOST_ORPHANS = 6
-"""Cuts that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
+"""Snapshots that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
 SUPERSEDED_SECONDS = 12.0
 """A coordinator looks for a higher claim each five seconds; its disk may have other work."""
 
@@ -71,9 +71,9 @@ class Saved:
     """A manifest as the simulator keeps it."""
 
     name: str
-    view: int
+    term: int
     step: int
-    cut: int
+    snapshot: int
     final: bool
     mode: str
     writer: str
@@ -98,13 +98,13 @@ class Promises:
     def __init__(self, world: World) -> None:
         self.world = world
         self.told: tuple[int, int] = (-1, -1)
-        """(view, step) of the newest checkpoint that anybody was told of,"""
+        """(term, step) of the newest checkpoint that anybody was told of,"""
         self.durable: Saved | None = None
         """and what it holds."""
         self.final: Saved | None = None
         self.final_recovery = self.highest_recovery = 0
         self.sources: dict[int, float] = {}
-        """By view: when its coordinator first went on from a checkpoint."""
+        """By term: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
         """Manifests that were committed by a process whose successor had gone on from another one already."""
         self._superseded: dict[str, float] = {}
@@ -155,27 +155,27 @@ class Promises:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def committed(self, saved: Saved, writer: Any) -> None:
-        """A manifest was renamed into place: is it one consistent cut?"""
+        """A manifest was renamed into place: is it one consistent snapshot?"""
         self.counts["commits"] += 1
-        newer = [view for view in self.sources if view > saved.view]
+        newer = [term for term in self.sources if term > saved.term]
         if newer:
             self.zombies.add(saved.name)
         if (saved.facts.request or 0) > self.world.planner.request:
-            raise Broken("an answer without a request", f"cut {saved.cut} answers {saved.facts.request}, nobody has asked for it")
-        self._one_cut(saved)
+            raise Broken("an answer without a request", f"snapshot {saved.snapshot} answers {saved.facts.request}, nobody has asked for it")
+        self._one_snapshot(saved)
 
-    def _one_cut(self, saved: Saved) -> None:
+    def _one_snapshot(self, saved: Saved) -> None:
         world = self.world
         parts = set(world.parts())
         if set(saved.parts) != parts:
-            raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
+            raise Broken("not one snapshot", f"snapshot {saved.snapshot} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
         opened = self._opened(saved)
         for part, content in saved.parts.items():
             for rank, clock in enumerate(worker.clock for worker in saved.workers):
                 if content.next[rank] > clock + ((rank, part) in opened):
                     raise Broken(
-                        "not one cut",
-                        f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}",
+                        "not one snapshot",
+                        f"snapshot {saved.snapshot}: part {part} has worker {rank}'s clocks below {content.next[rank]}, it is at {clock}",
                     )
         if saved.mode in ("sync", "local") and not world.switched:
             wanted = self.reference(saved.step)
@@ -183,45 +183,45 @@ class Promises:
                 if content != wanted[part]:
                     raise Broken(
                         "not the undisturbed history",
-                        f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}",
+                        f"snapshot {saved.snapshot} at step {saved.step}: part {part} is {content}, expected {wanted[part]}",
                     )
         else:
             for rank in range(len(saved.workers)):
                 held = {part: content.next[rank] - ((rank, part) in opened) for part, content in saved.parts.items()}
                 if len(set(held.values())) > 1:
-                    raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
+                    raise Broken("not one snapshot", f"snapshot {saved.snapshot}: of worker {rank} the parts hold {held}")
         for rank, blob in saved.records.items():
             clock, at = read_record(blob)[0], saved.workers[rank].clock
             if clock > at or (clock != at and saved.mode in ("sync", "local", "async", "bounded") and blob != saved.initial):
-                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {clock}, the cut of {at}")
+                raise Broken("not one snapshot", f"snapshot {saved.snapshot} is of clock {at}, worker {rank}'s record of {clock}")
 
     def _opened(self, saved: Saved) -> set[tuple[int, int]]:
         """(rank, part) of pushes of an open clock: a worker died in the middle of it, and the table tells which parts have it."""
         rows = [(shard, int(rank), row["open"]) for shard, table in saved.tables.items() for rank, row in table.items() if row["open"]]
         return {(rank, self.world.owned(shard)[position]) for shard, rank, positions in rows for position in positions}
 
-    def tell(self, view: int, step: int, saved: Saved | None) -> None:
+    def tell(self, term: int, step: int, saved: Saved | None) -> None:
         """Somebody outside was told that this checkpoint is durable."""
-        if (view, step) < self.told:
-            raise Broken("status went back", f"the checkpoint is said to be {(view, step)}, it was {self.told}")
+        if (term, step) < self.told:
+            raise Broken("status went back", f"the checkpoint is said to be {(term, step)}, it was {self.told}")
         if saved is not None:
             answered = saved.facts.request or 0
             if answered < self.counts["answered"]:
                 raise Broken("an answer is taken back", f"{saved.name} answers {answered}, it was {self.counts['answered']}")
             self.counts["answered"] = answered
             self.counts["answered before the end"] += answered > 0 and not saved.final
-        if (view, step) > self.told and saved is not None:
+        if (term, step) > self.told and saved is not None:
             self.durable = saved
-        self.told = (view, step)
+        self.told = (term, step)
 
-    def found(self, saved: Saved, view: int) -> None:
+    def found(self, saved: Saved, term: int) -> None:
         """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
-            self.finished(saved, max(view << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
+            self.finished(saved, max(term << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
 
-    def chosen(self, saved: Saved, view: int, by: str) -> None:
+    def chosen(self, saved: Saved, term: int, by: str) -> None:
         """A coordinator goes on from a checkpoint."""
-        self.sources.setdefault(view, self.world.kernel.now)
+        self.sources.setdefault(term, self.world.kernel.now)
         if saved.name in self.zombies:
             raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable
@@ -272,23 +272,23 @@ class Promises:
             raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
 
     def superseded(self, shard: Any, claimed: int) -> None:
-        """A coordinator whose successor has claimed a higher view ends, wherever it can read that."""
+        """A coordinator whose successor has claimed a higher term ends, wherever it can read that."""
         volume, now = self.world.volume, self.world.kernel.now
-        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.state.view >= claimed
+        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.state.term >= claimed
         if not shard.alive or hindered:
             self._superseded.pop(shard.pod, None)
         elif now - self._superseded.setdefault(shard.pod, now) > SUPERSEDED_SECONDS:
-            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and view {claimed} is claimed")
+            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and term {claimed} is claimed")
 
     def tidy(self) -> None:
-        """Files of cuts that came to nothing do not pile up."""
+        """Files of snapshots that came to nothing do not pile up."""
         volume = self.world.volume
         if volume.stays or len(volume.files) < MOST_ORPHANS * self.world.plan.shards:
             return
         kept = {name for file in volume.files.values() if isinstance(file.content, Saved) for name in file.content.files}
-        cuts = {name.split("-")[1] for name in volume.files if name[0] == "v" and name not in kept and not name.endswith(".tmp")}
-        if len(cuts) > MOST_ORPHANS:
-            raise Broken("files pile up", f"files of the cuts {sorted(cuts)} are in no manifest")
+        snapshots = {name.split("-")[1] for name in volume.files if name[0] == "v" and name not in kept and not name.endswith(".tmp")}
+        if len(snapshots) > MOST_ORPHANS:
+            raise Broken("files pile up", f"files of the snapshots {sorted(snapshots)} are in no manifest")
 
     # -- the undisturbed history -------------------------------------------------------------------
 

@@ -16,42 +16,42 @@ _DATA = re.compile(r"v(\d{6,})-c(\d{6,})-")
 SMALL = 2_000
 
 
-def manifest_name(view: int, step: int) -> str:
+def manifest_name(term: int, step: int) -> str:
     """As `Manifest.name`."""
-    return f"manifest-v{view:06d}-s{step:012d}.json"
+    return f"manifest-v{term:06d}-s{step:012d}.json"
 
 
-def data_name(view: int, cut: int, shard: int, attempt: int) -> str:
-    """The file of a shard's part of a cut."""
-    return f"v{view:06d}-c{cut:06d}-shard{shard:03d}-a{attempt}.safetensors"
+def data_name(term: int, snapshot: int, shard: int, attempt: int) -> str:
+    """The file of a shard's part of a snapshot."""
+    return f"v{term:06d}-c{snapshot:06d}-shard{shard:03d}-a{attempt}.safetensors"
 
 
-def claim(volume: Volume, pod: str, view: int) -> Job:
+def claim(volume: Volume, pod: str, term: int) -> Job:
     """As `checkpoint.claim.claim`."""
-    yield from check(volume, pod, view)
+    yield from check(volume, pod, term)
     yield volume.seconds(pod)
-    new = volume.exclusive(pod, f"CLAIM-{view:06d}", pod)
+    new = volume.exclusive(pod, f"CLAIM-{term:06d}", pod)
     if new:
         yield from volume.sync_folder(pod)
-    yield from check(volume, pod, view)
+    yield from check(volume, pod, term)
     return new
 
 
-def check(volume: Volume, pod: str, view: int, owner: bool = True) -> Job:
+def check(volume: Volume, pod: str, term: int, owner: bool = True) -> Job:
     """As `checkpoint.claim.check`. Raises Fenced."""
     names = yield from volume.listing(pod)
-    views = [int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))]
-    if not views or max(views) < view:
+    terms = [int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))]
+    if not terms or max(terms) < term:
         return
-    if max(views) > view:
-        raise Fenced(f"view {max(views)} of this run is claimed; this is view {view}", max(views))
-    held = volume.files.get(f"CLAIM-{view:06d}")
+    if max(terms) > term:
+        raise Fenced(f"term {max(terms)} of this run is claimed; this is term {term}", max(terms))
+    held = volume.files.get(f"CLAIM-{term:06d}")
     if owner and held is not None and held.content != pod:
-        raise Fenced(f"view {view} of this run is claimed by {held.content}; this is {pod}", view)
+        raise Fenced(f"term {term} of this run is claimed by {held.content}; this is {pod}", term)
 
 
 def highest_claim(volume: Volume) -> int:
-    """The highest view that is claimed."""
+    """The highest term that is claimed."""
     return max((int(match[1]) for name in volume.files if (match := _CLAIM.fullmatch(name))), default=0)
 
 
@@ -76,35 +76,35 @@ def newest(volume: Volume, pod: str, passed: frozenset[str] = frozenset()) -> Jo
 
 def commit(volume: Volume, pod: str, saved: Saved, renamed: Callable[[], None]) -> Job:
     """As `checkpoint.manifest.commit`; `renamed()` is called when the manifest has its name."""
-    yield from check(volume, pod, saved.view)
+    yield from check(volume, pod, saved.term)
     yield from volume.write_whole(pod, saved.name, saved, SMALL, renamed)
-    yield from check(volume, pod, saved.view)
+    yield from check(volume, pod, saved.term)
 
 
 def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
     """As `checkpoint.manifest.prune`: manifests beyond the newest `keep`, then older files that none lists."""
-    yield from check(volume, pod, saved.view, owner=False)
+    yield from check(volume, pod, saved.term, owner=False)
     names = yield from volume.listing(pod)
     for name in names:
         match = _CLAIM.fullmatch(name)
-        if match is not None and int(match[1]) < saved.view:
+        if match is not None and int(match[1]) < saved.term:
             volume.unlink(pod, name)
     ordinary = 0
     manifests = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)
-    for view, step, name in manifests:
+    for term, step, name in manifests:
         content = volume.files[name].content if name in volume.files else None
         if not isinstance(content, Saved):
             continue
-        if not content.final and (view, step) <= (saved.view, saved.step):
+        if not content.final and (term, step) <= (saved.term, saved.step):
             ordinary += 1
             if ordinary > max(1, keep):
                 volume.unlink(pod, name)
     yield volume.seconds(pod)
-    yield from sweep(volume, pod, (saved.view, saved.cut))
+    yield from sweep(volume, pod, (saved.term, saved.snapshot))
 
 
 def sweep(volume: Volume, pod: str, before: tuple[int, int]) -> Job:
-    """Delete data files of cuts below `before` (view, cut) that no manifest lists."""
+    """Delete data files of snapshots below `before` (term, snapshot) that no manifest lists."""
     names = yield from volume.listing(pod)
     kept = [file.content for name, file in volume.files.items() if _MANIFEST.fullmatch(name) and isinstance(file.content, Saved)]
     listed = {name for made in kept for name in (made.name, *made.files)}

@@ -60,7 +60,7 @@ class SimSession:
 
     def tell(self, kind: Kind, body: Any = None, size: int = 0, **fields: Any) -> None:
         """Send a control frame."""
-        self.end.send((self.base._replace(kind=kind, view=self.store.view, **fields), body), size)
+        self.end.send((self.base._replace(kind=kind, term=self.store.term, **fields), body), size)
 
     def rewind(self) -> None:
         """Let the worker begin again in the job's mode."""
@@ -92,17 +92,17 @@ class SimSession:
 
     def _answer(self, kind: Kind, cell: Any, waiter: Waiter, **which: int) -> None:
         shard, store = self.shard, self.store
-        asks = shard.wishes if store.mode.decided else shard.cut_step == waiter.version
+        asks = shard.wishes if store.mode.decided else shard.snapshot_step == waiter.version
         header = self.base._replace(
-            kind=kind, view=store.view, clock=waiter.clock, request=waiter.request, version=(store.attempt, cell.n),
-            flags=Flag.CUT if asks else Flag.NONE, **which,
+            kind=kind, term=store.term, clock=waiter.clock, request=waiter.request, version=(store.attempt, cell.n),
+            flags=Flag.SNAPSHOT if asks else Flag.NONE, **which,
         )  # fmt: skip
         self.end.send((header, cell.held), shard.world.plan.record_bytes // 100)
 
     # -- coming in ---------------------------------------------------------------------------------
 
     def admit(self, now: float) -> None:
-        """A shard other than 0 welcomes a worker once it serves the view that the worker was welcomed in."""
+        """A shard other than 0 welcomes a worker once it serves the term that the worker was welcomed in."""
         if self.admitted or self.done:
             return
         store, shard = self.store, self.shard
@@ -111,10 +111,10 @@ class SimSession:
             self.hang_up()
             return
         ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and self.hello.get("init"))
-        if not ready or store.view < int(self.hello.get("view", 0)):
+        if not ready or store.term < int(self.hello.get("term", 0)):
             if now - self.told > WAITING_SECONDS:
                 self.told = now
-                self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})
+                self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "term": store.term})
             return
         together = store.mode.rewinds_together and store.phase is Phase.SERVING
         if (together and int(self.hello.get("recovery", 0)) != store.recovery) or self.mode != written(store.mode):
@@ -155,7 +155,7 @@ class SimSession:
         cells = {cell.position: cell.index for cell in store.all_cells()}
         body = {
             "complete": row.complete, "open": [cells[p] for p in sorted(row.open)], "leftAt": row.left_at, "attempt": store.attempt,
-            "view": store.view, "serving": store.phase is Phase.SERVING,
+            "term": store.term, "serving": store.phase is Phase.SERVING,
         }  # fmt: skip
         self.admitted = True
         self.welcomed = not extra.get("init")
@@ -181,7 +181,7 @@ class SimSession:
 
     def _handle(self, header: Header, body: Any) -> None:
         shard, store, kind = self.shard, self.store, header.kind
-        if kind in BLOCKS and (store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view)):
+        if kind in BLOCKS and (store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.term != store.term)):
             if store.mode.rewinds_together:
                 self.rewind()
             else:

@@ -47,16 +47,16 @@ DIAL = 3.0
 class SimShard(Process):
     """One start of a shard. Shard 0 has a `coordinator` too."""
 
-    def __init__(self, world: World, index: int, attempt: int, view: int, before: SimShard | None = None) -> None:
+    def __init__(self, world: World, index: int, attempt: int, term: int, before: SimShard | None = None) -> None:
         super().__init__(world.kernel, f"ps-{index}-a{attempt}")
         self._before = before
         """The process of this attempt that crashed, from whose memory this one goes on."""
-        self.world, self.index, self.attempt, self.first_view = world, index, attempt, view
+        self.world, self.index, self.attempt, self.first_term = world, index, attempt, term
         self.disk = DiskThread(self)
         self.up = False
         """It has come through its imports."""
         self.final = False
-        self.cut_step = -1
+        self.snapshot_step = -1
         self.wishes = False
         self.sessions: dict[int, SimSession] = {}
         self.records = RecordsHere()
@@ -86,13 +86,13 @@ class SimShard(Process):
         self.store = LedgerStore(self.index, plan.shards, plan.workers, self.attempt, self.mode, "run").bind(
             world.promises, self.pod, plan.clips
         )
-        self.store.view = self.first_view
+        self.store.term = self.first_term
         self.store.on_failure = self.store.on_problem = _failed
         if self.store.decided is not None:
             self.store.decided.arrived = self.tell
         self.store.norms.measured = self.tell
         link = None if self.index == 0 else LinkState("shard 0", 600.0)
-        self.machine = ShardMachine(self.index, plan.workers, self.first_view, self.mode, link)
+        self.machine = ShardMachine(self.index, plan.workers, self.first_term, self.mode, link)
         self.snapshots = Snapshots(self)
         self.up = True
         if self.index == 0:
@@ -138,9 +138,9 @@ class SimShard(Process):
             workers = tuple(
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
-            cut, clip = before.coordinator.machine.state.cuts.number, held.norms.ordered
-            self.coordinator.take_up(TookUp(held.view, held.recovery, written(held.mode), self.world.layout, workers, cut, clip))
-        self.post(e.TookUp(held.view, held.recovery, held.generation, written(held.mode), left))
+            snapshot, clip = before.coordinator.machine.state.snapshots.number, held.norms.ordered
+            self.coordinator.take_up(TookUp(held.term, held.recovery, written(held.mode), self.world.layout, workers, snapshot, clip))
+        self.post(e.TookUp(held.term, held.recovery, held.generation, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
 
     def _over(self, found: Any) -> None:
@@ -148,10 +148,10 @@ class SimShard(Process):
             self.post(e.RunIsOver())
 
     def _announce(self) -> None:
-        """Before torch is imported: tell the coordinator of the new view."""
+        """Before torch is imported: tell the coordinator of the new term."""
         end = self.dial(self.world.named.get(("shard", 0), []))
         if end is not None:
-            end.send((Header(Kind.HELLO), {"role": "shard", "early": True, "view": self.first_view, "index": self.index}))
+            end.send((Header(Kind.HELLO), {"role": "shard", "early": True, "term": self.first_term, "index": self.index}))
             end.close()
 
     def _tick(self) -> None:
@@ -291,7 +291,7 @@ class SimShard(Process):
 
     def _hello(self, action: a.Hello) -> None:
         body = {
-            "role": "shard", "index": self.index, "attempt": self.attempt, "view": action.view, "serving": action.serving,
+            "role": "shard", "index": self.index, "attempt": self.attempt, "term": action.term, "serving": action.serving,
             "recovery": action.recovery, "mode": action.mode, "carried": action.carried,
         }  # fmt: skip
         self.world.count("answer", "hello")
@@ -329,7 +329,7 @@ class SimShard(Process):
 
     def _reset(self, action: a.Reset) -> None:
         store = self.store
-        store.phase, store.view, store.generation = action.phase, action.view, action.generation
+        store.phase, store.term, store.generation = action.phase, action.term, action.generation
 
     def _drop_sessions(self, action: a.DropSessions) -> None:
         for session in list(self.sessions.values()):
@@ -390,7 +390,7 @@ class SimShard(Process):
 
     def _serve(self, action: a.Serve) -> None:
         self.world.promises.opened(self, action.recovery)
-        self.store.open(action.view, action.recovery)
+        self.store.open(action.term, action.recovery)
         for session in list(self.sessions.values()) if self.index else ():
             session.admit(self.clock())
 
@@ -415,16 +415,16 @@ class SimShard(Process):
 
     def _release(self, action: a.Release) -> None:
         for session in list(self.sessions.values()):
-            session.tell(Kind.RELEASE, request=action.cut)
+            session.tell(Kind.RELEASE, request=action.snapshot)
 
     def _tell_finished(self, action: a.TellFinished) -> None:
         self.final = True
         for session in list(self.sessions.values()):
             session.tell(Kind.FINISHED)
 
-    def marked(self, rank: int, cut: int) -> None:
+    def marked(self, rank: int, snapshot: int) -> None:
         """A worker's mark."""
-        self.post(e.Marked(rank, cut))
+        self.post(e.Marked(rank, snapshot))
 
     def left(self, rank: int) -> None:
         """A worker has left."""
@@ -489,7 +489,7 @@ class SimShard(Process):
             return f"ended with {self.code}" if not self.alive else "starts"
         store = self.store
         rows = {rank: (row.complete, len(row.open), row.left_at) for rank, row in store.admission.rows.items()}
-        words = f"{store.phase.value} view {store.view} recovery {store.recovery} {written(store.mode)} at {store.span()} rows {rows}"
+        words = f"{store.phase.value} term {store.term} recovery {store.recovery} {written(store.mode)} at {store.span()} rows {rows}"
         return words if self.coordinator is None else f"{words}; {self.coordinator.standing()}"
 
 
@@ -510,11 +510,11 @@ def _ready(shard: SimShard, action: a.MakeReady) -> None:
 
 
 def _ask_records(shard: SimShard, action: a.AskRecords) -> None:
-    shard.cut_step = action.step
+    shard.snapshot_step = action.step
 
 
-def _take_view(shard: SimShard, action: a.TakeView) -> None:
-    shard.store.view = action.view
+def _take_term(shard: SimShard, action: a.TakeTerm) -> None:
+    shard.store.term = action.term
 
 
 def _tell_arrivals(shard: SimShard, action: a.TellArrivals) -> None:
@@ -532,7 +532,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.HangUp: SimShard._hang_up,
     a.TellArrivals: _tell_arrivals,
     a.Reset: SimShard._reset,
-    a.TakeView: _take_view,
+    a.TakeTerm: _take_term,
     a.AdoptMode: _adopt,
     a.LayOut: SimShard._lay_out,
     a.DropSessions: SimShard._drop_sessions,
@@ -547,9 +547,9 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.NoteLeft: SimShard._note_left,
     a.AskRecords: _ask_records,
     a.Hold: lambda shard, action: shard.snapshots.hold(action),
-    a.Write: lambda shard, action: shard.snapshots.write(action.cut),
-    a.GiveUp: lambda shard, action: shard.snapshots.give_up(action.cut),
-    a.Discard: lambda shard, action: shard.snapshots.discard(action.cut),
+    a.Write: lambda shard, action: shard.snapshots.write(action.snapshot),
+    a.GiveUp: lambda shard, action: shard.snapshots.give_up(action.snapshot),
+    a.Discard: lambda shard, action: shard.snapshots.discard(action.snapshot),
     a.Release: SimShard._release,
     a.TellFinished: SimShard._tell_finished,
 }

@@ -249,7 +249,7 @@ class SimWorker(Process):
 
     def header(self, kind: Kind, **fields: Any) -> Header:
         """A frame's header."""
-        return Header(kind, worker=self.rank, start=self.number, rewinds=self.rewinds, view=self.machine.view, **fields)
+        return Header(kind, worker=self.rank, start=self.number, rewinds=self.rewinds, term=self.machine.term, **fields)
 
     def land(self, part: int, header: Header, content: Any) -> None:
         """An answer has come."""
@@ -257,8 +257,8 @@ class SimWorker(Process):
         self.versions[part] = header.version
 
     def dial(self, targets: list[Any]) -> End | None:
-        """A stream to one of the processes that have a name: of several the one with the highest view and attempt."""
-        alive = sorted((target for target in targets if target.alive), key=lambda shard: (shard.first_view, shard.attempt), reverse=True)
+        """A stream to one of the processes that have a name: of several the one with the highest term and attempt."""
+        alive = sorted((target for target in targets if target.alive), key=lambda shard: (shard.first_term, shard.attempt), reverse=True)
         for target in alive:
             ends = self.world.network.connect(self, target)
             if ends is not None:
@@ -294,4 +294,4 @@ class SimWorker(Process):
         m = self.machine
         links = [(link.state.welcomed, link.state.attempt, len(link.requests.outstanding), link.state.released) for link in self.links]
         flags = f"joined {m.joined} holding {m.holding} standing {m.standing} leaving {m.leaving} through {m.records.through}"
-        return f"clock {m.clock} rewinds {self.rewinds} view {m.view} recovery {m.recovery} {flags} links {links}"
+        return f"clock {m.clock} rewinds {self.rewinds} term {m.term} recovery {m.recovery} {flags} links {links}"

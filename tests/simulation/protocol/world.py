@@ -67,17 +67,17 @@ class World:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def start_shard(self, index: int, attempt: int, view: int) -> None:
+    def start_shard(self, index: int, attempt: int, term: int) -> None:
         """A new process of a shard."""
         from tests.simulation.protocol.shard import SimShard
 
-        self.shards[index] = self._name(("shard", index), SimShard(self, index, attempt, view))
+        self.shards[index] = self._name(("shard", index), SimShard(self, index, attempt, term))
 
     def fork_shard(self, before: SimShard) -> None:
         """A process in place of one that crashed, if its pod is still the newest."""
         from tests.simulation.protocol.shard import SimShard
 
-        made = self._name(("shard", before.index), SimShard(self, before.index, before.attempt, before.first_view, before))
+        made = self._name(("shard", before.index), SimShard(self, before.index, before.attempt, before.first_term, before))
         if self.shards[before.index] is before:
             self.shards[before.index] = made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ from psjob_client.problems import BadInput, Conflict
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.sdk.manifest import IMAGE, build, imported_beside
 from psjob_client.text import span
-from psjob_operator.api.base import seconds as seconds_of
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.plan import objects
 
@@ -57,10 +57,13 @@ CLEAN_EXAMPLES = """Examples:
 
 def parse_span(text: str) -> float:
     """`90s`, `10m`, `1h30m`, or a number of seconds. Raises BadInput."""
-    try:
-        return float(text) if text.replace(".", "", 1).isdigit() else seconds_of(text)
-    except ValueError:
-        raise BadInput(f"{text!r} is no span of time; give such as 90s, 10m or 1h30m") from None
+    if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text):
+        return float(text)
+    found = re.fullmatch("([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?", text)
+    if found is None or not text:
+        raise BadInput(f"{text!r} is no span of time; give such as 90s, 10m or 1h30m")
+    hours, minutes, rest = (int(part[:-1]) if part else 0 for part in found.groups())
+    return float(hours * 3600 + minutes * 60 + rest)
 
 
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="The longest wait, such as 90s or 1h30m.")]

@@ -30,16 +30,13 @@ from psjob_operator.contract import ASYNC_OUTER_RULE, MODES
 
 FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sync": ("sync", {}),
-    "backup": ("sync", {"backup_workers": "backupWorkers"}),
-    **{mode: (mode, {field: field for field in fields}) for mode, fields in MODES.items() if mode != "sync"},
-    "async": ("async", {}),
-    "threshold": ("threshold", {"lag": "staleness"}),
+    "backup": ("sync", {"backup_workers": "sync.backupWorkers"}),
+    **{mode: (mode, {field: f"{mode}.{field}" for field in fields}) for mode, fields in MODES.items() if mode != "sync"},
+    "threshold": ("threshold", {"lag": "threshold.staleness"}),
     "local": ("local", {"inner_steps": "local.innerSteps", "quorum": "local.quorum", "grace": "local.graceSeconds"}),
     "local-async": ("local", {"inner_steps": "local.innerSteps"}),
 }
 """By the simulator's word: the manifest's mode, and the manifest's field of each number of the word, the first one first."""
-NOT_GIVEN = {"backupWorkers": "0", "staleness": "null", "splits": "null", "local": "null"}
-"""What a field of another mode is set to."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,11 @@ def side_of(word: str, manifest: Path, training: Training) -> Side:
     given = training.model_dump(by_alias=True, exclude_unset=True)
     settings = [f"spec.training.mode={mode}"]
     settings += [f"spec.training.{field}={value}" for field, value in _numbers(word, rest, fields).items()]
-    kept = {field.partition(".")[0] for field in fields.values()}
-    settings += [f"spec.training.{field}={none}" for field, none in NOT_GIVEN.items() if given.get(field) and field not in kept]
-    if name == "backup" and not rest and not given.get("backupWorkers"):
-        settings.append("spec.training.backupWorkers=1")
+    settings += [f"spec.training.{other}=null" for other in MODES if given.get(other) and other != mode]
+    if name == "sync":
+        settings += _given(given, "0", "sync.backupWorkers")
+    if name == "backup" and not rest and not _at(given, "sync.backupWorkers"):
+        settings.append("spec.training.sync.backupWorkers=1")
     if name == "local-async":
         settings += [f"spec.training.updateRule={ASYNC_OUTER_RULE}", *_given(given, "0", "local.quorum", "local.graceSeconds")]
     elif training.mode == "local":

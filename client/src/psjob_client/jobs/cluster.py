@@ -308,7 +308,7 @@ class ClusterJobs:
 
     async def _questions(self, raw: Mapping[str, Any], pods: Sequence[Process]) -> tuple[bytes | None, str]:
         """The key that the run's status ports are asked with, and why there is none: it is read with the rights of who asks."""
-        metadata, pinned = raw["metadata"], part(raw, "status", "pinned")
+        metadata, pinned = raw["metadata"], part(raw, "status", "internal", "pinned")
         run, number = str(metadata["uid"]), pinned.get("key")
         if not isinstance(number, int) or not any(one.phase == "Running" for one in pods):
             return None, ""

@@ -80,7 +80,7 @@ class Backend:
         )
         if self.resume is not None:
             config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
-        if self._spec.shards.placement == "colocated":
+        if self._spec.shards.placement == "Colocated":
             config["sharing"] = "index"  # each index stands for a machine, so that a laptop shows what crosses a network
         try:
             self.folder.write("config.json", config)
@@ -131,9 +131,9 @@ class Backend:
         return bool(ended)
 
     def _answered(self, child: ChildProcess) -> bool:
-        """Its end has an answer already: it is the runtime's own, or the job's failureRules name it."""
+        """Its end has an answer already: it is the runtime's own, or the job's podFailurePolicy names it."""
         process = self._process(child)
-        named = matching_rule(self._spec.run_policy.failure_rules or (), process.role, process, outcome_of(process))
+        named = matching_rule(self._spec.run_policy.failure_rules, process.role, process, outcome_of(process))
         return named is not None or of_the_runtime(self._exit(child))
 
     @property
@@ -281,7 +281,7 @@ class Backend:
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),
             contract.ENV_RUN: self.folder.run,
-            contract.ENV_VIEW: str(action.view),
+            contract.ENV_TERM: str(action.view),
             contract.ENV_CONFIG: str(self.folder.config),
             contract.ENV_POD: action.name,
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),

@@ -262,7 +262,7 @@ class Failures:
     seen: list[Failure] = field(default_factory=list)
 
     def note(self, child: ChildProcess, made: int, tail: str, ours: bool = False) -> None:
-        """A process has ended. `ours`: it was the runtime that ended it and not the script, or the job's failureRules say what then."""
+        """A process has ended. `ours`: the runtime ended it and not the script, or the job's podFailurePolicy says what then."""
         if child.role != "worker" or child.deleting is not None or child.problem or not child.code:
             return
         if not ours and child.code < SIGNALS:

@@ -211,7 +211,7 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[FaultReco
     made = f"{backend.watch.step} {unit}s" if not began else f"{backend.watch.made} {unit}s, to {unit} {backend.watch.step},"
     made, where = f"{made} in {seconds:.1f} s", story.near(backend.folder.path)
     if diverged := told.get("diverged"):
-        remedy = "lower the learning rate, or set training.maxGradNorm"
+        remedy = "lower the learning rate, or set training.sync.maxGradNorm"
         story.display.say(f"Diverged: {diverged}; the weights after {made} are of no use; {remedy}; checkpoints are in {where}", "red")
     elif drift := told.get("drift"):
         story.display.say(f"Workers differ: {drift}; {made}; weights and checkpoints are in {where}", "red")
@@ -243,7 +243,7 @@ def summary(backend: Backend, recoveries: Sequence[FaultRecovery], result: str, 
         "crashes": watch.total("crashes"),
         "passes_again": passes_again(told),
         "restarts": dict(status.restarts.causes) if status else {},
-        "view": (status and status.view) or 0,
+        "term": (status and status.internal.term) or 0,
         "attempts": [shard.attempt for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),

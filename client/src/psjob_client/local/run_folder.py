@@ -485,7 +485,7 @@ def _must_fit(source: ResumedRun, manifest: Mapping[str, Any], spec: JobSpec) ->
             f"continue with --set spec.workers.replicas={len(clocks)} (another number of shards is fine), or {source.instead}"
         )
     training = spec.training
-    ours: str = "backup" if training.backup_workers else training.mode
+    ours: str = "backup" if training.sync is not None and training.sync.backup_workers else training.mode
     if training.mode == "local":
         quorum = training.local is not None and training.local.quorum > 0
         ours = "local-async" if training.update_rule else "local-quorum" if quorum else "local"
@@ -501,5 +501,5 @@ def _field_of(mode: str, ours: str) -> str:
     """What makes a job that is of kind `ours` one of a manifest's mode."""
     if mode == "local" and ours in ("local-quorum", "local-async"):
         return "local.quorum=0" if ours == "local-quorum" else "updateRule=null"
-    kinds = {"backup": "backupWorkers=1", "local-quorum": "local.quorum=1", "local-async": f"updateRule={ASYNC_OUTER_RULE}"}
+    kinds = {"backup": "sync.backupWorkers=1", "local-quorum": "local.quorum=1", "local-async": f"updateRule={ASYNC_OUTER_RULE}"}
     return kinds.get(mode, f"mode={mode[:64]}")

@@ -110,7 +110,7 @@ class Client:
             resources: Limits and requests of each worker, such as {"gpu": 1, "memory": "8Gi"}. Not used on this machine.
             env: Environment variables of the workers.
             packages: Requirements that pip installs where they are not met, before the script starts.
-            spec: Laid over the manifest's spec: {"training": {"maxGradNorm": 1.0}, "checkpoint": {"everySteps": 100}}.
+            spec: Laid over the manifest's spec: {"training": {"sync": {"maxGradNorm": 1.0}}, "checkpoint": {"everySteps": 100}}.
 
         Returns:
             A handle; its `manifest` is the YAML that `kubectl apply` takes.

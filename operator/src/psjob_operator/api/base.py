@@ -1,4 +1,4 @@
-"""The base of every model of the manifest, and the amounts and times in it: quantities of Kubernetes, durations such as 1h30m."""
+"""The base of every model of the manifest, and the amounts in it: quantities of Kubernetes such as 500m."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ QUANTITY = re.compile(
 """As in apimachinery's resource.ParseQuantity."""
 UNITS = {"": Decimal(1), "m": Decimal("0.001"), **{letter: Decimal(1000 ** (i + 1)) for i, letter in enumerate("kMGTPE")}}
 UNITS |= {f"{letter}i": Decimal(1024 ** (i + 1)) for i, letter in enumerate("KMGTPE")}
-DURATION = "^([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?$"
-"""The same expression in CEL and in Python (both are linear in the text's length)."""
 
 
 class Model(BaseModel):
@@ -123,12 +121,3 @@ def quantity(value: Any) -> Decimal | None:
     if found is None or found["sign"] or found["exponent"] or (found["unit"] or "") not in UNITS:
         return None
     return Decimal(found["number"]) * UNITS[found["unit"] or ""]
-
-
-def seconds(duration: str) -> float:
-    """The duration in seconds. Raises ValueError, naming the text, if it is none."""
-    found = re.fullmatch(DURATION[1:-1], duration, re.ASCII)
-    if found is None or not duration:
-        raise ValueError(f"{duration!r} is not a duration such as 30s, 5m or 1h30m")
-    hours, minutes, rest = (int(part[:-1]) if part else 0 for part in found.groups())
-    return float(hours * 3600 + minutes * 60 + rest)

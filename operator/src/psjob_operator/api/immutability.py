@@ -20,14 +20,14 @@ MUTABLE = (
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
     "spec.runPolicy.backoffLimitPerRole",
-    "spec.runPolicy.failureRules",
+    "spec.runPolicy.podFailurePolicy",
     "spec.runPolicy.activeDeadlineSeconds",
     "spec.runPolicy.pendingTimeoutSeconds",
     "spec.runPolicy.ttlSecondsAfterFinished",
     "spec.runPolicy.cleanPodPolicy",
 )
 """Fields of the spec that may change while the job lives. The operator reads them anew each time."""
-SWITCHABLE = ("spec.training.mode", "spec.training.staleness")
+SWITCHABLE = ("spec.training.mode", "spec.training.bounded")
 """Fields that may change while the mode is one of those among which a running job goes over."""
 PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulingGates")
 """Fields of a pod's spec that say where and when it is scheduled."""
@@ -97,15 +97,10 @@ _SWITCHING = (
         limit=f"changes among {', '.join(contract.GOES_ON)} only",
         remedy="make a new job",
     ),
-    _transition(
-        "spec.training",
-        'self.mode != "threshold" || (has(self.staleness) == has(oldSelf.staleness)'
-        " && (!has(self.staleness) || self.staleness == oldSelf.staleness))",
-        about="staleness",
-    ),
 )
 _TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))
 _FINISHED = f"has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in [{_TERMINAL}]"
+_TERM, _START = "status.?internal.?term", "status.?internal.?workerStart"
 _STATUS = (
     _transition(
         "",
@@ -117,34 +112,29 @@ _STATUS = (
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.view) || (has(self.status) && has(self.status.view)"
-        " && self.status.view >= oldSelf.status.view)",
-        about="status.view",
+        f"self.?{_TERM}.orValue(0) >= oldSelf.?{_TERM}.orValue(0)",
+        about="status.internal.term",
         limit="must not go back",
-        remedy="a lower view would let stale shards commit; write the view that is there, or a higher one",
+        remedy="a lower term would let stale shards commit; write the term that is there, or a higher one",
     ),
     _transition(
         "",
         "!has(oldSelf.status) || !has(oldSelf.status.run) || (has(self.status) && has(self.status.run)"
-        f" && (self.status.run == oldSelf.status.run || !({_FINISHED}) || !has(oldSelf.status.view)"
-        " || (has(self.status.view) && self.status.view > oldSelf.status.view)))",
+        f" && (self.status.run == oldSelf.status.run || !({_FINISHED}) || self.?{_TERM}.orValue(0) > oldSelf.?{_TERM}.orValue(-1)))",
         about="status.run",
-        limit="must not be taken away, nor change after Complete or Failed but with a higher status.view",
+        limit="must not be taken away, nor change after Complete or Failed but with a higher status.internal.term",
         remedy="it names the checkpoints of this run; write the run that is there",
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.workers) || !has(oldSelf.status.workers.start) || (has(self.status)"
-        " && has(self.status.workers) && has(self.status.workers.start)"
-        " && self.status.workers.start >= oldSelf.status.workers.start)",
-        about="status.workers.start",
+        f"self.?{_START}.orValue(0) >= oldSelf.?{_START}.orValue(0)",
+        about="status.internal.workerStart",
         limit="must not go back",
         remedy="names of worker pods are made from it; write the number that is there, or a higher one",
     ),
     _transition(
         "",
-        "!has(oldSelf.status) || !has(oldSelf.status.shards) || (has(self.status) && has(self.status.shards)"
-        " && self.status.shards.size() >= oldSelf.status.shards.size())",
+        "self.?status.?shards.orValue([]).size() >= oldSelf.?status.?shards.orValue([]).size()",
         about="status.shards",
         limit="must not shrink",
         remedy="each entry keeps its shard's attempt; write all of them",
@@ -158,7 +148,7 @@ _STATUS = (
     ),
     _transition(
         "status",
-        "!has(self.shards) || self.shards.all(s, s.index >= 0 && s.index < self.shards.size())",
+        "!has(self.shards) || self.shards.all(s, s.index < self.shards.size() && s.replica == 0)",
         about="shards",
         limit="must hold each index from 0 once",
         remedy="write all entries, none beyond the last",

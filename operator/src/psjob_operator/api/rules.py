@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from psjob_operator.api.base import DURATION, seconds
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
 from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
 from psjob_operator.api.stage_rules import COUNTED, STAGE_RULES
@@ -35,31 +34,32 @@ _NAMES = (
         about="metadata.name",
     ),
 )
-APART = ("spread", "colocated")
+APART = ("Spread", "Colocated")
 """Placements that put the shards on several nodes."""
 _PLACEMENT = (
     FieldRule(
         "spec",
         lambda spec: (
-            spec["shards"].get("placement") != "colocated"
+            spec["shards"].get("placement") != "Colocated"
             or spec["workers"]["replicas"] < 1
             or spec["shards"]["replicas"] <= spec["workers"]["replicas"]
         ),
-        "must be at most spec.workers.replicas with spec.shards.placement: colocated",
+        "must be at most spec.workers.replicas with spec.shards.placement: Colocated",
         "shard i stands beside worker i; have fewer shards or more workers",
-        cel=f"!has(self.shards.placement) || self.shards.placement != 'colocated' || self.shards.replicas <= ({COUNTED})",
+        cel=f"!has(self.shards.placement) || self.shards.placement != 'Colocated' || self.shards.replicas <= ({COUNTED})",
         about="shards.replicas",
     ),
     FieldRule(
         "spec",
         lambda spec: spec["shards"].get("placement") not in APART or spec["shards"]["replicas"] < 2 or not one_mount(spec),
-        f"must not be spread or colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
+        f"must not be Spread or Colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " take a volume that all nodes mount, or leave placement out",
-        cel=f"!has(self.shards.placement) || self.shards.placement == 'packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
+        cel=f"!has(self.shards.placement) || self.shards.placement == 'Packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
         about="shards.placement",
     ),
 )
+_SOURCE = "spec.checkpoint.resumeFrom.job"
 _HOST_NETWORK = "shards.template.spec.hostNetwork"
 GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
 """CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
@@ -69,19 +69,12 @@ CONDITION = "^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]
 EVERY_POD = frozenset({"PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"})
 """Conditions that every pod has, whatever becomes of it."""
 FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS, POD_CONDITIONS = 20, 64, 16, 16, 20
-"""The longest lists of runPolicy.failureRules, and in one of its rules."""
+"""The longest lists of runPolicy.podFailurePolicy.rules, and in one of its rules."""
 
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
     return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *CLAIM_RULES, *_PLACEMENT, *STAGE_RULES, *_PROCESSES, *_FAILURES)
-
-
-def _interval(text: str) -> bool:
-    try:
-        return 1 <= seconds(text) <= 86_400
-    except ValueError:
-        return False
 
 
 def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
@@ -110,16 +103,17 @@ def _has(value: Json, *names: str) -> bool:
 
 _RANGES = (
     between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
-    between("spec.training.backupWorkers", 0, 3999, "leave it out for none"),
-    between("spec.training.staleness", 0, 100_000, "leave it out for the mode's own number"),
-    between("spec.training.splits", 1, 4000, "leave it out for 1"),
+    between("spec.training.sync.backupWorkers", 0, 3999, "leave it out for none"),
+    between("spec.training.bounded.staleness", 0, 100_000, "leave it out for 3"),
+    between("spec.training.threshold.staleness", 0, 100_000, "leave it out for 16"),
+    between("spec.training.softsync.splits", 1, 4000, "leave it out for 1"),
     between("spec.training.local.innerSteps", 1, 1_000_000, "leave it out for 50"),
     between("spec.training.local.quorum", 0, 4000, "leave it out for all"),
     between("spec.training.local.graceSeconds", 0, 86_400, "leave it out for none"),
     between("spec.training.local.lr", 1e-6, 10, "leave it out for 0.7"),
     between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
     between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
-    between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
+    between("spec.training.sync.maxGradNorm", 1e-6, 1_000_000, "leave it out"),
     between("spec.training.maxPushNorm", 1e-6, 10**12, "leave it out to take pushes of any size"),
     between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 per worker where that is more"),
@@ -129,7 +123,8 @@ _RANGES = (
     between("spec.workers.replicas", 1, MOST_WORKERS, "to run none for a while set spec.suspend: true"),
     between("spec.workers.progressDeadlineSeconds", 5, 86_400, "leave it out for no limit"),
     between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
-    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.interval"),
+    between("spec.checkpoint.periodSeconds", 1, 86_400, "leave it out for 30"),
+    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints only by spec.checkpoint.periodSeconds"),
     between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
     between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out to use only spec.runPolicy.backoffLimit"),
@@ -140,13 +135,6 @@ _RANGES = (
 )
 
 _TEXTS = (
-    FieldRule(
-        "spec.checkpoint.interval",
-        _interval,
-        "must be a duration from 1s to 24h",
-        "write it with its unit, such as 30s, 5m or 1h30m",
-        cel=f"self.matches('{DURATION}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
-    ),
     matching(
         "spec.checkpoint.resumeFrom.run",
         RUN,
@@ -167,7 +155,7 @@ _TEXTS = (
     ),
     matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
     matching(
-        "spec.training.reduction",
+        "spec.training.sync.reduction",
         REDUCTION,
         "must be mean, sum, median, trimmed_mean or module:function",
         "such as robust:clipped, a function of a module that the shards can import",
@@ -175,61 +163,52 @@ _TEXTS = (
 )
 
 
-def _only_in(field: str, remedy: str, none: Json = None) -> FieldRule:
-    """A field that is some modes' own; `none` is its value where it says nothing."""
-    modes = tuple(mode for mode, own in MODES.items() if field in own)
-    # The API server asks this of the default of spec.training too, before it puts defaults into that.
-    there = f"self.?{field}.orValue({none!r}) == {none!r}" if none is not None else f"!has(self.{field})"
-    named = modes[0] if len(modes) == 1 else f"{', '.join(modes[:-1])} or {modes[-1]}"
+def _only_in(mode: str) -> FieldRule:
+    """The block of a mode's own fields."""
     return FieldRule(
         "spec.training",
-        lambda training: training.get(field) in (None, none) or training.get("mode", "sync") in modes,
-        f"must not be given but in spec.training.mode: {named}",
-        remedy,
-        cel=f"{there} || self.mode in {list(modes)!r}",
-        about=field,
+        lambda training: training.get(mode) is None or training["mode"] == mode,
+        f"must not be given but in spec.training.mode: {mode}",
+        "leave it out",
+        cel=f"!has(self.{mode}) || self.mode == '{mode}'",
+        about=mode,
     )
 
 
+def _sync(training: Json) -> dict[str, Json]:
+    """The block of mode sync; what holds without one."""
+    return training.get("sync") or {"backupWorkers": 0, "reduction": "mean"}
+
+
 _ACROSS = (
-    _only_in("backupWorkers", "other modes wait for nobody, or choose by themselves; leave it out", 0),
-    _only_in("reduction", "other modes join pushes in their own way; leave it out", "mean"),
-    _only_in("staleness", "leave it out"),
-    _only_in("splits", "leave it out"),
-    _only_in("local", "leave it out"),
+    *(_only_in(mode) for mode, fields in MODES.items() if fields),
     FieldRule(
-        "spec.training",
-        lambda training: (
-            training.get("maxGradNorm") is None or (training.get("mode", "sync") == "sync" and not training.get("backupWorkers"))
-        ),
-        "must not be given but in spec.training.mode: sync without backupWorkers",
-        "only there an update is the mean of all workers; clip in the script, which clips each worker's own gradient",
-        cel="!has(self.maxGradNorm) || (self.mode == 'sync' && self.backupWorkers == 0)",
+        "spec.training.sync",
+        lambda sync: sync.get("maxGradNorm") is None or not sync.get("backupWorkers"),
+        "must not be given with spec.training.sync.backupWorkers",
+        "clip in the script, which clips each worker's own gradient",
+        cel="!has(self.maxGradNorm) || self.backupWorkers == 0",
         about="maxGradNorm",
     ),
     FieldRule(
         "spec.training",
-        lambda training: (
-            training.get("updateAt") != "worker" or (training.get("mode", "sync") == "sync" and not training.get("backupWorkers"))
-        ),
+        lambda training: training.get("updateAt") != "worker" or (training["mode"] == "sync" and not _sync(training)["backupWorkers"]),
         "must not be worker but in spec.training.mode: sync without backupWorkers",
-        "other updates run on the shards; leave spec.training.updateAt out or take mode: sync",
-        cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.backupWorkers == 0)",
+        "other updates run on the shards; leave it out",
+        cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.?sync.?backupWorkers.orValue(0) == 0)",
         about="updateAt",
     ),
     FieldRule(
         "spec.training",
-        lambda training: (
-            training.get("lrScaling") != "linear" or (training.get("mode", "sync") == "sync" and training.get("reduction") != "sum")
-        ),
+        lambda training: training["lrScaling"] != "linear" or (training["mode"] == "sync" and _sync(training)["reduction"] != "sum"),
         "must not be linear but in spec.training.mode: sync, nor with reduction: sum",
-        "only a mean over more workers tolerates a higher rate; leave spec.training.lrScaling out",
-        cel="self.?lrScaling.orValue('none') != 'linear' || (self.mode == 'sync' && self.reduction != 'sum')",
+        "only a mean over more workers tolerates a higher rate; leave it out",
+        cel="self.?lrScaling.orValue('none') != 'linear' || (self.mode == 'sync' && self.?sync.?reduction.orValue('mean') != 'sum')",
         about="lrScaling",
     ),
     FieldRule(
         "spec.training",
-        lambda training: not training.get("warmupSteps") or training.get("mode") != "local",
+        lambda training: not training["warmupSteps"] or training["mode"] != "local",
         "must be 0 in spec.training.mode: local",
         "workers step by themselves there; let the script's own scheduler warm up",
         cel="self.?warmupSteps.orValue(0) == 0 || self.mode != 'local'",
@@ -245,9 +224,9 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.training",
-        lambda training: training.get("updateAt") != "shard" or training.get("mode") != "local",
+        lambda training: training.get("updateAt") != "shard" or training["mode"] != "local",
         "must not be shard in spec.training.mode: local",
-        "the optimizer steps on the workers and an outer rule on the shards; leave spec.training.updateAt out",
+        "the optimizer steps on the workers and an outer rule on the shards; leave it out",
         cel="!has(self.updateAt) || self.updateAt != 'shard' || self.mode != 'local'",
         about="updateAt",
     ),
@@ -273,8 +252,7 @@ _ACROSS = (
     FieldRule(
         "spec",
         lambda spec: (
-            (spec.get("training") or {}).get("gradientMebibytes") is None
-            or spec["training"]["gradientMebibytes"] >= 4 * spec["workers"]["replicas"]
+            spec["training"].get("gradientMebibytes") is None or spec["training"]["gradientMebibytes"] >= 4 * spec["workers"]["replicas"]
         ),
         "must be at least 4 times spec.workers.replicas, a block for each",
         "raise it, have fewer workers, or leave it out",
@@ -283,17 +261,19 @@ _ACROSS = (
     ),
     FieldRule(
         "spec",
-        lambda spec: spec["workers"]["replicas"] < 1 or (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"],
+        lambda spec: spec["workers"]["replicas"] < 1 or _sync(spec["training"])["backupWorkers"] < spec["workers"]["replicas"],
         "must be below spec.workers.replicas, so that a worker is left to take",
         "lower it, or have more workers",
-        cel="!has(self.workers.replicas) || self.workers.replicas < 1 || self.training.backupWorkers < self.workers.replicas",
-        about="training.backupWorkers",
+        cel=(
+            "!has(self.workers.replicas) || self.workers.replicas < 1"
+            " || self.training.?sync.?backupWorkers.orValue(0) < self.workers.replicas"
+        ),
+        about="training.sync.backupWorkers",
     ),
     FieldRule(
         "spec",
         lambda spec: (
-            spec["workers"]["replicas"] < 1
-            or (((spec.get("training") or {}).get("local") or {}).get("quorum", 0)) <= spec["workers"]["replicas"]
+            spec["workers"]["replicas"] < 1 or (spec["training"].get("local") or {}).get("quorum", 0) <= spec["workers"]["replicas"]
         ),
         "must be at most spec.workers.replicas",
         "lower it, or have more workers",
@@ -307,8 +287,8 @@ _ACROSS = (
         "spec.training",
         lambda training: (
             training.get("updateRule") is None
-            or training.get("mode") == "async"
-            or (training.get("mode") == "local" and training["updateRule"] == ASYNC_OUTER_RULE)
+            or training["mode"] == "async"
+            or (training["mode"] == "local" and training["updateRule"] == ASYNC_OUTER_RULE)
         ),
         "must not be given but in spec.training.mode: async, and delayed-nesterov in local",
         "it is a rule for pushes of mode async; leave spec.training.updateRule out or take mode: async",
@@ -355,17 +335,14 @@ _ACROSS = (
     ),
     FieldRule(
         "",
-        lambda job: (
-            ((job["spec"].get("checkpoint") or {}).get("resumeFrom") or {}).get("job") in (None, "")
-            or job["spec"]["checkpoint"]["resumeFrom"]["job"] != job["metadata"].get("name")
-        ),
+        lambda job: (_SOURCE, job["metadata"]["name"]) not in found(job, _SOURCE),
         "must not be the job itself",
         "it continues from its own checkpoint after spec.suspend; name another job, or a run",
         cel=(
             "!has(self.spec.checkpoint.resumeFrom) || !has(self.spec.checkpoint.resumeFrom.job)"
             " || self.spec.checkpoint.resumeFrom.job != self.metadata.name"
         ),
-        about="spec.checkpoint.resumeFrom.job",
+        about=_SOURCE,
     ),
     _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
     _needs_checkpoints("request", "no checkpoint is taken then; leave one of the two out"),
@@ -406,9 +383,7 @@ _PROCESSES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            spec["workers"].get("processes") != AUTO or processes_of(AUTO, spec["workers"].get("template") or {}) <= MOST_PROCESSES
-        ),
+        lambda spec: spec["workers"].get("processes") != AUTO or processes_of(AUTO, spec["workers"]["template"]) <= MOST_PROCESSES,
         f"must not stand for more than {MOST_PROCESSES} processes",
         "the container is limited to more GPUs; write a number that divides them",
         obstacle="a limit may be text, and reading text without a greatest length is above the cost that the API server grants a rule",
@@ -432,7 +407,7 @@ _PROCESSES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: not _asked(spec) or _training(spec, "mode", "sync") != "local",
+        lambda spec: not _asked(spec) or spec["training"]["mode"] != "local",
         "must not be local with spec.workers.processes",
         "the processes of a worker meet at each step; take another mode, or leave processes out",
         cel=f"!({GIVEN}) || self.training.mode != 'local'",
@@ -440,48 +415,44 @@ _PROCESSES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: not _asked(spec) or _training(spec, "reduction", "mean") in ("mean", "sum"),
+        lambda spec: not _asked(spec) or _sync(spec["training"])["reduction"] in ("mean", "sum"),
         "must be mean or sum with spec.workers.processes",
         "a worker pushes one gradient for all of its processes; leave it out, or leave processes out",
-        cel=f"!({GIVEN}) || self.training.reduction in ['mean', 'sum']",
-        about="training.reduction",
+        cel=f"!({GIVEN}) || self.training.?sync.?reduction.orValue('mean') in ['mean', 'sum']",
+        about="training.sync.reduction",
     ),
 )
 
 
-def _training(spec: Json, name: str, absent: str) -> Json:
-    return (spec.get("training") or {}).get(name, absent)
-
-
 _FAILURES = (
-    between("spec.runPolicy.failureRules[].onExitCodes.values[]", 1, 255, "0 is success, and no process ends with more than 255"),
-    between("spec.runPolicy.failureRules[].signals[]", 1, 64, "such as 11 for SIGSEGV"),
+    between("spec.runPolicy.podFailurePolicy.rules[].onExitCodes.values[]", 1, 255, "0 is success, and no process ends with more than 255"),
+    between("spec.runPolicy.podFailurePolicy.rules[].onSignals[]", 1, 64, "such as 11 for SIGSEGV"),
     matching(
-        "spec.runPolicy.failureRules[].reasons[]",
+        "spec.runPolicy.podFailurePolicy.rules[].onReasons[]",
         CAUSE,
         "must be one word of 1 to 63 letters and digits",
         "such as OOMKilled, Evicted or Error; status.restarts.causes has those that were seen",
     ),
     matching(
-        "spec.runPolicy.failureRules[].onPodConditions[].type",
+        "spec.runPolicy.podFailurePolicy.rules[].onPodConditions[].type",
         CONDITION,
         "must be a pod condition's type: a word, with a domain before it or without",
         "such as DisruptionTarget or example.com/ConfigIssue",
     ),
     FieldRule(
-        "spec.runPolicy.failureRules[].onPodConditions[].type",
+        "spec.runPolicy.podFailurePolicy.rules[].onPodConditions[].type",
         lambda name: name not in EVERY_POD,
         "must not be a condition that every pod has: " + ", ".join(sorted(EVERY_POD)),
         "name one that says why the pod was lost, such as DisruptionTarget",
         cel="!(self in [" + ", ".join(f"'{name}'" for name in sorted(EVERY_POD)) + "])",
     ),
-    sized("spec.runPolicy.failureRules", 0, FAILURE_RULES, "join those with one action"),
-    sized("spec.runPolicy.failureRules[].onExitCodes.values", 1, EXIT_CODES, "name the others with NotIn, or in a further rule"),
-    sized("spec.runPolicy.failureRules[].onPodConditions", 0, POD_CONDITIONS, "name the others in a further rule"),
-    sized("spec.runPolicy.failureRules[].signals", 0, SIGNALS, "name the others in a further rule"),
-    sized("spec.runPolicy.failureRules[].reasons", 0, REASONS, "name the others in a further rule"),
+    sized("spec.runPolicy.podFailurePolicy.rules", 0, FAILURE_RULES, "join those with one action"),
+    sized("spec.runPolicy.podFailurePolicy.rules[].onExitCodes.values", 1, EXIT_CODES, "name the others with NotIn, or in a further rule"),
+    sized("spec.runPolicy.podFailurePolicy.rules[].onPodConditions", 0, POD_CONDITIONS, "name the others in a further rule"),
+    sized("spec.runPolicy.podFailurePolicy.rules[].onSignals", 0, SIGNALS, "name the others in a further rule"),
+    sized("spec.runPolicy.podFailurePolicy.rules[].onReasons", 0, REASONS, "name the others in a further rule"),
     FieldRule(
-        "spec.runPolicy.failureRules[]",
+        "spec.runPolicy.podFailurePolicy.rules[]",
         lambda rule: rule.get("per") != "Process" or rule.get("action") == "Count",
         "must have action: Count where per is Process",
         "the other actions count nothing; leave per out",
@@ -489,11 +460,11 @@ _FAILURES = (
         about="per",
     ),
     FieldRule(
-        "spec.runPolicy.failureRules[]",
-        lambda rule: any(rule.get(name) for name in ("onExitCodes", "onPodConditions", "signals", "reasons")),
-        "must have onExitCodes, onPodConditions, signals or reasons",
-        "a rule that matches every failure would hide those after it; say which failures it is for",
+        "spec.runPolicy.podFailurePolicy.rules[]",
+        lambda rule: any(rule.get(name) for name in ("onExitCodes", "onPodConditions", "onSignals", "onReasons")),
+        "must have onExitCodes, onPodConditions, onSignals or onReasons",
+        "a rule that matches every failure would hide those after it",
         cel="has(self.onExitCodes) || "
-        + " || ".join(f"(has(self.{name}) && self.{name}.size() > 0)" for name in ("onPodConditions", "signals", "reasons")),
+        + " || ".join(f"(has(self.{name}) && self.{name}.size() > 0)" for name in ("onPodConditions", "onSignals", "onReasons")),
     ),
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from psjob_operator.api.base import Model, NumberOrWord, seconds
+from psjob_operator.api.base import Model, NumberOrWord
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import processes_of
 from psjob_operator.contract import MODES, UPDATE_RULES
@@ -44,7 +44,7 @@ class Metadata(Model):
 class JobSpec(Model):
     """What to train, on how many processes, and what to keep of it.
 
-    Only `suspend`, `checkpoint.request`, `training.mode` with `training.staleness`, and some of `runPolicy` may change.
+    Only `suspend`, `checkpoint.request`, `training.mode` with `training.bounded`, and some of `runPolicy` may change.
     """
 
     training: Training = Field(default_factory=lambda: Training())
@@ -65,8 +65,8 @@ class JobSpec(Model):
     managed_by: str | None = None
     """Name of the controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator.
     Another value: this operator leaves the job alone."""
-    injection: Literal["auto", "none"] = "auto"
-    """auto: put the psjob library into the worker's image when the pod starts. none: the image has it installed."""
+    injection: Literal["Auto", "None"] = "Auto"
+    """Auto: put the psjob library into the worker's image when the pod starts. None: the image has it installed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,14 +116,11 @@ class Training(Model):
     """sync: each step sums one push of every worker. bounded: no worker runs more than `staleness` steps ahead. softsync: each update takes
     replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push that lags more than `staleness` is
     dropped. local: each worker steps by itself, and all exchange after `local.innerSteps` steps."""
-    backup_workers: int = 0
-    """sync: a step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
-    staleness: int | None = None
-    """bounded (absent: 3), threshold (absent: 16); 0..100000."""
-    splits: int | None = None
-    """softsync (absent: 1); 1..4000."""
-    local: Local | None = None
-    """How workers exchange in mode local."""
+    sync: SyncMode | None = None
+    bounded: BoundedMode | None = None
+    softsync: SoftsyncMode | None = None
+    threshold: ThresholdMode | None = None
+    local: LocalMode | None = None
     seed: int = 0
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["shard", "worker"] | None = None
@@ -133,15 +130,10 @@ class Training(Model):
     many workers. delayed-nesterov in mode local: a round counts when it comes, without waiting for other workers."""
     rule_options: dict[str, float] | None = None
     """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
-    reduction: str = "mean"
-    """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     lr_scaling: Literal["none", "linear"] = "none"
-    """linear: the script's learning rate is multiplied by replicas - backupWorkers, and by the processes of a worker."""
+    """linear: the script's learning rate is multiplied by replicas - sync.backupWorkers, and by the processes of a worker."""
     warmup_steps: int = 0
     """Steps of a worker in which the learning rate rises from that of one process of one worker to the full one; 0..1000000000."""
-    max_grad_norm: float | None = None
-    """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
-    mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
     max_push_norm: float | None = None
     """The largest 2-norm that one worker's push may have, in each block of at most 4 MiB and each table. The shards scale down what is
     larger before they reduce it. They take zeros for NaN and inf, and the job's status says so. This bounds what one step of a compromised
@@ -195,8 +187,41 @@ class Pipeline(Model):
     updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 
-class Local(Model):
-    """Mode local: each worker's own optimizer makes `innerSteps` steps, then Nesterov's rule applies the mean change of all workers."""
+class SyncMode(Model):
+    """Of mode sync."""
+
+    backup_workers: int = 0
+    """A step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
+    reduction: str = "mean"
+    """How a step's gradients become one: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
+    max_grad_norm: float | None = None
+    """The largest 2-norm of the mean gradient of all workers, as DDP with `clip_grad_norm_` clips it.
+    0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
+
+
+class BoundedMode(Model):
+    """Of mode bounded."""
+
+    staleness: int = 3
+    """Steps ahead of the slowest worker; 0..100000."""
+
+
+class SoftsyncMode(Model):
+    """Of mode softsync."""
+
+    splits: int = 1
+    """Updates for one push of each worker; 1..4000."""
+
+
+class ThresholdMode(Model):
+    """Of mode threshold."""
+
+    staleness: int = 16
+    """Largest lag of a push; 0..100000."""
+
+
+class LocalMode(Model):
+    """Of mode local."""
 
     inner_steps: int = 50
     """Steps of a worker between two exchanges; 1..1000000."""
@@ -205,7 +230,7 @@ class Local(Model):
     grace_seconds: float = 0
     """Seconds that a round waits for the other workers when its quorum is there; 0..86400."""
     lr: float = 0.7
-    """Learning rate of the outer rule; above 0 to 10."""
+    """Learning rate of the outer rule, Nesterov's; above 0 to 10."""
     momentum: float = 0.9
     """Momentum of the outer rule; 0..0.9999."""
 
@@ -230,8 +255,8 @@ class ShardSet(Model):
 
     replicas: int
     """Number of shards; 1..256."""
-    placement: Literal["spread", "packed", "colocated"] | None = None
-    """Machines of the shards. spread: different ones, where there are enough. packed: few, where they have room. colocated: shard i runs
+    placement: Literal["Spread", "Packed", "Colocated"] | None = None
+    """Machines of the shards. Spread: different ones, where there are enough. Packed: few, where they have room. Colocated: shard i runs
     on the machine of worker i, and workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards that share a
     volume that only one node at a time can mount then run on one node."""
     template: dict[str, Any] | None = None
@@ -278,8 +303,8 @@ class Stage(Model):
 class Checkpoint(Model):
     """What is kept on disk."""
 
-    interval: str = "30s"
-    """Time between checkpoints, such as 30s, 5m or 1h30m; 1s..24h."""
+    period_seconds: int = 30
+    """Seconds between checkpoints; 1..86400."""
     every_steps: int | None = None
     """Also take a checkpoint at each step that this number divides; 1..1000000000."""
     keep: int = 3
@@ -298,17 +323,12 @@ class Checkpoint(Model):
     disabled: bool | None = None
     """true: keep nothing; a lost shard then fails the job."""
 
-    @property
-    def interval_seconds(self) -> float:
-        """`interval` in seconds. Raises ValueError where it is no duration (validation has refused that)."""
-        return seconds(self.interval)
-
 
 class ResumeFrom(Model):
     """The run to go on from, in one of two ways."""
 
     job: str | None = None
-    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.pinned."""
+    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.internal.pinned."""
     run: str | None = None
     """A run: `status.run` of a job."""
 
@@ -341,10 +361,8 @@ class RunPolicy(Model):
     count; 0..1000."""
     backoff_limit_per_role: RoleLimits | None = None
     """Limits of one role beside `backoffLimit`, which holds for both together."""
-    failure_rules: list[FailureRule] | None = None
-    """What becomes of a lost process, by how it ended: the first rule that matches decides; 20 at most. Where none matches, failures of the
-    process itself count and others do not. Exit codes 77 and 78 of the runtime mean that a restart is of no use. They fail the job,
-    whatever the rules say."""
+    pod_failure_policy: PodFailurePolicy | None = None
+    """What becomes of a lost process, as in batch/v1."""
     active_deadline_seconds: int | None = None
     """Seconds of activity, without those suspended, after which the job fails; 1..2147483647."""
     pending_timeout_seconds: int | None = None
@@ -358,6 +376,11 @@ class RunPolicy(Model):
     success_policy: Literal["AllWorkers", "FirstWorker"] = "AllWorkers"
     """The job is complete when all workers, or worker 0, ended with exit code 0."""
 
+    @property
+    def failure_rules(self) -> list[FailureRule]:
+        """Those of `podFailurePolicy`."""
+        return [] if self.pod_failure_policy is None else self.pod_failure_policy.rules
+
 
 class RoleLimits(Model):
     """As `backoffLimit`, of the processes of one role."""
@@ -368,11 +391,19 @@ class RoleLimits(Model):
     """Failures of all workers together after which one is started again; 0..1000."""
 
 
+class PodFailurePolicy(Model):
+    """Rules for lost processes."""
+
+    rules: list[FailureRule]
+    """The first rule that matches decides; 20 at most. Where none matches, failures of the process itself count and others do not. Exit
+    codes 77 and 78 of the runtime fail the job, whatever the rules say."""
+
+
 class FailureRule(Model):
     """One rule. A lost process that meets all that the rule names gets `action`."""
 
     action: Literal["FailJob", "Count", "Ignore"]
-    """FailJob: the job ends as Failed, reason FailureRule. Count: the process is started again, and that counts against the limits.
+    """FailJob: the job ends as Failed, reason PodFailurePolicy. Count: the process is started again, and that counts against the limits.
     Ignore: it is started again ten seconds to two minutes after its last start, and does not count."""
     per: Literal["Incident", "Process"] = "Incident"
     """What Count counts as one. Incident: all processes that were lost together, on one node or in the same way within ten seconds.
@@ -382,18 +413,18 @@ class FailureRule(Model):
     on_exit_codes: ExitCodes | None = None
     """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
     on_pod_conditions: list[PodCondition] | None = None
-    """Conditions of its pod, one of which it must have, such as DisruptionTarget; at most 20. Locally there are none."""
-    signals: list[int] | None = None
+    """Conditions of its pod, one of which it must have; at most 20. Locally there are none."""
+    on_signals: list[int] | None = None
     """Numbers of the signals that ended it, such as 11 for SIGSEGV; 1..64, at most 16. An exit code of 128 + n is signal n."""
-    reasons: list[str] | None = None
-    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Unresponsive, Hung, NodeLost; at most 16."""
+    on_reasons: list[str] | None = None
+    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Hung, NodeLost; at most 16."""
 
 
 class PodCondition(Model):
     """A condition of a pod, as in podFailurePolicy of batch/v1."""
 
     type: str
-    """Its type, such as DisruptionTarget. PodScheduled, Initialized, Ready and others that every pod has are refused."""
+    """Its type, such as DisruptionTarget; none that every pod has."""
     status: Literal["True", "False", "Unknown"] = "True"
     """Its status."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.field_rule import FieldRule, Json, between, matching, options_of, sized
+from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
 from psjob_operator.contract import CORRECTIONS, UPDATE_RULES
 
 STAGES, STAGED_WORKERS, CUT = 64, 256, 256
@@ -190,7 +190,7 @@ def _go_together(schedule: str, weights: str, predict: str) -> bool:
 
 
 def _pipeline(spec: Json) -> dict[str, Json]:
-    return (spec.get("training") or {}).get("pipeline") or {}
+    return spec["training"].get("pipeline") or {}
 
 
 def _templates(spec: Json) -> list[Json]:
@@ -198,28 +198,26 @@ def _templates(spec: Json) -> list[Json]:
     return [stage.get("template") or spec["workers"]["template"] for stage in spec.get("stages") or ()]
 
 
-def _with_stages(field: str, absent: Json, wanted: Json, remedy: str) -> FieldRule:
-    """A field that must have one value where the model is cut in stages; `absent`: its value where it says nothing."""
-    part, name = field.split(".")
-    cel = f"self.{field} == {wanted!r}"
+def _with_stages(field: str, wanted: Json, remedy: str) -> FieldRule:
+    """A field that must have one value where the model is cut in stages, which it has where the job says nothing of it."""
     return FieldRule(
         "spec",
-        lambda spec: not spec.get("stages") or (spec.get(part) or {}).get(name, absent) == wanted,
+        lambda spec: not spec.get("stages") or all(value == wanted for _, value in found(spec, field)),
         f"must be {wanted} with spec.stages",
         remedy,
-        cel=f"!has(self.stages) || {cel}",
+        cel=f"!has(self.stages) || self.?{field.replace('.', '.?')}.orValue({wanted!r}) == {wanted!r}",
         about=field,
     )
 
 
 _WITH_STAGES = (
-    _with_stages("training.mode", "sync", "sync", "the workers of a model in stages make each step together; leave it out"),
-    _with_stages("training.backupWorkers", 0, 0, "each stage needs all of its workers; leave it out"),
-    _with_stages("training.reduction", "mean", "mean", "each worker pushes its part of a mean; leave it out"),
-    _with_stages("runPolicy.successPolicy", "AllWorkers", "AllWorkers", "no worker has all of the model; leave it out"),
+    _with_stages("training.mode", "sync", "the workers of a model in stages make each step together; leave it out"),
+    _with_stages("training.sync.backupWorkers", 0, "each stage needs all of its workers; leave it out"),
+    _with_stages("training.sync.reduction", "mean", "each worker pushes its part of a mean; leave it out"),
+    _with_stages("runPolicy.successPolicy", "AllWorkers", "no worker has all of the model; leave it out"),
     FieldRule(
         "spec",
-        lambda spec: not spec.get("stages") or (spec.get("training") or {}).get("updateAt") != "worker",
+        lambda spec: not spec.get("stages") or spec["training"].get("updateAt") != "worker",
         "must not be worker with spec.stages",
         "no worker has all of the optimizer's state; leave it out",
         cel="!has(self.stages) || !has(self.training.updateAt) || self.training.updateAt != 'worker'",
@@ -227,7 +225,7 @@ _WITH_STAGES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: bool(spec.get("stages")) or (spec.get("training") or {}).get("pipeline") is None,
+        lambda spec: bool(spec.get("stages")) or spec["training"].get("pipeline") is None,
         "must not be given without spec.stages",
         "a batch is cut only with stages; leave it out, or name the stages",
         cel="has(self.stages) || !has(self.training.pipeline)",

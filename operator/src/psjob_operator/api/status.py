@@ -45,7 +45,7 @@ class StatusModel(Model):
 
 
 class JobStatus(StatusModel):
-    """What was seen, and what was done. Phases that end a job, attempts, view and start never go back."""
+    """What was seen, and what was done. Phases that end a job, attempts, term and worker start never go back."""
 
     observed_generation: Amount | None = None
     """Generation of the spec that this status answers."""
@@ -58,22 +58,22 @@ class JobStatus(StatusModel):
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""
-    pinned: Pinned | None = None
-    """What this run began with. All its pods and its config are made of it until the run ends, by every version of the operator."""
-    view: Number | None = None
-    """Number of the present set of attempts; rises with every start of a shard."""
-    placement: Number | None = None
-    """View in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
+    internal: Internal = Field(default_factory=lambda: Internal())
+    """What the operator keeps for itself. It may change with any version: no client may rely on it."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
     roles: tuple[RoleStatus, ...] | None = None
     """Shards and workers, counted, one entry a role."""
     shards_ready: str | None = None
-    """Shards that serve, of those declared, such as 2/2. Text for a printer column; `roles` has the numbers."""
+    """Shards that serve, of those declared, such as 2/2. Text for a printer column."""
     workers: WorkersStatus = Field(default_factory=lambda: WorkersStatus())
     """The workers, counted; only those with a problem are named."""
+    replicas: Count | None = None
+    """Workers whose pod is there and has not ended."""
+    selector: str | None = None
+    """Label selector of the workers' pods."""
     workers_ready: str | None = None
-    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column; `roles` has the numbers."""
+    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column."""
     stages: tuple[StageStatus, ...] | None = None
     """One entry a stage of spec.stages, in their order; absent without stages."""
     stages_ready: str | None = None
@@ -130,13 +130,28 @@ class Condition(StatusModel):
     """Generation of the spec that this condition answers."""
 
 
+class Internal(StatusModel):
+    """What the operator keeps for itself."""
+
+    term: Number | None = None
+    """Number of the present set of attempts; rises with every start of a shard."""
+    placed_term: Number | None = None
+    """Term in which all shards last began together."""
+    worker_start: Number = 0
+    """Highest start number given to a worker of this job; never goes back."""
+    pending_starts: str = ""
+    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
+    pinned: Pinned | None = None
+    """What this run began with: all its pods and its config are made of it until it ends."""
+
+
 class Pinned(StatusModel):
     """What a run was begun with."""
 
     runtime_image: str | None = None
-    """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection none, and locally."""
+    """Image from which its pods copy the library. Absent with injection None, and locally."""
     config_format: Count | None = None
-    """Format of its config, and of everything else that the operator and its processes exchange."""
+    """Format of what the operator and its processes exchange."""
     wire: Count | None = None
     """Version of the frames between its processes."""
     container: str | None = None
@@ -144,11 +159,11 @@ class Pinned(StatusModel):
     encryption: str | None = None
     """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
     templates: str | None = None
-    """Digest of its pod templates without labels, annotations and what places pods: those may change while it is suspended."""
+    """Digest of its pod templates without labels, annotations and placement."""
     resumed_from: str | None = None
-    """Run from whose last checkpoint it began, by spec.checkpoint.resumeFrom. Absent: it began anew."""
+    """Run from whose last checkpoint it began. Absent: it began anew."""
     key: Number | None = None
-    """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed. Absent in a run without keys."""
+    """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed."""
 
 
 class ShardStatus(StatusModel):
@@ -156,6 +171,8 @@ class ShardStatus(StatusModel):
 
     index: Count
     """Number of the shard, from 0."""
+    replica: Count = 0
+    """0: each shard has one process."""
     attempt: Number
     """Number of its present start, from 1; never goes back."""
     state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
@@ -188,10 +205,6 @@ class WorkersStatus(StatusModel):
     """Workers declared."""
     ready: Count = 0
     """Workers that run now."""
-    start: Number = 0
-    """Highest start number given to a worker of this job; never goes back."""
-    pending_starts: str = ""
-    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
     succeeded_indexes: str = ""
     """Workers that ended with exit code 0, such as 0-99,101."""
     failed_indexes: str = ""
@@ -328,7 +341,7 @@ class Restarts(StatusModel):
     last_incident: Incident | None = None
     """The failure that was counted last, with all processes that it befell."""
     by_process: tuple[ProcessRestarts, ...] = ()
-    """The eight shards and workers that were started again most often, most first. They show a process or a node that fails repeatedly."""
+    """The eight shards and workers that were started again most often, most first."""
 
 
 class Incident(StatusModel):

@@ -414,12 +414,7 @@ def _array(part: Schema, value: list[Any], path: str) -> Iterator[Problem]:
     if len(value) > part.get("maxItems", len(value)):
         yield Problem(path, None, f"Too many: {len(value)}: must have at most {part['maxItems']} items")
     if len(value) < part.get("minItems", 0):
-        yield Problem(
-            path,
-            None,
-            f"must have at least {part['minItems']} item",
-            _COMMANDS,
-        )
+        yield Problem(path, None, f"must have at least {part['minItems']} item", _COMMANDS)
     for i, item in enumerate(value):
         if item is None:
             yield Problem(f"{path}[{i}]", None, f"must be of type {part['items'].get('type', 'object')}, not null", "remove the empty item")

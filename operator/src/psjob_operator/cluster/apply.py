@@ -66,9 +66,9 @@ MOST = 64
 ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
-_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
-_KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
-"""Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
+_NEWS = frozenset({"phase", "observedGeneration", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
+_KEYS = {"conditions": (("type",), "status"), "shards": (("index", "replica"), "attempt")}
+"""Lists whose entries are told apart by the first fields; what a newer operator adds to one holds while the last stays, too."""
 _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
 """What is replaced whole when it changes: parts of another moment do not belong to it."""
 CONTROLLER = "psjob.dev/operator"
@@ -453,16 +453,23 @@ def _kept(stored: Mapping[str, Any], known: Mapping[str, Any], wanted: Mapping[s
     return made
 
 
-def _entries(stored: list[Any], known: list[Any], wanted: list[Any], name: str, same: str) -> list[Any]:
+def _entries(stored: list[Any], known: list[Any], wanted: list[Any], names: tuple[str, ...], same: str) -> list[Any]:
     """The same for a list: entries that were not understood stand behind the others."""
-    before = {entry[name]: entry for entry in stored if isinstance(entry, Mapping) and isinstance(entry.get(name), str | int)}
-    understood = {entry[name]: entry for entry in known}
+    before = {key: entry for entry in stored if isinstance(entry, Mapping) and (key := _key(entry, names)) is not None}
+    understood = {_key(entry, names): entry for entry in known}
     made = []
     for entry in wanted:
-        old = before.pop(entry[name], {})
-        alike = entry[name] in understood and old.get(same) == entry[same]
-        made.append(_kept(old, understood[entry[name]], entry) if alike else entry)
+        key = _key(entry, names)
+        old = before.pop(key, {}) if key is not None else {}
+        alike = key in understood and old.get(same) == entry[same]
+        made.append(_kept(old, understood[key], entry) if alike else entry)
     return [*made, *(entry for key, entry in before.items() if key not in understood)]
+
+
+def _key(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """What tells an entry from the others; None where it lacks a part of that."""
+    found = tuple(entry.get(name) for name in names)
+    return found if all(isinstance(value, str | int) for value in found) else None
 
 
 def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
@@ -471,7 +478,7 @@ def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
     Another reason for what is waited for is a detail: most such reasons (a pod not yet scheduled, a claim not yet bound) are
     over before anyone could read them.
     """
-    if _NEWS & change.keys():
+    if _NEWS & change.keys() or "term" in (change.get("internal") or {}):
         return True
     return "conditions" in change and _said(stored.get("conditions")) != _said(change["conditions"])
 

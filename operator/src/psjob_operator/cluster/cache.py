@@ -31,7 +31,7 @@ _TOMBSTONES = 20_000
 LARGE = 64 << 10
 """Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
 SMALL = 4096
-_BRIEF = (("shards", "replicas"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "interval"))
+_BRIEF = (("shards", "replicas"), ("workers", "replicas"), ("checkpoint", "disabled"), ("checkpoint", "periodSeconds"))
 
 
 TRIES, WITHIN_SECONDS = 3, 120.0
@@ -474,7 +474,7 @@ class Memory:
     kept: str = ""
     """Why the API server last refused to delete this job in its time."""
     numbers: tuple[Any, ...] = ()
-    """View, start and attempts of the status when last looked at."""
+    """Term, worker start and attempts of the status when last looked at."""
     numbers_at: float = 0.0
     """When another process gave the present numbers, as far as we know; 0 where we did, or nobody."""
     observed: tuple[int, Any, tuple[str, ...]] | None = None
@@ -482,9 +482,10 @@ class Memory:
 
     def see(self, status: Mapping[str, Any], now: float, ours: bool) -> None:
         """Notice the numbers of this status, and whether it was us who gave them."""
-        shards, workers = status.get("shards"), status.get("workers")
+        shards, internal = status.get("shards"), status.get("internal")
         attempts = tuple(entry.get("attempt") for entry in (shards if isinstance(shards, list) else ()) if isinstance(entry, Mapping))
-        numbers = (status.get("view"), workers.get("start") if isinstance(workers, Mapping) else None, attempts)
+        own = internal if isinstance(internal, Mapping) else {}
+        numbers = (own.get("term"), own.get("workerStart"), attempts)
         if numbers != self.numbers:
             given = any((numbers[0], numbers[1], attempts))
             self.numbers, self.numbers_at = numbers, now if given and not ours else 0.0

@@ -22,7 +22,6 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 import psjob_operator
-from psjob_operator.api.base import seconds
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.api.status import unix
 from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, JobKey
@@ -354,7 +353,6 @@ def resource_of(path: str) -> str:
 
 
 MOST_BUCKETS = 64
-DEFAULT_INTERVAL = str(Checkpoint.model_fields["interval"].default)
 ACTIVE = ("Running", "Recovering")
 PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 
@@ -461,11 +459,8 @@ def _since(job: JobReading, now: float) -> float | None:
 
 
 def _interval(job: JobReading) -> float:
-    """Of spec.checkpoint.interval; of what cannot be read, the default."""
-    try:
-        return seconds(str(_map(job.brief, "checkpoint").get("interval", DEFAULT_INTERVAL)))
-    except ValueError:
-        return seconds(DEFAULT_INTERVAL)
+    """Of spec.checkpoint.periodSeconds; of what cannot be read, the default."""
+    return _number(_map(job.brief, "checkpoint").get("periodSeconds")) or Checkpoint().period_seconds
 
 
 def _text(value: Any) -> str | None:

@@ -171,7 +171,7 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
 def _resume_source(store: JobStore, job: JobEntry, spec: JobSpec) -> ResumeSource | None:
     """The job that `spec` names to go on from, as the watch has it; not asked for once its run is pinned."""
     asked = spec.checkpoint.resume_from
-    known = asked is None or asked.job is None or (job.status.get("pinned") or {}).get("resumedFrom")
+    known = asked is None or asked.job is None or ((job.status.get("internal") or {}).get("pinned") or {}).get("resumedFrom")
     other = None if asked is None or asked.job is None or known else store.job(JobKey(job.namespace, asked.job))
     if other is None:
         return None
@@ -253,7 +253,7 @@ def _prune(raw: Any, path: tuple[int | str, ...]) -> bool:
 
 def _status(job: JobEntry) -> JobStatus | None:
     """None where only the schema's default stands there."""
-    if not any(key in job.status for key in ("observedGeneration", "run", "shards", "view")):
+    if not any(key in job.status for key in ("observedGeneration", "run", "shards", "internal")):
         return None
     return JobStatus.read(job.status)
 

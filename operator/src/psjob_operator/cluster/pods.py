@@ -14,7 +14,7 @@ from psjob_operator.cluster import scrub
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import Exit, Phase, Process, Role
 from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
-from psjob_operator.render.pod import COPY_CONTAINER, SECRET_VOLUME
+from psjob_operator.render.pod import SECRET_VOLUME
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
@@ -93,7 +93,6 @@ def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
-        runtime_image=sys.intern(_injected(spec)),
         keys=sys.intern(_secret(spec)),
         finalizers=tuple(scrub.sentence(str(it)) for it in metadata.get("finalizers") or ()),
         waiting_reason=reason,
@@ -129,11 +128,6 @@ def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
     """For a pod that does not name it: of its role's name, else the first."""
     names = [str(container.get("name")) for container in containers]
     return role if role in names or not names else names[0]
-
-
-def _injected(spec: Mapping[str, Any]) -> str:
-    """Image that the library was copied from; empty where it was not."""
-    return next((str(item.get("image") or "") for item in spec.get("initContainers") or [] if item.get("name") == COPY_CONTAINER), "")
 
 
 def _secret(spec: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ class EnsureConfig:
     format: int = CONFIG_FORMAT
     encryption: str = "auto"
     resumed_from: str | None = None
-    """All of status.pinned."""
+    """All of status.internal.pinned."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EnsureKey:
     """The Secret with the run's keys. Create once, by POST, before the first pod: it is never read and never changed."""
 
     number: int
-    """Of status.pinned."""
+    """Of status.internal.pinned."""
     certificates: bool = True
     """With a certificate for each process that listens."""
 

@@ -132,15 +132,15 @@ def _status(state: JobState) -> JobStatus:
         ends = f"processes end, and {leaving[1]}" if leaving else "processes make a last checkpoint and end"
         ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(state)}")
         status = describe(state, unchanged(state), state.stored.phase or "Pending", ending)
-        return status.model_copy(update={"workers": status.workers.model_copy(update={"pending_starts": ""})})
+        return status.model_copy(update={"internal": status.internal.model_copy(update={"pending_starts": ""})})
     status = describe(state, unchanged(state), "Suspended", suspended(f"spec.suspend is true; {_goes_on(state)}{_kept(state)}"))
     # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
         for shard in status.shards
     )
-    workers = status.workers.model_copy(update={"pending_starts": ""})
-    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": state.stored.pinned})
+    internal = status.internal.model_copy(update={"pending_starts": "", "pinned": state.stored.internal.pinned})
+    return status.model_copy(update={"shards": shards, "internal": internal, "start_time": None})
 
 
 def _late_at(pod: Process) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from psjob_operator.api.status import LARGEST, TERMINAL, CheckpointStatus, JobStatus, Progress, index_set, stamp, starts_map, unix
+from psjob_operator.api.status import LARGEST, TERMINAL, CheckpointStatus, Internal, JobStatus, Progress, index_set, stamp, starts_map, unix
 from psjob_operator.plan import objects, process_outcome
 from psjob_operator.plan.observed_state import ObservedState, Process, Refusal, Role
 from psjob_operator.plan.process_outcome import ProcessOutcome, read_message
@@ -78,8 +78,8 @@ class JobState:
         if status.run is None and status.phase in TERMINAL:
             return cls(observed, now, status, first_seen=False)
         shards = tuple(shard.model_copy(update={"state": "Pending", "pod": None}) for shard in status.shards)
-        workers = JobStatus().workers.model_copy(update={"start": status.workers.start})
-        return cls(observed, now, JobStatus(view=status.view, shards=shards, workers=workers), first_seen=True)
+        numbers = Internal(term=status.internal.term, worker_start=status.internal.worker_start)
+        return cls(observed, now, JobStatus(internal=numbers, shards=shards), first_seen=True)
 
     @property
     def finished(self) -> bool:
@@ -134,7 +134,7 @@ class JobState:
     @cached_property
     def workers(self) -> tuple[Seat, ...]:
         """The workers' seats: the newest start of each index that exists or may still be made."""
-        start = self.stored.workers.start
+        start = self.stored.internal.worker_start
         newest: dict[int, Process] = {}
         for pod in self.known:
             if pod.role == "worker" and pod.number <= start and (pod.index not in newest or newest[pod.index].number < pod.number):
@@ -145,25 +145,15 @@ class JobState:
             number = there.number if there else 0
             if self.pending_starts.get(index, 0) > number:
                 number, there = self.pending_starts[index], None
-            if index in self.unfinished:
-                seats.append(
-                    Seat(
-                        "worker",
-                        index,
-                        number,
-                        self._name("worker", index, number),
-                        there,
-                        self._ruled("worker", there, process_outcome.unfinished_exit()),
-                    )
-                )
-            elif index in self.succeeded_before:
-                seats.append(
-                    Seat("worker", index, number or start, self._name("worker", index, number or start), there, ProcessOutcome("done"))
-                )
-            else:
-                seat = self._seat("worker", index, number or start, there)
-                other = process_outcome.hung_worker(self.hung[index][1]) if self.is_hung(seat) else self._stopped(seat)
-                seats.append(seat if other is None else replace(seat, outcome=self._ruled("worker", there, other)))
+            if index in self.unfinished or index in self.succeeded_before:
+                back = index in self.unfinished
+                outcome = self._ruled("worker", there, process_outcome.unfinished_exit()) if back else ProcessOutcome("done")
+                number = number if back else number or start
+                seats.append(Seat("worker", index, number, self._name("worker", index, number), there, outcome))
+                continue
+            seat = self._seat("worker", index, number or start, there)
+            other = process_outcome.hung_worker(self.hung[index][1]) if self.is_hung(seat) else self._stopped(seat)
+            seats.append(seat if other is None else replace(seat, outcome=self._ruled("worker", there, other)))
         return tuple(seats)
 
     @cached_property
@@ -201,8 +191,8 @@ class JobState:
     @cached_property
     def pending_starts(self) -> dict[int, int]:
         """Start number of each worker that was given one and was not seen with it, when the status was written."""
-        workers = self.stored.workers
-        return starts_map(workers.pending_starts, self.observed.spec.workers.replicas, workers.start)
+        internal = self.stored.internal
+        return starts_map(internal.pending_starts, self.observed.spec.workers.replicas, internal.worker_start)
 
     @cached_property
     def succeeded_before(self) -> frozenset[int]:
@@ -294,7 +284,9 @@ class JobState:
         """Processes of this run with a number that the status has not given: the status comes from an older backup."""
         attempts = dict(enumerate(self.attempts))
         return tuple(
-            pod for pod in self.pods if pod.number > (attempts.get(pod.index, 0) if pod.role == "shard" else self.stored.workers.start)
+            pod
+            for pod in self.pods
+            if pod.number > (attempts.get(pod.index, 0) if pod.role == "shard" else self.stored.internal.worker_start)
         )
 
     @cached_property
@@ -320,24 +312,14 @@ class JobState:
         """Start by rank of the workers that shard 0 had met when it ended; None where it does not say."""
         first = self.shards[0].process if self.shards else None
         met = None if first is None or first.exit is None else read_message(first.exit).get("met")
-        return starts_map(met, self.observed.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
+        return starts_map(met, self.observed.spec.workers.replicas, self.stored.internal.worker_start) if isinstance(met, str) else None
 
     def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
-        name = self._name(role, index, number)
-        may_create = there is None and name in self.observed.granted
-        return Seat(
-            role,
-            index,
-            number,
-            name,
-            there,
-            self._ruled(role, there, process_outcome.outcome_of(there)),
-            may_create,
-            self._refusals.get(name),
-        )
+        name, outcome = self._name(role, index, number), self._ruled(role, there, process_outcome.outcome_of(there))
+        return Seat(role, index, number, name, there, outcome, there is None and name in self.observed.granted, self._refusals.get(name))
 
     def _ruled(self, role: Role, there: Process | None, found: ProcessOutcome) -> ProcessOutcome:
-        return process_outcome.apply_failure_rules(self.observed.spec.run_policy.failure_rules or (), role, there, found)
+        return process_outcome.apply_failure_rules(self.observed.spec.run_policy.failure_rules, role, there, found)
 
     def _name(self, role: Role, index: int, number: int) -> str:
         return objects.process_name(self.observed.name, role, index, number)

@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from psjob_operator.api.spec import JobSpec, Local, Stage
+from psjob_operator.api.spec import JobSpec, LocalMode, Stage, SyncMode
 from psjob_operator.api.status import Pinned
-from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES, STATUS_PORT
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, GROUP, LEAST_SHARE_MEBIBYTES, STATUS_PORT
 from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsurePolicy, EnsureService
 from psjob_operator.plan.observed_state import ObservedState, Role
 
@@ -36,6 +36,11 @@ def hostname(job: str, role: Role, index: int) -> str:
 def service_name(job: str) -> str:
     """The headless Service under which shards are found."""
     return f"{job}-shards"
+
+
+def worker_selector(observed: ObservedState) -> str:
+    """Label selector of the pods of this run's workers, as text: of the labels that render.objects gives them."""
+    return f"{GROUP}/job-name={observed.name},{GROUP}/run={observed.uid},{GROUP}/role=worker"
 
 
 def shard_address(job: str, index: int) -> str:
@@ -190,7 +195,7 @@ def job_config(
     resumed_from: str | None = None,
 ) -> dict[str, Any]:
     """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it.
-    `encryption` and `resumed_from`: of status.pinned.
+    `encryption` and `resumed_from`: of status.internal.pinned.
 
     Raises KeyError for a format that this version does not write (contract.CONFIG_FORMATS).
     """
@@ -200,24 +205,25 @@ def job_config(
 def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str, resumed_from: str | None) -> dict[str, Any]:
     """What runs of this format read. Another value where a job says nothing, or a key that goes, is another format."""
     spec = job.spec
-    checkpoint = spec.checkpoint
+    checkpoint, sync = spec.checkpoint, spec.training.sync or SyncMode()
+    own = getattr(spec.training, spec.training.mode, None)  # the block of the job's mode; validation refuses those of others
     return {
         "job": job.name,
         "run": job.uid,
         "specHash": spec_hash(spec),
         "mode": spec.training.mode,
-        "backupWorkers": spec.training.backup_workers,
-        "staleness": spec.training.staleness,
-        "splits": spec.training.splits,
-        "local": (spec.training.local or Local()).to_manifest() if spec.training.mode == "local" else None,
+        "backupWorkers": sync.backup_workers,
+        "staleness": getattr(own, "staleness", None),
+        "splits": getattr(own, "splits", None),
+        "local": (spec.training.local or LocalMode()).to_manifest() if spec.training.mode == "local" else None,
         "seed": spec.training.seed,
         "updateAt": "server" if spec.training.update_at == "shard" else spec.training.update_at,
         "updateRule": spec.training.update_rule,
         "ruleOptions": spec.training.rule_options or {},
-        "reduction": spec.training.reduction,
+        "reduction": sync.reduction,
         "lrScaling": spec.training.lr_scaling,
         "warmupSteps": spec.training.warmup_steps,
-        "maxGradNorm": spec.training.max_grad_norm,
+        "maxGradNorm": sync.max_grad_norm,
         "maxPushNorm": spec.training.max_push_norm,
         "nonFinite": spec.training.non_finite,
         "transport": spec.training.transport,
@@ -227,7 +233,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
         "checkpoint": {
-            "intervalSeconds": checkpoint.interval_seconds,
+            "intervalSeconds": float(checkpoint.period_seconds),
             "everySteps": checkpoint.every_steps,
             "keep": checkpoint.keep,
             "request": checkpoint.request,

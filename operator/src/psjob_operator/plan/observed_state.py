@@ -79,8 +79,6 @@ class Process:
     """Name and reason of a sidecar in CrashLoopBackOff."""
     waited: int = 0
     """Of CreateProcess: the seconds that this start was held back, or that its volume group is given."""
-    runtime_image: str = ""
-    """Image that the library was copied from; empty without injection, and locally."""
     keys: str = ""
     """Name of the Secret of run keys that its pod mounts; empty locally."""
     finalizers: tuple[str, ...] = ()

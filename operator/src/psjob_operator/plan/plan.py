@@ -78,7 +78,7 @@ def _run(state: JobState, decision: RestartDecision) -> Plan:
     status, due = settle(state, told)
     return Plan(
         status=status,
-        intent=bool(decision.raised) or state.first_seen or pinned != state.stored.pinned,
+        intent=bool(decision.raised) or state.first_seen or pinned != state.stored.internal.pinned,
         grants=frozenset(decision.name(observed.name, seat) for seat in decision.raised),
         # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
         actions=(*objects.ensure(observed, pinned), *keys, *pods.replaced(state, decision), *creating.actions),
@@ -97,8 +97,8 @@ def _events(state: JobState, decision: RestartDecision, status: JobStatus) -> tu
     elif decision.raised and not state.first_seen:
         counted = any(seat.outcome.counted for seat in decision.raised)
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(state, decision))))
-    taken = state.observed.key_taken
-    if taken is not None and status.pinned is not None and status.pinned.key == taken + 1 and state.stored.pinned != status.pinned:
+    taken, pinned = state.observed.key_taken, status.internal.pinned
+    if taken is not None and pinned is not None and pinned.key == taken + 1 and state.stored.internal.pinned != pinned:
         name = objects.key_secret_name(state.observed.name, state.observed.uid, taken)
         events.append(Event("Warning", "KeysTaken", f"Secret {name} was there before any pod; others may know its keys, new ones are made"))
     if state.observed.contended and state.stored.condition("Contended") is None:

@@ -1,4 +1,4 @@
-"""Which pods are created and deleted, and what all pods of a run are made of until it ends (status.pinned).
+"""Which pods are created and deleted, and what all pods of a run are made of until it ends (status.internal.pinned).
 
 The pins are stored with the first intent and read from then on, whatever operator serves the run. With `checkpoint.resumeFrom` they keep
 the run that this one goes on from. A job's name is looked up once. What is in the way is waited for: under GitOps the other job may come
@@ -34,10 +34,6 @@ HUNG_GRACE = 1
 """From SIGTERM to SIGKILL: who has not ended by itself when it was told that it hangs will not do so now."""
 
 
-UNPINNED_FORMAT, UNPINNED_WIRE = 1, 1
-"""Of runs whose operator stored no pins."""
-AUTHENTICATED_WIRE = 2
-"""First version of the frames whose processes prove who they are: the runs before have no keys."""
 LOOK_SECONDS = 5.0
 """Until the other job is looked up again."""
 
@@ -139,31 +135,30 @@ def _grace(state: JobState, pod: Process) -> int | None:
 
 
 def pinned(state: JobState, afresh: bool) -> Pinned:
-    """What every process and the config of this run are made of. What the status does not say is as in the pods that are there; of a run
-    without pods it is this operator's. `afresh`: everything is started now. A resumed run then has no process of before, and is pinned
-    anew, with keys of its own."""
-    stored, resumed = state.stored.pinned or Pinned(), afresh and state.resuming
+    """What every process and the config of this run are made of: what the status says, and of a run that begins this operator's.
+
+    `afresh`: everything is started now. A resumed run then has no process of before, and is pinned anew, with keys of its own.
+    """
+    spec, stored, resumed = state.observed.spec, state.stored.internal.pinned or Pinned(), afresh and state.resuming
     kept = Pinned() if resumed else stored
-    begun = not state.first_seen and not resumed and bool(state.known)
-    wire = kept.wire or (UNPINNED_WIRE if begun else WIRE)
     key = (stored.key or 0) + 1 if resumed else kept.key or 1
     if key == state.observed.key_taken and not state.observed.mounts(objects.key_secret_name(state.observed.name, state.observed.uid, key)):
         key += 1
     return Pinned(
-        runtime_image=kept.runtime_image or (_image(state, begun) if state.observed.spec.injection == "auto" else None),
-        config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
-        wire=wire,
-        container=kept.container or (container_of(state.observed.spec.workers.template, TRAINED) or {}).get("name"),
-        encryption=kept.encryption or (None if begun or kept.key else encryption(state.observed.spec, state.observed.auto_encryption)),
-        templates=stored.templates or templates_digest(state.observed.spec),
+        runtime_image=kept.runtime_image or (state.observed.runtime_image or None if spec.injection == "Auto" else None),
+        config_format=kept.config_format or CONFIG_FORMAT,
+        wire=kept.wire or WIRE,
+        container=kept.container or (container_of(spec.workers.template, TRAINED) or {}).get("name"),
+        encryption=kept.encryption or (None if kept.key else encryption(spec, state.observed.auto_encryption)),
+        templates=stored.templates or templates_digest(spec),
         resumed_from=resumed_run(state),
-        key=None if wire < AUTHENTICATED_WIRE else key,
+        key=key,
     )
 
 
 def templates_changed(state: JobState) -> str:
     """Why a run that was suspended does not go on; empty where its pods are what they were, wherever they are placed."""
-    kept = state.stored.pinned.templates if state.stored.pinned is not None else None
+    kept = state.stored.internal.pinned.templates if state.stored.internal.pinned is not None else None
     if state.first_seen or kept is None or kept == templates_digest(state.observed.spec):
         return ""
     return (
@@ -179,14 +174,14 @@ def encryption(spec: JobSpec, auto: str) -> str:
 
 def another_version(state: JobState) -> str:
     """Why nothing of this run is made here: it was begun by a version that this operator does not know. Empty where it does."""
+    if not state.first_seen and state.stored.shards and state.stored.internal.term is None:
+        return (
+            "this run was begun by a version whose status has no status.internal.term: what runs continues, nothing lost is replaced."
+            " Make a new job with resumeFrom"
+        )
     now = pinned(state, afresh=True)
     if now.config_format in CONFIG_FORMATS and now.wire in WIRES:
         return ""
-    if now.wire is not None and now.wire < AUTHENTICATED_WIRE:
-        return (
-            "this run began without authentication: what runs continues, nothing lost is replaced. Suspend and resume the job,"
-            " and it continues from its checkpoint with keys"
-        )
     theirs, ours = _named((now.config_format or CONFIG_FORMAT,), (now.wire or WIRE,)), _named(CONFIG_FORMATS, WIRES)
     return (
         f"this run has {theirs}, this operator serves {ours}: what runs continues, nothing lost is replaced."
@@ -198,16 +193,9 @@ def _named(config_formats: tuple[int, ...], wires: tuple[int, ...]) -> str:
     return f"config format {' or '.join(map(str, config_formats))} and wire {' or '.join(map(str, wires))}"
 
 
-def _image(state: JobState, begun: bool) -> str | None:
-    """Of the oldest process that lives, else of the oldest one; of a run that begins now it is this operator's."""
-    found = [pod for pod in state.known if pod.runtime_image] if begun else []
-    oldest = min(found, key=lambda pod: (pod.gone or pod.exit is not None, pod.created, pod.name), default=None)
-    return (oldest.runtime_image if oldest is not None else state.observed.runtime_image) or None
-
-
 def resumed_run(state: JobState) -> str | None:
     """The run from whose last checkpoint this one begins. None where it begins anew, and while that run is not known."""
-    pinned, asked = state.stored.pinned, state.observed.spec.checkpoint.resume_from
+    pinned, asked = state.stored.internal.pinned, state.observed.spec.checkpoint.resume_from
     if pinned is not None and pinned.resumed_from:
         return pinned.resumed_from
     if asked is None or asked.run:
@@ -219,7 +207,7 @@ def resumed_run(state: JobState) -> str | None:
 def waits_for_source(state: JobState) -> tuple[str, str] | None:
     """(reason, sentence) of what is in the way of a job that goes on from another one by its name; None where nothing is."""
     observed, asked = state.observed, state.observed.spec.checkpoint.resume_from
-    if asked is None or asked.job is None or (state.stored.pinned is not None and state.stored.pinned.resumed_from):
+    if asked is None or asked.job is None or (state.stored.internal.pinned is not None and state.stored.internal.pinned.resumed_from):
         return None
     source, said = observed.resume_source, f"spec.checkpoint.resumeFrom: job {asked.job}"
     if source is None:

@@ -61,7 +61,7 @@ class ProcessOutcome:
     each: bool = False
     """A rule says that it counts by itself, whatever was lost together with it."""
     rule: int | None = None
-    """Index of the rule of runPolicy.failureRules that decided; None where none did."""
+    """Index of the rule of runPolicy.podFailurePolicy.rules that decided; None where none did."""
 
 
 def outcome_of(process: Process | None) -> ProcessOutcome:
@@ -113,7 +113,8 @@ def apply_failure_rules(rules: Sequence[FailureRule], role: Role, process: Proce
     rule = rules[number]
     if rule.action == "FailJob":
         why = f"{found.cause}: {found.message}" if found.message else found.cause
-        return ProcessOutcome("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says FailJob: {why}", rule=number)
+        message = f"spec.runPolicy.podFailurePolicy.rules[{number}] says FailJob: {why}"
+        return ProcessOutcome("fatal", "PodFailurePolicy", message=message, rule=number)
     return replace(found, counted=rule.action == "Count", each=rule.per == "Process", rule=number)
 
 
@@ -136,8 +137,8 @@ def _meets(rule: FailureRule, role: Role, process: Process | None, found: Proces
         rule.role in ("any", role)
         and (codes is None or (exit is not None and (code in codes.values) == (codes.operator == "In")))
         and (not rule.on_pod_conditions or any((it.type, it.status) in conditions for it in rule.on_pod_conditions))
-        and (not rule.signals or (exit is not None and signal in rule.signals))
-        and (not rule.reasons or found.cause in rule.reasons)
+        and (not rule.on_signals or (exit is not None and signal in rule.on_signals))
+        and (not rule.on_reasons or found.cause in rule.on_reasons)
     )
 
 

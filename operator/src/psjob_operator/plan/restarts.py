@@ -58,7 +58,7 @@ class RestartDecision:
     afresh: bool
     """First sight or resumption: nothing failed."""
     volume_group: int | None
-    """Of status.placement."""
+    """Of status.internal.placedTerm."""
     moving: bool
     """The shards go elsewhere, all of them."""
     rests_on_absence: bool
@@ -124,8 +124,8 @@ def _decide(state: JobState, afresh: bool) -> RestartDecision:
     attempts = list(state.attempts)
     for seat in shards:
         attempts[seat.index] = max([attempts[seat.index], *(pod.number for pod in state.ahead if _sits(pod.role, pod.index, seat))]) + 1
-    view = state.stored.view or 0
-    start = state.stored.workers.start
+    view = state.stored.internal.term or 0
+    start = state.stored.internal.worker_start
     workers = [seat for seat in raised if seat.role == "worker"]
     if workers:
         met = (min(seat.outcome.fenced_by, start + MOST_RISE) for seat in workers)
@@ -135,7 +135,7 @@ def _decide(state: JobState, afresh: bool) -> RestartDecision:
     view = max([view, *(min(seat.outcome.fenced_by, view + MOST_RISE) for seat in shards)]) + 1 if shards else view
     return RestartDecision(
         view=view,
-        volume_group=view if moving or (afresh and shards) else state.stored.placement,
+        volume_group=view if moving or (afresh and shards) else state.stored.internal.placed_term,
         moving=moving,
         attempts=tuple(attempts),
         start=start,
@@ -148,13 +148,13 @@ def _decide(state: JobState, afresh: bool) -> RestartDecision:
 
 def unchanged(state: JobState) -> RestartDecision:
     """No number changes, but for the view where the run does: the API server asks it of a writer that takes a status over."""
-    view = state.stored.view or 0
+    view = state.stored.internal.term or 0
     return RestartDecision(
         view=view + 1 if view and state.first_seen else view,
-        volume_group=state.stored.placement,
+        volume_group=state.stored.internal.placed_term,
         moving=False,
         attempts=state.attempts,
-        start=state.stored.workers.start,
+        start=state.stored.internal.worker_start,
         raised=(),
         held=(),
         afresh=False,
@@ -367,7 +367,7 @@ def tally_failures(failures: Iterable[Failing], known: Incident | None, start: i
 def counting(state: JobState, seats: Iterable[Seat]) -> Tally:
     """What the failures among `seats` add to the counts of the job."""
     counted = (failing(seat, state.now) for seat in seats if seat.outcome.counted)
-    return tally_failures(counted, state.stored.restarts.last_incident, state.stored.workers.start)
+    return tally_failures(counted, state.stored.restarts.last_incident, state.stored.internal.worker_start)
 
 
 def of_last_incident(state: JobState, seat: Seat) -> bool:

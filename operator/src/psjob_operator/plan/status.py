@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from psjob_operator.api.status import (
     LARGEST,
+    Internal,
     Interruption,
     JobStatus,
     Phase,
@@ -107,11 +108,17 @@ def describe(
             {**beside, **said, **_checkpoint_said(state), **_contended_said(state)}, stored.conditions, generation, state.now
         ),
         run=state.observed.uid,
-        pinned=pods.pinned(state, decision.afresh),
-        view=decision.view or None,
-        placement=decision.volume_group,
+        internal=Internal(
+            term=decision.view or None,
+            placed_term=decision.volume_group,
+            worker_start=decision.start,
+            pending_starts=starts_text(_pending(state, decision)),
+            pinned=pods.pinned(state, decision.afresh),
+        ),
         shards=_shards(state, decision),
-        roles=(_role("shard", state.shards, decision), _role("worker", state.workers, decision)),
+        roles=(_role("shard", state.shards, decision), workers := _role("worker", state.workers, decision)),
+        replicas=workers.active,
+        selector=None if state.observed.one_machine else objects.worker_selector(state.observed),
         shards_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.shards)}/{spec.shards.replicas}",
         workers=_workers(state, decision, troubles),
         workers_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.workers)}/{spec.workers.replicas}",
@@ -146,7 +153,7 @@ def recovering(state: JobState, decision: RestartDecision) -> str:
 def _why(seat: Seat) -> str:
     """The cause, and the rule that decided whether it counts."""
     cause = seat.outcome.cause or "Finished"
-    return cause if seat.outcome.rule is None else f"{cause}, failureRules[{seat.outcome.rule}]"
+    return cause if seat.outcome.rule is None else f"{cause}, podFailurePolicy.rules[{seat.outcome.rule}]"
 
 
 def _role(name: Role, seats: Sequence[Seat], decision: RestartDecision) -> RoleStatus:
@@ -186,8 +193,6 @@ def _workers(state: JobState, decision: RestartDecision, troubles: tuple[Trouble
     return WorkersStatus(
         desired=state.observed.spec.workers.replicas,
         ready=sum(seat.outcome.kind == "running" and not decision.is_raised(seat) for seat in state.workers),
-        start=decision.start,
-        pending_starts=starts_text(_pending(state, decision)),
         succeeded_indexes=index_text(seat.index for seat in state.workers if seat.outcome.kind == "done"),
         problems=tuple(
             WorkerProblem(index=it.seat.index, pod=decision.name(job, it.seat), reason=it.reason, message=short(it.message))
@@ -384,14 +389,13 @@ def _core(status: JobStatus) -> Any:
         status.observed_generation,
         status.phase,
         status.run,
-        status.pinned,
-        status.view,
+        (status.internal.pinned, status.internal.term, status.internal.worker_start),
         status.start_time,
         status.completion_time,
         status.restarts,
         (status.interruption, status.last_recovery),
         tuple((shard.index, shard.attempt) for shard in status.shards),
-        (status.workers.desired, status.workers.start, status.workers.failed_indexes),
+        (status.workers.desired, status.workers.failed_indexes),
         tuple((problem.index, problem.reason) for problem in status.workers.problems),
         tuple((it.type, it.status, it.reason, it.observed_generation) for it in _plain(status)),
         [it.reason for it in status.conditions if it.type in TOLD and it.reason in LEAVING],
@@ -409,7 +413,7 @@ def _counters(status: JobStatus) -> Any:
         status.workers_ready,
         tuple(stage.workers_ready for stage in status.stages or ()),
         workers.ready,
-        workers.pending_starts,
+        status.internal.pending_starts,
         workers.succeeded_indexes,
         tuple((shard.state, shard.pod) for shard in status.shards),
         tuple(problem.pod for problem in workers.problems),

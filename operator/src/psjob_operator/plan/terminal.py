@@ -214,5 +214,6 @@ def _status(state: JobState, ending: Ending) -> JobStatus:
     said = conditions.complete(ending.reason, ending.message) if done else conditions.failed(ending.reason, ending.message)
     status = describe(state, unchanged(state), ending.phase, said)
     lost = [] if done else [seat.index for seat in state.workers if seat.outcome.kind in ("lost", "fatal")]
-    workers = status.workers.model_copy(update={"failed_indexes": index_text(lost), "pending_starts": ""})
-    return status.model_copy(update={"workers": workers, "completion_time": stamp(state.now)})
+    workers = status.workers.model_copy(update={"failed_indexes": index_text(lost)})
+    internal = status.internal.model_copy(update={"pending_starts": ""})
+    return status.model_copy(update={"workers": workers, "internal": internal, "completion_time": stamp(state.now)})

@@ -183,7 +183,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": objects.config_name(job.name)}}]
-    if job.spec.injection == "auto":
+    if job.spec.injection == "Auto":
         inject(spec, container, process.pinned.runtime_image or "", asks_nothing)
     else:
         spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]
@@ -209,7 +209,7 @@ def pod_environment(job: ConfigSource, process: CreateProcess, ending: str | Non
         values[contract.ENV_START] = str(process.number)
     else:
         values[contract.ENV_ATTEMPT] = str(process.number)
-        values[contract.ENV_VIEW] = str(process.view)
+        values[contract.ENV_TERM] = str(process.view)
         values[contract.ENV_CHECKPOINTS] = CHECKPOINTS
         if process.checkpoint_known:
             values[contract.ENV_MIN_STEP] = "1"

@@ -1,6 +1,6 @@
 """Clipping of the mean gradient over all workers, as DDP clips it, and not of a worker's own.
 
-`training.maxGradNorm`, `psjob.clip_grad_norm_` and, once a model is attached, torch's own functions for its parameters mean the same.
+`training.sync.maxGradNorm`, `psjob.clip_grad_norm_` and, once a model is attached, torch's own functions for its parameters mean the same.
 
 Several optimizers may be clipped by one norm, as the whole model's with Muon and AdamW. The norm is that of all their mean gradients, so
 the first of their steps pushes them all. Where the shards step, they update all of these parameters then. Where the workers step, each
@@ -332,7 +332,7 @@ def _told(pairs: Sequence[Pair], parameters: Sequence[torch.Tensor], there: Coll
         whole = sum(p.grad is not None for p in parameters)
         return (
             f"{len(there)} of the {whole} parameters of a step, whose mean gradient is clipped as a whole; give it model.parameters(), or "
-            "set spec.training.maxGradNorm"
+            "set spec.training.sync.maxGradNorm"
         )
     return (
         f"{len(there)} parameters, which are a part of what an attached optimizer has, or are in two of them. The mean gradient of a step "

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from psjob import contract
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 
@@ -108,7 +107,6 @@ _PROCESSES: Final = (
     Clash(
         ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, asked=lambda asked: bool(asked.rows or asked.sums), job=_several
     ),
-    Clash("training.mode local", _SEVERAL, "take another mode" + _ONE, job=lambda job: _several(job) and job.mode == "local"),
     Clash(
         "{asked.library}", _SEVERAL, "train with a plain loop" + _ONE, "it makes a process group of all of them",
         lambda asked: bool(asked.library), _several,
@@ -126,7 +124,7 @@ _SEVERAL_PAIRS: Final = (
     Clash("training.mode local", _PAIRS, _ONE_PAIR, asked=lambda asked: asked.pairs > 1, job=lambda job: job.mode == "local"),
 )  # fmt: skip
 
-_REDUCTION: Final = "training.reduction {job.reduction}"
+_REDUCTION: Final = "training.sync.reduction {job.reduction}"
 
 
 def _compares(job: Config) -> bool:
@@ -146,7 +144,7 @@ _TABLES: Final = (
         lambda job: job.mode not in ("sync", "bounded", "async"),
     ),
     Clash(
-        "ps.Table {asked.sums}", "training.backupWorkers {job.backup_workers}", "leave backupWorkers out",
+        "ps.Table {asked.sums}", "training.sync.backupWorkers {job.backup_workers}", "leave backupWorkers out",
         "a step may leave a push out, and with it what the table was given", lambda asked: bool(asked.sums),
         lambda job: job.backup_workers > 0,
     ),
@@ -156,7 +154,7 @@ _TABLES: Final = (
         lambda asked: bool(asked.rows), _compares,
     ),
     Clash(
-        "training.maxGradNorm", "rows of {asked.rows}{asked.sums} on the shards", "leave maxGradNorm out",
+        "training.sync.maxGradNorm", "rows of {asked.rows}{asked.sums} on the shards", "leave maxGradNorm out",
         "the norm is that of the other gradients only",
         lambda asked: bool(asked.rows or asked.sums), lambda job: job.max_grad_norm is not None,
     ),
@@ -164,42 +162,16 @@ _TABLES: Final = (
 
 _MODES: Final = (
     Clash(
-        "training.maxGradNorm", "training.mode {job.mode}", "take mode sync, or leave maxGradNorm out",
-        "it clips the mean gradient of all workers", job=lambda job: job.max_grad_norm is not None and job.mode != "sync",
-    ),
-    Clash(
-        "training.maxGradNorm", "training.backupWorkers {job.backup_workers}", "leave one of them out",
-        "it clips the mean gradient of all workers", job=lambda job: job.max_grad_norm is not None and job.backup_workers > 0,
-    ),
-    Clash(
         _REDUCTION, "training.compression.push {job.compression.push}",
-        "take compression none, bf16, fp16 or int8, or training.reduction mean or sum",
+        "take compression none, bf16, fp16 or int8, or training.sync.reduction mean or sum",
         "it compares the pushes of all ranks element by element, and most elements may be left out",
         job=lambda job: _compares(job) and job.compression.push in ("topk", "randomk", "auto"),
-    ),
-    Clash(
-        "training.updateAt {job.update_at}", "training.mode local", "leave updateAt out",
-        "the optimizer steps on the workers, and an outer rule on the shards",
-        job=lambda job: job.mode == "local" and job.update_at is not None,
-    ),
-    Clash(
-        "training.updateRule {job.update_rule}", "training.mode local", "leave updateRule out",
-        "the optimizer steps on the workers, and an outer rule on the shards",
-        job=lambda job: job.mode == "local" and job.update_rule not in (None, contract.ASYNC_OUTER_RULE),
-    ),
-    Clash(
-        "training.updateRule {job.update_rule}", "training.local.quorum and graceSeconds", "leave quorum and graceSeconds out",
-        "with it no round waits for others",
-        job=lambda job: job.mode == "local" and job.update_rule is not None and bool(job.local.quorum or job.local.grace_seconds),
-    ),
-    Clash(
-        "training.updateRule {job.update_rule}", "training.mode {job.mode}", "take training.mode async, or leave updateRule out",
-        "it takes one worker's push at a time", job=lambda job: job.update_rule is not None and job.mode not in ("async", "local"),
     ),
 )  # fmt: skip
 
 STAGES: Final = "a job of stages"
-PIPEDREAM_NORM: Final = "training.pipeline.schedule pipedream, whose last stage would wait for the first one's gradient of each step"
+PIPEDREAM: Final = "training.pipeline.schedule pipedream"
+PIPEDREAM_NORM: Final = "the last stage would wait for the first one's gradient of each step"
 PIPEDREAM_TAKE: Final = "take schedule: flush or 2bw, or clip_grad_value_"
 
 
@@ -211,10 +183,6 @@ _STAGES: Final = (
     Clash("attach(…, name=…)", STAGES, "leave name out", "such a job trains one model", lambda asked: asked.named, _staged()),
     Clash(OVERLAP, STAGES, "leave overlap out", asked=lambda asked: asked.overlap, job=_staged()),
     Clash("several attached optimizers", STAGES, "attach one optimizer", asked=lambda asked: asked.pairs > 1, job=_staged()),
-    Clash("training.mode {job.mode}", STAGES, "take sync", job=_staged(lambda job: job.mode != "sync")),
-    Clash("training.backupWorkers", STAGES, "leave it out", job=_staged(lambda job: job.backup_workers > 0)),
-    Clash("training.updateAt worker", STAGES, "take shard", job=_staged(lambda job: job.update_at == "worker")),
-    Clash("training.reduction {job.reduction}", STAGES, "take mean", job=_staged(lambda job: job.reduction != "mean")),
     Clash(
         "training.nonFinite skip", STAGES, "leave it out", "a stage would skip a step that another one makes",
         job=_staged(lambda job: job.non_finite == "skip"),
@@ -231,7 +199,7 @@ _STAGES: Final = (
         job=_staged(lambda job: job.lr_scaling != "none"),
     ),
     Clash(
-        "training.maxGradNorm", PIPEDREAM_NORM, PIPEDREAM_TAKE,
+        "training.sync.maxGradNorm", PIPEDREAM, PIPEDREAM_TAKE, PIPEDREAM_NORM,
         job=_staged(lambda job: job.max_grad_norm is not None and job.schedule == "pipedream"),
     ),
     Clash(

@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from psjob.api.compatibility import PIPEDREAM_NORM, PIPEDREAM_TAKE
+from psjob.api.compatibility import PIPEDREAM, PIPEDREAM_NORM, PIPEDREAM_TAKE
 from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.lazy import FirstValues, give_memory
-from psjob.pipeline.parts import StagePart
 from psjob.pipeline.schedule import TrainingWay, check_shared
+from psjob.pipeline.stage import StagePart
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip
@@ -101,10 +101,10 @@ def clip_problem(job: Config, clip: Clip) -> str | None:
     if not job.stages or clip.norm == job.max_grad_norm:
         return None
     if job.schedule == "pipedream":
-        return f"clip_grad_norm_ in a job of stages does not go with {PIPEDREAM_NORM}; {PIPEDREAM_TAKE}"
+        return f"clip_grad_norm_ in a job of stages does not go with {PIPEDREAM}: {PIPEDREAM_NORM}; {PIPEDREAM_TAKE}"
     return (
         f"clip_grad_norm_ with max_norm {clip.norm:g} in a job of stages, whose workers must all clip alike; "
-        f"set spec.training.maxGradNorm: {clip.norm:g}, which clips every step"
+        f"set spec.training.sync.maxGradNorm: {clip.norm:g}, which clips every step"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which view a run's folder belongs to: CLAIM-<view>, created once, never written again."""
+"""Which term a run's folder belongs to: CLAIM-<term>, created once, never written again."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ RESERVE_BYTES = 16384
 """Room for a claim and what a file system needs beside it."""
 
 
-def claim(folder: Path, view: int, owner: str) -> bool:
-    """Claim `view` for the pod `owner`, durably; True when new, False when it was ours already.
+def claim(folder: Path, term: int, owner: str) -> bool:
+    """Claim `term` for the pod `owner`, durably; True when new, False when it was ours already.
 
-    Creates the folder where absent. Raises Fenced where a higher view is claimed, or this one by another; CheckpointProblem
+    Creates the folder where absent. Raises Fenced where a higher term is claimed, or this one by another; CheckpointProblem
     where the folder cannot be written.
     """
     disk.make_folder(folder)
-    check(folder, view, owner)
-    body = json.dumps({"view": view, "owner": owner}).encode()
+    check(folder, term, owner)
+    body = json.dumps({"view": term, "owner": owner}).encode()
     try:
-        new = _create(folder, view, body)
+        new = _create(folder, term, body)
     except CheckpointProblem as problem:
         if not problem.full or not _release(folder):
             raise
-        new = _create(folder, view, body)
+        new = _create(folder, term, body)
     if new:
         disk.sync_folder(folder)
-    check(folder, view, owner)
+    check(folder, term, owner)
     _reserve(folder)
     return new
 
 
-def _create(folder: Path, view: int, body: bytes) -> bool:
+def _create(folder: Path, term: int, body: bytes) -> bool:
     """Write the claim; False where there is one. One that was not written whole is removed: it would be nobody's."""
-    path = folder / _file(view)
+    path = folder / _file(term)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -87,43 +87,43 @@ def _release(folder: Path) -> bool:
     return True
 
 
-def check(folder: Path, view: int, owner: str | None = None) -> None:
-    """Raise Fenced where a higher view than `view` is claimed, or `view` itself by another pod than `owner`."""
+def check(folder: Path, term: int, owner: str | None = None) -> None:
+    """Raise Fenced where a higher term than `term` is claimed, or `term` itself by another pod than `owner`."""
     found = highest(folder)
-    if found is None or found[0] < view:
+    if found is None or found[0] < term:
         return
-    if found[0] > view:
-        raise Fenced(f"view {found[0]} of this run is claimed by {found[1] or 'another pod'}; this is view {view}", found[0])
+    if found[0] > term:
+        raise Fenced(f"term {found[0]} of this run is claimed by {found[1] or 'another pod'}; this is term {term}", found[0])
     if owner is not None and found[1] != owner:
-        raise Fenced(f"view {view} of this run is claimed by {found[1] or 'another pod'}; this is {owner}", view)
+        raise Fenced(f"term {term} of this run is claimed by {found[1] or 'another pod'}; this is {owner}", term)
 
 
 def highest(folder: Path) -> tuple[int, str] | None:
-    """(view, owner) of the highest claim, or None. The owner is empty where its process died while claiming."""
+    """(term, owner) of the highest claim, or None. The owner is empty where its process died while claiming."""
     try:
         named = (int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
-        views = [view for view in named if view <= MOST_NUMBER]  # no process has a higher one: such a file is a stranger's
+        terms = [term for term in named if term <= MOST_NUMBER]  # no process has a higher one: such a file is a stranger's
     except FileNotFoundError:
         return None
     except OSError as error:
         raise explain(error, "list the folder", folder) from error
-    if not views:
+    if not terms:
         return None
-    return max(views), _owner(folder / _file(max(views)))
+    return max(terms), _owner(folder / _file(max(terms)))
 
 
-def prune(folder: Path, view: int) -> None:
-    """Remove claims below `view` once it is claimed itself: nobody looks at any but the highest. What cannot be removed stays."""
+def prune(folder: Path, term: int) -> None:
+    """Remove claims below `term` once it is claimed itself: nobody looks at any but the highest. What cannot be removed stays."""
     with contextlib.suppress(OSError):
         names = os.listdir(folder)
-        for name in names if _file(view) in names else ():
+        for name in names if _file(term) in names else ():
             match = _NAME.fullmatch(name)
-            if match is not None and int(match[1]) < view:
+            if match is not None and int(match[1]) < term:
                 os.unlink(folder / name)
 
 
-def _file(view: int) -> str:
-    return f"CLAIM-{view:06d}"
+def _file(term: int) -> str:
+    return f"CLAIM-{term:06d}"
 
 
 def _owner(path: Path) -> str:

@@ -1,10 +1,10 @@
 """The manifest of a checkpoint: its rename is the commit, and what it lists is all that exists.
 
-A reader takes the highest valid (view, step) of its run; damage means the one before it. Of tables of rows it says their specs, who had
+A reader takes the highest valid (term, step) of its run; damage means the one before it. Of tables of rows it says their specs, who had
 which buckets, and each shard's chain of files. Of workers a checkpoint holds their resume records, and what rank 0 gave when the run
 began.
 
-`sweep_orphans` removes what void cuts and earlier lives have left in a run's folder.
+`sweep_orphans` removes what void snapshots and earlier lives have left in a run's folder.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One consistent cut of all shards and workers. `step` is the sync step, in async the lowest clock."""
+    """One consistent snapshot of all shards and workers. `step` is the sync step, in async the lowest clock."""
 
     run: str
-    view: int
+    term: int
     step: int
     mode: str
     final: bool
@@ -152,7 +152,7 @@ class Manifest:
     @property
     def name(self) -> str:
         """The file's name."""
-        return f"manifest-v{self.view:06d}-s{self.step:012d}.json"
+        return f"manifest-v{self.term:06d}-s{self.step:012d}.json"
 
     @property
     def bytes(self) -> int:
@@ -175,22 +175,22 @@ class Manifest:
 def commit(folder: Path, made: Manifest, owner: str | None = None) -> Path:
     """Make `made` the run's newest checkpoint; its files must be written. Returns the manifest's path.
 
-    Raises CheckpointProblem, and Fenced where a higher view (or this one by another pod than `owner`) has claimed the run. That is seen
-    before the rename, or after it, when the newer view may not have seen this manifest.
+    Raises CheckpointProblem, and Fenced where a higher term (or this one by another pod than `owner`) has claimed the run. That is seen
+    before the rename, or after it, when the newer term may not have seen this manifest.
     """
-    claim.check(folder, made.view, owner)
+    claim.check(folder, made.term, owner)
     raw = encode(made)
     if len(raw) > MAX_BYTES:
         raise CheckpointProblem(f"manifest {made.name} would have {len(raw)} bytes, at most {MAX_BYTES} are allowed")
     disk.write_whole(folder, made.name, [raw])
-    claim.check(folder, made.view, owner)
+    claim.check(folder, made.term, owner)
     return folder / made.name
 
 
 def newest(
     folder: Path, run: str | None, whole: bool = True, passed: Set[str] = frozenset(), also: Callable[[Manifest], None] = lambda made: None
 ) -> tuple[Manifest | None, list[str]]:  # fmt: skip
-    """The highest (view, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
+    """The highest (term, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
 
     Not `whole`: its files need only be there, with their sizes; who reads one checks the bytes. Names in `passed` are not taken, nor those
     for which `also` raises CheckpointProblem. The second value says, one sentence each, what was passed over on the way.
@@ -240,29 +240,29 @@ def read(folder: Path, name: str) -> Manifest:
         raise CheckpointProblem(f"{name[:80]!r} is no manifest's name")
     made = decode(disk.read_small(folder / name, MAX_BYTES), name)
     if made.name != name:
-        raise Damage(name, "a manifest of that view and step", f"{made.name}")
+        raise Damage(name, "a manifest of that term and step", f"{made.name}")
     return made
 
 
 def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
     """Remove this run's manifests beyond the `keep` newest, then what no manifest lists any more; returns what was to go.
 
-    Kept are final manifests, whatever is of another run, of a higher view or of a later cut than `newest`'s. Raises Fenced first
-    where a higher view has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
+    Kept are final manifests, whatever is of another run, of a higher term or of a later snapshot than `newest`'s. Raises Fenced first
+    where a higher term has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
     """
-    claim.check(folder, newest.view)
-    claim.prune(folder, newest.view)
+    claim.check(folder, newest.term)
+    claim.prune(folder, newest.term)
     kept: list[Manifest] = []
     gone: list[str] = []
     ordinary = 0
-    for view, step, name in reversed(listing(folder)):
+    for term, step, name in reversed(listing(folder)):
         try:
             made = read(folder, name)
         except CheckpointProblem:
-            if kept and (view, step) < (newest.view, newest.step):
+            if kept and (term, step) < (newest.term, newest.step):
                 gone.append(name)
             continue
-        if made.run == newest.run and not made.final and (view, step) <= (newest.view, newest.step):
+        if made.run == newest.run and not made.final and (term, step) <= (newest.term, newest.step):
             ordinary += 1
             if ordinary > max(1, keep):
                 gone.append(name)
@@ -285,24 +285,24 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
 def _leftovers(folder: Path, kept: list[Manifest], newest: Manifest) -> list[str]:
     """Data and temp files that are older than `newest`'s own and in no manifest that is kept."""
     listed = {fact.name for made in kept for fact in made.listed()}
-    limit = max((age for fact in newest.listed() if (age := age_of(fact.name)) is not None), default=(newest.view, -1))
+    limit = max((age for fact in newest.listed() if (age := age_of(fact.name)) is not None), default=(newest.term, -1))
     found = []
     for name in sorted(os.listdir(folder)):
         plain = name.removesuffix(disk.TEMP)
         age, match = age_of(plain), _NAME.fullmatch(plain)
         old = age is not None and age < limit
-        stale = match is not None and plain != name and (int(match[1]), int(match[2])) < (newest.view, newest.step)
+        stale = match is not None and plain != name and (int(match[1]), int(match[2])) < (newest.term, newest.step)
         if (old or stale) and name not in listed:
             found.append(name)
     return found
 
 
 def encode(made: Manifest) -> bytes:
-    """JSON with the sha256 of all else inside."""
+    """JSON with the sha256 of all else inside. The term is stored as `view`, as older checkpoints have it; file names have `v`."""
     body: dict[str, Any] = {
         "format": made.format,
         "run": made.run,
-        "view": made.view,
+        "view": made.term,
         "step": made.step,
         "mode": made.mode,
         "final": made.final,
@@ -363,7 +363,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     facts = tuple(FileFact.from_json(fact) for fact in body["files"])
     made = Manifest(
         run=_text(body["run"]),
-        view=_count(body["view"]),
+        term=_count(body["view"]),
         step=_count(body["step"]),
         mode=_text(body["mode"]),
         final=body["final"] is True,
@@ -432,7 +432,7 @@ def _consistent(made: Manifest) -> None:
 
 
 def listing(folder: Path) -> list[tuple[int, int, str]]:
-    """(view, step, name) of all manifests, lowest first."""
+    """(term, step, name) of all manifests, lowest first."""
     try:
         names: Iterable[str] = os.listdir(folder)
     except FileNotFoundError:
@@ -443,7 +443,7 @@ def listing(folder: Path) -> list[tuple[int, int, str]]:
 
 
 def age_of(name: str) -> tuple[int, int] | None:
-    """(view, cut) of a data file, from its name `v<view>-c<cut>-…`."""
+    """(term, snapshot) of a data file, from its name `v<term>-c<snapshot>-…`."""
     match = re.match(r"v(\d{6,18})-c(\d{6,18})-", name)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -477,13 +477,13 @@ def _count(value: object, most: int = 1 << 63) -> int:
     return value
 
 
-def sweep_orphans(folder: Path, view: int, before: int) -> list[str]:
-    """Remove what cuts below number `before` have left and no manifest lists, of whatever view; returns what was to go.
+def sweep_orphans(folder: Path, term: int, before: int) -> list[str]:
+    """Remove what snapshots below number `before` have left and no manifest lists, of whatever term; returns what was to go.
 
     Nothing is removed where a manifest cannot be read, for what it lists is not known, and where the folder holds another run too. Raises
-    Fenced where a higher view than `view` has claimed the run, CheckpointProblem where the folder cannot be listed.
+    Fenced where a higher term than `term` has claimed the run, CheckpointProblem where the folder cannot be listed.
     """
-    claim.check(folder, view)
+    claim.check(folder, term)
     listed: set[str] = set()
     runs: set[str] = set()
     for _, _, name in listing(folder):

@@ -175,7 +175,7 @@ class Place:
     index: int
     run: str
     number: int
-    view: int
+    term: int
     rewinds: int
     pod: str
     config: Config
@@ -233,7 +233,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         problems.append(f"{contract.ENV_ROLE} is {role!r}, expected worker or shard")
     index = number(contract.ENV_INDEX, None, 0)
     count = number(contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START, None, 1)
-    view = number(contract.ENV_VIEW, 0, 0)
+    term = number(contract.ENV_TERM, 0, 0)
     rewinds = number(contract.ENV_REWINDS, 0, 0)
     min_step = number(contract.ENV_MIN_STEP, 0, 0)
     run = environ.get(contract.ENV_RUN, "")
@@ -267,7 +267,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     if problems or config is None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
-        role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
+        role, index, run, count, term, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
         environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting, local,
         sockets,
     )  # fmt: skip

@@ -94,11 +94,11 @@ class Own:
             made = self.function(list(pushes))
         except (Exception, SystemExit) as error:  # whoever ends a thread of the shard's leaves its workers waiting
             raise ReductionProblem(
-                f"training.reduction {self.name} failed on {given}: {type(error).__name__}: {str(error)[:300]}"
+                f"training.sync.reduction {self.name} failed on {given}: {type(error).__name__}: {str(error)[:300]}"
             ) from None
         if not isinstance(made, type(out)) or made.dtype != out.dtype or made.shape != out.shape:
             what = f"{arrays.dtype_of(made)} {list(made.shape)}" if isinstance(made, type(out)) else f"a {type(made).__name__}"
-            raise ReductionProblem(f"training.reduction {self.name} made {what} of {given}; it must return a tensor like each of them")
+            raise ReductionProblem(f"training.sync.reduction {self.name} made {what} of {given}; it must return a tensor like each of them")
         arrays.put(out, made)
 
 
@@ -115,11 +115,11 @@ def named(name: str) -> Reduction:
         found = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:
         raise ReductionProblem(
-            f"training.reduction {name} cannot be imported: {type(error).__name__}: {str(error)[:300]}; shards look in their "
+            f"training.sync.reduction {name} cannot be imported: {type(error).__name__}: {str(error)[:300]}; shards look in their "
             "working folder, on PYTHONPATH and among installed packages"
         ) from None
     if not callable(found):
-        raise ReductionProblem(f"training.reduction {name} is a {type(found).__name__}; it must be a function of a list of tensors")
+        raise ReductionProblem(f"training.sync.reduction {name} is a {type(found).__name__}; it must be a function of a list of tensors")
     return _tried(Own(name, found))
 
 
@@ -134,14 +134,14 @@ def _tried(own: Own) -> Own:
     own(pushes, whole)
     if [push.tolist() for push in pushes] != [list(push) for push in _TRIAL]:
         raise ReductionProblem(
-            f"training.reduction {own.name} writes to the pushes that it is given; it must return a tensor and leave them"
+            f"training.sync.reduction {own.name} writes to the pushes that it is given; it must return a tensor and leave them"
         )
     for at in range(len(whole)):
         own([push[at : at + 1] for push in pushes], one)
         if not torch.allclose(one, whole[at : at + 1], equal_nan=True):
             raise ReductionProblem(
-                f"training.reduction {own.name} does not work by element: element {at} of three pushes comes to {float(whole[at]):g} among "
-                f"others and to {float(one):g} by itself. A block is any part of the model, so no element may look at another"
+                f"training.sync.reduction {own.name} does not work by element: element {at} of three pushes comes to {float(whole[at]):g} "
+                f"among others and to {float(one):g} by itself. A block is any part of the model, so no element may look at another"
             )
     own(pushes[:1], whole)  # as when one rank is left
     return own

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from psjob import contract
-from psjob.process import limits, supervise
+from psjob.process import supervise, system
 from psjob.process.config import Place, place
 from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard import keeper
@@ -55,7 +55,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     supervise.guard()
     try:
         here = _checked(place())
-        files = limits.open_files(here.config.workers, here.config.streams, len(here.config.shards))
+        files = system.open_files(here.config.workers, here.config.streams, len(here.config.shards))
     except Refused as refused:
         exit_refused(str(refused))
         raise
@@ -67,7 +67,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
-    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES), GREETING_BYTES)
+    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - system.OWN_FILES), GREETING_BYTES)
     if held is None:
         announce(here)
 
@@ -80,7 +80,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     from psjob.shard.status_server import last_words, serve_status
 
     assert here.checkpoints is not None
-    stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
+    stuck = f"training.sync.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
     try:
         with refused_after(TRIAL_SECONDS, stuck):
             server = Server(here, here.checkpoints / here.run, keeping)
@@ -144,8 +144,8 @@ def _checked(found: Place | None) -> Place:
         raise Refused("python -m psjob.shard is started by the operator or by `psjob run`, not by hand")
     if found.checkpoints is None:
         raise Refused(f"{contract.ENV_CHECKPOINTS} is not set: a shard needs a folder for its checkpoints")
-    if found.view < 1:
-        raise Refused(f"{contract.ENV_VIEW} is not set")
+    if found.term < 1:
+        raise Refused(f"{contract.ENV_TERM} is not set")
     return found
 
 

@@ -1,9 +1,9 @@
 """Who comes in: each stream proves whose it is, also before this process has imported torch; then it goes to the server.
 
-A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older view
+A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older term
 hears of it at once and restarts while this shard still imports and restores. All others wait at the acceptor.
 
-While torch is imported, which takes seconds, a shard tells the coordinator that it comes back with a new view. The others can rewind
+While torch is imported, which takes seconds, a shard tells the coordinator that it comes back with a new term. The others can rewind
 their workers meanwhile. It is only a hint: if it is lost, the real hello says the same later.
 """
 
@@ -28,13 +28,13 @@ from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
 
 
 def hello_body(
-    index: int, attempt: int, view: int, serving: bool, recovery: int, mode: str = "", carried: int | None = 0, early: bool = False
+    index: int, attempt: int, term: int, serving: bool, recovery: int, mode: str = "", carried: int | None = 0, early: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its view while it still starts.
+    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its term while it still starts.
 
     `carried` is the last order that it carried out, where the coordinator decides; None: one broke off.
     """
-    return {"role": "shard", "index": index, "attempt": attempt, "view": view, "serving": serving, "recovery": recovery,
+    return {"role": "shard", "index": index, "attempt": attempt, "term": term, "serving": serving, "recovery": recovery,
             "mode": mode, "carried": carried, "early": early}  # fmt: skip
 
 
@@ -46,11 +46,11 @@ def announce(here: Place) -> None:
     if here.index == 0 or here.number == 1:
         return
     peer = here.config.shards[0]
-    header = Header(Kind.HELLO, run=run_digest(here.run), view=here.view, attempt=here.number, worker=-1 - here.index)
+    header = Header(Kind.HELLO, run=run_digest(here.run), term=here.term, attempt=here.number, worker=-1 - here.index)
     try:
         for stream in tcp.connect(peer.host, peer.port, SECONDS):
             greet(stream, here, 0, SECONDS)
-            stream.send_json(header, hello_body(here.index, here.number, here.view, False, 0, early=True))
+            stream.send_json(header, hello_body(here.index, here.number, here.term, False, 0, early=True))
             stream.close()
             return
     except (OSError, WireError):
@@ -100,13 +100,13 @@ class Acceptor:
         """One stream, from its handshake to its end. A stranger or a broken rule gets one ERROR and is closed."""
         try:
             peer = yield from admit(
-                stream, self._key, ShardIdentity(self.here.index, self.here.number, self.here.view), self.here.encryption
+                stream, self._key, ShardIdentity(self.here.index, self.here.number, self.here.term), self.here.encryption
             )
             stream.known()
             with self._beginning(peer, stream):
                 header, hello = yield from self._hello(peer, stream)
                 if self._meet is None and self._must_rewind(hello):
-                    stream.put_frame(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
+                    stream.put_frame(Header(Kind.REWIND, run=self.run, term=self.here.term, attempt=self.here.number))
                     return None
                 meet = yield from self._opened(stream)
             apart = yield from meet(stream, header, hello)
@@ -189,12 +189,12 @@ class Acceptor:
         self.refused(stream, error if shaped else WireError(f"a frame's body is not in shape: {error!r}"))
 
     def _must_rewind(self, hello: dict[str, Any]) -> bool:
-        older = int(hello.get("view", 0)) < self.here.view
+        older = int(hello.get("term", 0)) < self.here.term
         return hello.get("role") == "worker" and self._together and not hello.get("fresh") and older
 
     def _answer_error(self, stream: NonBlockingStream, error: Exception) -> None:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
-        stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.here.view, attempt=self.here.number), raw)
+        stream.put_frame(Header(Kind.ERROR, run=self.run, term=self.here.term, attempt=self.here.number), raw)
 
 
 def _check(peer: Peer, header: Header, hello: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ HEADER: Final = (
         "worker": "the rank whose key has proven the stream",
         "start": "the start that this key is of",
         "rewinds": "that of the stream's hello; a lower one than the rank had is refused",
-        "view": "the shard's view, where all workers rewind together; elsewhere it is not read",
+        "term": "the shard's term, where all workers rewind together; elsewhere it is not read",
         "table": "a table of the job",
         "block": "a block of the shard, which the worker's stage uses",
         "codec": "one that the manifest allows and the hello offered",
@@ -100,8 +100,8 @@ HELLO: Final = (
     *_fields("HELLO", Belief.OWN, {
         "fresh": "the process has no place yet. In sync a worker that has no record of the open step can so send all back to the "
         "last checkpoint",
-        "view": "a higher one lets this worker wait; in sync a lower one lets it begin again",
-        "recovery": "as `view`",
+        "term": "a higher one lets this worker wait; in sync a lower one lets it begin again",
+        "recovery": "as `term`",
         "attempt": "whether the shard counts what it lost of this worker",
         "init": "rank 0 waits for the word to give first values",
         "waits": "whether this stream waits 5 s for the others",
@@ -131,7 +131,7 @@ TABLE: Final = (
 )  # fmt: skip
 INFO: Final = (
     *_fields("INFO", Belief.BOUNDED, {
-        "clip": "`training.maxGradNorm` where it is smaller",
+        "clip": "`training.sync.maxGradNorm` where it is smaller",
         "clamp": "a finite number above 0; the norm of the manifest holds beside it",
         "processes": "`workers.processes` at most",
         "none": "as many as the model has tensors; a tensor is left out if all workers say so",
@@ -178,8 +178,8 @@ RECORD: Final = (
 )  # fmt: skip
 BYTES: Final = (
     *_fields("PUSH, EARLY, ROW_PUSH", Belief.OWN, {
-        "payload": "a gradient. `training.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes that "
-        "the worker cannot change any more",
+        "payload": "a gradient. `training.sync.maxGradNorm`, `maxPushNorm`, `nonFinite` and `reduction` bound it on the shard, by bytes "
+        "that the worker cannot change any more",
     }),
     *_fields("PUSH with STORE", Belief.OWN, {"payload": "weights of a job whose workers step; they are what a checkpoint holds"}),
     *_fields("INIT, ROW_INIT", Belief.OWN, {"payload": "first values, of rank 0 before the first step only"}),

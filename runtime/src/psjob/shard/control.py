@@ -61,7 +61,7 @@ class WorkerCalls:
     """What the coordinator's orders do to all workers of this shard."""
 
     changed: Callable[[], None]
-    """This shard has come to another view or phase."""
+    """This shard has come to another term or phase."""
     drop: Callable[[bool], None]
     """End their streams; True: they rewind."""
     release: Callable[[int], None]
@@ -83,7 +83,7 @@ class Control:
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
         peer = place.config.shards[0]
         state = LinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
-        self.machine = ShardMachine(place.index, place.config.workers, place.view, store.mode, state)
+        self.machine = ShardMachine(place.index, place.config.workers, place.term, store.mode, state)
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handling = threading.Lock()
@@ -99,7 +99,7 @@ class Control:
             a.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
             a.TellArrivals: lambda act: self._tell_arrivals(),
             a.Reset: self._reset,
-            a.TakeView: lambda act: setattr(store, "view", act.view),
+            a.TakeTerm: lambda act: setattr(store, "term", act.term),
             a.AdoptMode: self._adopt,
             a.LayOut: self._lay_out,
             a.DropSessions: lambda act: workers.drop(act.rewind),
@@ -112,12 +112,12 @@ class Control:
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
-            a.AskRecords: lambda act: setattr(job, "cut_step", act.step),
+            a.AskRecords: lambda act: setattr(job, "snapshot_step", act.step),
             a.Hold: self.snapshots.hold,
-            a.Write: lambda act: self.snapshots.write(act.cut),
-            a.GiveUp: lambda act: self.snapshots.give_up(act.cut),
-            a.Discard: lambda act: self.snapshots.discard(act.cut),
-            a.Release: lambda act: workers.release(act.cut),
+            a.Write: lambda act: self.snapshots.write(act.snapshot),
+            a.GiveUp: lambda act: self.snapshots.give_up(act.snapshot),
+            a.Discard: lambda act: self.snapshots.discard(act.snapshot),
+            a.Release: lambda act: workers.release(act.snapshot),
             a.TellFinished: self._tell_finished,
         }
 
@@ -132,9 +132,9 @@ class Control:
         with self._handling:
             self._drain()
 
-    def mark(self, rank: int, cut: int) -> None:
-        """A worker stands at its step boundary and holds its pushes for `cut`."""
-        self.post(e.Marked(rank, cut))
+    def mark(self, rank: int, snapshot: int) -> None:
+        """A worker stands at its step boundary and holds its pushes for `snapshot`."""
+        self.post(e.Marked(rank, snapshot))
 
     def left(self, rank: int) -> None:
         """A worker has left."""
@@ -223,7 +223,7 @@ class Control:
             self.restoring.forget()
             store.phase = act.phase
         store.stand_down()
-        store.view, store.generation = act.view, act.generation
+        store.term, store.generation = act.term, act.generation
 
     def _adopt(self, act: a.AdoptMode) -> None:
         self.restoring.forget()
@@ -238,7 +238,7 @@ class Control:
             self.post(e.AllInitialised())
 
     def _serve(self, act: a.Serve) -> None:
-        self._store.open(act.view, act.recovery)
+        self._store.open(act.term, act.recovery)
         self.tell_counts(time.monotonic(), at_once=True)
         self._workers.changed()
 
@@ -304,7 +304,7 @@ class CoordinatorLink:
         """The first frame of a stream."""
         store, stream = self._store, self._stream
         if stream is not None and action.stream == self._number:
-            body = hello_body(store.index, store.attempt, action.view, action.serving, action.recovery, action.mode, action.carried)
+            body = hello_body(store.index, store.attempt, action.term, action.serving, action.recovery, action.mode, action.carried)
             self._out.put((stream, Kind.HELLO, body))
 
     def say(self, body: Mapping[str, Any]) -> None:
@@ -389,7 +389,7 @@ class CoordinatorLink:
         while (item := self._out.get()) is not None:
             stream, kind, body = item
             store = self._store
-            header = Header(kind, run=self._run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
+            header = Header(kind, run=self._run, term=store.term, attempt=store.attempt, worker=-1 - store.index)
             try:
                 stream.send_json(header, body)
             except StreamClosed:

@@ -93,8 +93,8 @@ class CoordinatorDriver:
         assert store.layout is not None and store.kept is not None
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
-        cut, clip = store.kept.highest_cut, store.kept.clip
-        self.feed(events.TookUp(said["view"], said["recovery"], said["mode"], store.layout, workers, cut, clip))
+        snapshot, clip = store.kept.highest_snapshot, store.kept.clip
+        self.feed(events.TookUp(said["term"], said["recovery"], said["mode"], store.layout, workers, snapshot, clip))
 
     def close(self) -> None:
         """End its threads."""
@@ -119,7 +119,7 @@ class CoordinatorDriver:
                 self.feed(event)
             self.beat = time.monotonic()
             now = self.clock()
-            quick = isinstance(event, events.StepPassed) and not self._patient  # a cut is named ahead of quick steps
+            quick = isinstance(event, events.StepPassed) and not self._patient  # a snapshot is named ahead of quick steps
             if now - ticked >= TICK_SECONDS or quick:
                 ticked = now
                 self.tick()
@@ -170,8 +170,8 @@ class CoordinatorDriver:
 
     @property
     def _patient(self) -> bool:
-        job, cuts = self.machine.state.job, self.machine.state.cuts
-        return cuts.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
+        job, snapshots = self.machine.state.job, self.machine.state.snapshots
+        return snapshots.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
 
     def hello(self, session: Session) -> None:
         """A worker says hello. Raises WireError for what is no worker's hello."""
@@ -243,9 +243,9 @@ class CoordinatorDriver:
         self.post(event)
         return link
 
-    def announced(self, view: int) -> None:
-        """A shard that still starts tells of its view."""
-        self.post(events.ShardAnnounced(view))
+    def announced(self, term: int) -> None:
+        """A shard that still starts tells of its term."""
+        self.post(events.ShardAnnounced(term))
 
     def lost(self, index: int, link: int) -> None:
         """Another shard's stream is gone."""
@@ -270,7 +270,7 @@ class CoordinatorDriver:
         self._post_step(events.StepPassed(step, time.time()))
 
     def stop(self) -> None:
-        """This pod is asked to go: last cut, then leave."""
+        """This pod is asked to go: last snapshot, then leave."""
         self.post(events.StopAsked())
 
     # -- what is told --------------------------------------------------------------------------
@@ -311,19 +311,19 @@ class CoordinatorDriver:
             case actions.WishRecords(on):
                 self._job.record_requested = on
             case actions.Order(link, order):
-                if isinstance(order, messages.TakeCut):
-                    self.store.note_cut(order.cut)
+                if isinstance(order, messages.TakeSnapshot):
+                    self.store.note_snapshot(order.snapshot)
                 elif isinstance(order, messages.Clip):
                     self.store.note_clip(order.version, order.factor)
                 if (send := self._orders.get(link)) is not None:
-                    send(action.with_most(self.store.clocks()).body)
+                    send(action.with_most(self.store.clocks).body)
             case actions.Leave(code, why):
                 if why is None:
                     self._exits.exit_with(code)
                 else:
                     self._exits.leave(code, why)
-            case actions.LeaveFenced(view, why):
-                self._exits.fenced(Fenced(why, view))
+            case actions.LeaveFenced(term, why):
+                self._exits.fenced(Fenced(why, term))
             case _:
                 self.jobs.put(action)
 
@@ -454,7 +454,7 @@ def job_of(place: Place, store: Store, folder: Path) -> JobFacts:
     """The job as the machine knows it."""
     config, saved = place.config, place.config.checkpoint
     return JobFacts(
-        place.run, str(folder), store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
+        place.run, str(folder), store.mode, config.workers, len(config.shards), place.term, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
         config.update_at, config.update_rule, config.reduction, config.step_timeout, config.stages, saved.request,
         config.flushes, config.stage_names,
@@ -471,15 +471,15 @@ class PeerStream:
         self._coordinator, self.stream, self.hello = coordinator, stream, hello
         self.index = int(hello["index"])
         self._out: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        view, own = int(hello["view"]), coordinator.store.view
-        if view > own + MOST_RISE:
-            raise WireError(f"shard {self.index} says view {view}, this one is of view {own}; a view rises by {MOST_RISE} at most")
+        term, own = int(hello["term"]), coordinator.store.term
+        if term > own + MOST_RISE:
+            raise WireError(f"shard {self.index} says term {term}, this one is of term {own}; a term rises by {MOST_RISE} at most")
 
     def run(self) -> None:
         coordinator = self._coordinator
         hello, order = self.hello, self._out.put
         if hello.get("early"):
-            coordinator.announced(int(hello["view"]))
+            coordinator.announced(int(hello["term"]))
             return
         if self.stream.gone():
             return  # the shard has dialled again meanwhile; an old hello must not displace the new one
@@ -497,7 +497,7 @@ class PeerStream:
 
     def _send_loop(self) -> None:
         place, store = self._coordinator.place, self._coordinator.store
-        header = Header(Kind.PEER, run=run_digest(place.run), view=store.view, attempt=store.attempt)
+        header = Header(Kind.PEER, run=run_digest(place.run), term=store.term, attempt=store.attempt)
         while True:
             try:
                 body = self._out.get(timeout=BEAT_SECONDS)

@@ -39,7 +39,7 @@ _spares = memory.Spares()
 class JobState:
     """What a shard was told of the whole job, which holds for all its workers."""
 
-    cut_step: int = -1
+    snapshot_step: int = -1
     """Answers at this version ask for their worker's record."""
     record_requested: bool = False
     """In a decided mode: every answer asks for its worker's record."""
@@ -128,7 +128,7 @@ class ShardLane:
 
     def waiting(self, waiter: Waiter, cell: ServedState, missing: list[int], seconds: float) -> None:
         body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
-        header = self.worker.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
+        header = self.worker.base._replace(kind=Kind.WAITING, term=self.store.term, request=waiter.request)
         self.stream.put_control(header, dump(body))
 
     def _param(self, cell: ParameterBlock, waiter: Waiter) -> Sending | None:
@@ -146,7 +146,7 @@ class ShardLane:
             none = sorted(cell.none) if waiter.update else []
         parts: list[Part] = []
         if none:
-            info = self.worker.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index)
+            info = self.worker.base._replace(kind=Kind.INFO, term=self.store.term, block=cell.block.index)
             parts += self.stream.framed(info, dump({"none": none}))
         if answer is None:
             return Sending([*parts, header.lent(place or 0, cell.block.nbytes)])
@@ -161,13 +161,13 @@ class ShardLane:
     def _answer(self, cell: ParameterBlock, waiter: Waiter) -> Header:
         """What an answer says of the block as it stands; called with its lock held."""
         job, mode = self._job, self.store.mode
-        flags = Flag.CUT if (job.record_requested if mode.decided else job.cut_step == waiter.version) else Flag.NONE
+        flags = Flag.SNAPSHOT if (job.record_requested if mode.decided else job.snapshot_step == waiter.version) else Flag.NONE
         if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
-        if waiter.update and flags & Flag.CUT and self.worker.rank == self.store.first_expected(cell):
+        if waiter.update and flags & Flag.SNAPSHOT and self.worker.rank == self.store.first_expected(cell):
             flags |= Flag.STORE
         return self.worker.base._replace(
-            view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+            term=self.store.term, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.attempt, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
 from psjob.checkpoint.problems import CheckpointProblem, explain
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.protocol.records import MOST_NAME
@@ -111,7 +111,7 @@ class Rendezvous:
             heard = [there[each] for each in range(needs)] if self._complete(there, needs) else None
             missing = [each for each in range(needs) if each not in there]
             self._forget()
-        head = Header(Kind.WELCOME, run=run_digest(self._place.run), view=self._place.view, attempt=self._place.number)
+        head = Header(Kind.WELCOME, run=run_digest(self._place.run), term=self._place.term, attempt=self._place.number)
         if heard is not None:
             stream.send_json(head, {"said": heard})
         else:
@@ -162,7 +162,7 @@ class PartitionStore:
         return partial(self._answer, stream, offer)
 
     def _answer(self, stream: NonBlockingStream, offer: ChosenCuts | None) -> None:
-        head = Header(Kind.WELCOME, run=run_digest(self._place.run), view=self._place.view, attempt=self._place.number)
+        head = Header(Kind.WELCOME, run=run_digest(self._place.run), term=self._place.term, attempt=self._place.number)
         try:
             with self._lock:
                 kept = self.kept()
@@ -192,8 +192,8 @@ class PartitionStore:
             ) from None
 
     def _keep(self, chosen: ChosenCuts) -> None:
-        view, owner = self._place.view, None
-        claim.check(self._folder, view, owner)
+        term, owner = self._place.term, None
+        claim.check(self._folder, term, owner)
         disk.write_whole(self._folder, FILE, [json.dumps({"run": self._place.run, **chosen.to_json()}).encode()])
-        claim.check(self._folder, view, owner)
+        claim.check(self._folder, term, owner)
         log.info("%s", chosen.told(self._place.config.stage_names))

@@ -141,7 +141,7 @@ class RowFrames:
         if len(page) < ID_PAGE:
             self._listed = None
         answer = worker.base._replace(
-            kind=Kind.ROW_IDS, view=self._store.view, clock=header.clock, request=header.request, table=cell.number, block=cell.index,
+            kind=Kind.ROW_IDS, term=self._store.term, clock=header.clock, request=header.request, table=cell.number, block=cell.index,
             version=(self._store.attempt, cell.n),
         )  # fmt: skip
         self._put(answer, page)
@@ -200,7 +200,7 @@ class RowFrames:
     def answer(self, cell: ServedTable, waiter: Waiter) -> None:
         """Gather a lookup's rows now (the table's lock is held) and queue them."""
         header = self._worker.base._replace(
-            kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
+            kind=Kind.ROWS, term=self._store.term, clock=waiter.clock, request=waiter.request, table=cell.number,
             block=cell.index, version=(self._store.attempt, cell.n),
         )  # fmt: skip
         stream = self._worker.stream

@@ -16,7 +16,7 @@ from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
-from psjob.pipeline.chosen import ASKS
+from psjob.modes.stages import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
@@ -79,7 +79,7 @@ class Server:
         self.store.max_grad_norm, self.store.processes = config.max_grad_norm, config.processes
         self.store.own = functools.cache(functools.partial(own_hyperparameters, config))  # asked at each change of hyperparameters
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
-        self.store.view, self.store.flushes = place.view, config.flushes
+        self.store.term, self.store.flushes = place.term, config.flushes
         self.job = JobState()
         self.sessions: dict[int, Session] = {}
         """The newest one by rank."""
@@ -120,7 +120,7 @@ class Server:
         self._took_up = True
         if self.coordinator is not None:
             self.coordinator.take_up(said)
-        self.control.post(e.TookUp(said["view"], said["recovery"], said["generation"], said["mode"], left))
+        self.control.post(e.TookUp(said["term"], said["recovery"], said["generation"], said["mode"], left))
         log.warning(
             "%s ended the process of shard %d; another continues from its memory, at step %d",
             held.died,
@@ -198,7 +198,7 @@ class Server:
             return [rank for rank, row in self.store.admission.rows.items() if row.left_at is not None]
 
     def changed(self) -> None:
-        """This shard has come to another view or phase: look again at the sessions that wait for that."""
+        """This shard has come to another term or phase: look again at the sessions that wait for that."""
         for session in list(self.context.admitting):
             session.stream.wake()
 
@@ -256,12 +256,12 @@ class Server:
             more = f" ({untold} more were closed since the last such line)" if untold else ""
             log.warning("closed a stream of %s: %s%s", stream.peer, one_line(error, 1000), more)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
-        stream.put_frame(Header(Kind.ERROR, run=self.context.run, view=self.store.view, attempt=self.store.attempt), raw)
+        stream.put_frame(Header(Kind.ERROR, run=self.context.run, term=self.store.term, attempt=self.store.attempt), raw)
 
-    def release(self, cut: int) -> None:
-        """Workers that marked for a cut may go on."""
+    def release(self, snapshot: int) -> None:
+        """Workers that marked for a snapshot may go on."""
         for session in list(self.sessions.values()):
-            session.tell(Kind.RELEASE, request=cut)
+            session.tell(Kind.RELEASE, request=snapshot)
 
     def finished(self) -> None:
         """The job is over: tell every worker."""
@@ -319,7 +319,7 @@ class Server:
             self.control.post(e.Terminated())
 
     def fenced(self, fenced: Fenced) -> None:
-        self.termination_message["fenced"] = {"view": fenced.view}
+        self.termination_message["fenced"] = {"view": fenced.term}
         self.leave(contract.EXIT_FENCED, str(fenced))
 
     def leave(self, code: int, message: str) -> None:

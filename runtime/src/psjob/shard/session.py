@@ -4,7 +4,7 @@ The first stream carries everything; further lanes only blocks, so that several 
 stream that asked, from memory that does not change while it is sent. A stream agrees once on how its pushes are written, and how it is
 answered.
 
-A session begins when the one before it has ended, and this shard has come to serve the view that the worker was welcomed in. Gradients
+A session begins when the one before it has ended, and this shard has come to serve the term that the worker was welcomed in. Gradients
 that overlap sent before their step was made count when a push names them, and are dropped with their session.
 """
 
@@ -54,7 +54,7 @@ BEHIND_SECONDS = 0.01
 """From one look to the next at whether the coordinator has heard what a worker has said."""
 WAITING_SECONDS = 2.0
 OF_VIEW = (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_IDS)
-"""Frames that only a shard which serves their view takes."""
+"""Frames that only a shard which serves their term takes."""
 END_SECONDS = 5.0
 """For the end of a session whose worker has dialled again."""
 MORE_STATES = 16
@@ -83,7 +83,7 @@ class SessionContext(ShardContext):
     sessions: dict[int, Session] = field(default_factory=dict)
     """The newest one by rank."""
     admitting: dict[Session, None] = field(default_factory=dict)
-    """Those that wait until this shard serves their view."""
+    """Those that wait until this shard serves their term."""
 
 
 class Session(WorkerState):
@@ -177,7 +177,7 @@ class Session(WorkerState):
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
-        header = self.base._replace(kind=kind, view=self.store.view, **fields)
+        header = self.base._replace(kind=kind, term=self.store.term, **fields)
         if payload is None:
             self.stream.put_control(header, b"" if body is None else dump(body))
         elif kind is Kind.RECORD and len(payload) > PIECE:
@@ -214,7 +214,7 @@ class Session(WorkerState):
                 "open": [cells[p] for p in sorted(row.open)],
                 "leftAt": row.left_at,
                 "attempt": self.store.attempt,
-                "view": self.store.view,
+                "term": self.store.term,
                 "serving": self.store.phase is Phase.SERVING,
                 "lanes": self.store.lanes,
                 "token": self._token,
@@ -324,18 +324,18 @@ class Session(WorkerState):
         return None
 
     def _check(self, header: Header) -> None:
-        """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
+        """What every frame after hello must fit. Raises WireError; a frame of an older term ends the stream with REWIND."""
         if header.run != self.context.run or header.worker != self.rank or (header.start, header.rewinds) != self.incarnation:
             raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
         if header.kind in OF_VIEW:
             store = self.store
-            if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
+            if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.term != store.term):
                 if store.mode.rewinds_together:
                     self.rewind()
                 else:
                     self.tell(Kind.WAITING, {})
                     self.hang_up()
-                raise StreamClosed(f"worker {self.rank} speaks of view {header.view}, this is {store.view}")
+                raise StreamClosed(f"worker {self.rank} speaks of term {header.term}, this is {store.term}")
 
     def _said(self, header: Header) -> Wants[None]:
         """A frame with a body that the coordinator or this stream itself is told."""
@@ -460,19 +460,19 @@ def admit_worker(session: Session, old: Session | None) -> Wants[None]:
 
 
 def _served(session: Session) -> Wants[None]:
-    """Wait until this shard serves the worker's view, or all is over; tell the worker now and then."""
+    """Wait until this shard serves the worker's term, or all is over; tell the worker now and then."""
     context, store, hello = session.context, session.store, session.hello
     told = time.monotonic()
     while not context.job.final:
         ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and hello.get("init"))
-        if ready and store.view >= int(hello.get("view", 0)):
+        if ready and store.term >= int(hello.get("term", 0)):
             return
         yield Pause(max(0.0, told + WAITING_SECONDS - time.monotonic()))
         if context.sessions.get(session.rank) is not session:
             raise StreamClosed(session.stream.peer)
         if time.monotonic() - told >= WAITING_SECONDS:
             told = time.monotonic()
-            session.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})
+            session.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "term": store.term})
 
 
 class RecordsHere:
@@ -524,7 +524,7 @@ class RecordFrames:
         count, whole = self._records.take(worker.rank, record, header.part, body)
         if whole is not None:
             self._give(header._replace(kind=Kind.RECORD, part=header.generation), {}, whole)
-        has = worker.base._replace(kind=Kind.RECORD_HAS, view=worker.store.view, clock=record.clock, version=header.version, part=count)
+        has = worker.base._replace(kind=Kind.RECORD_HAS, term=worker.store.term, clock=record.clock, version=header.version, part=count)
         worker.stream.put_frame(has)
 
     def give_back(self, header: Header, blob: bytes) -> None:
@@ -576,5 +576,5 @@ class StateFrames:
         worker = self._worker
         head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
         parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]
-        answer = worker.base._replace(kind=Kind.STATE, view=worker.store.view, request=header.request, block=header.block)
+        answer = worker.base._replace(kind=Kind.STATE, term=worker.store.term, request=header.request, block=header.block)
         return Sending(worker.stream.framed_parts(answer, parts))

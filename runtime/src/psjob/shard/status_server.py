@@ -253,7 +253,7 @@ def status(server: Server) -> dict[str, Any]:
     """The JSON of contract.STATUS_KEYS."""
     store, counters = server.store, server.store.counters
     body: dict[str, Any] = {
-        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.view, "pod": server.place.pod,
+        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.term, "pod": server.place.pod,
         "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
@@ -297,7 +297,7 @@ def _transfer(server: Server) -> dict[str, Any] | None:
     machine, (done, total) = server.control.machine, server.control.disk.moving()
     if machine.reading is not None:
         return {"doing": "reading", "done": done, "total": total}
-    return {"doing": "writing", "done": done, "total": total} if machine.cutting.writing is not None else None
+    return {"doing": "writing", "done": done, "total": total} if machine.snapshots.writing is not None else None
 
 
 def _transport(server: Server) -> str | None:

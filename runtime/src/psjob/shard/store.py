@@ -36,7 +36,7 @@ from psjob.wire.frame import Flag, Header, WireError
 
 
 class Store(ShardProgress):
-    """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
+    """Blocks, versions and admission of shard `index`. `term` and `recovery` name the set of processes it serves."""
 
     def __init__(
         self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
@@ -48,7 +48,7 @@ class Store(ShardProgress):
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, its first included."""
-        self.view = self.recovery = 0
+        self.term = self.recovery = 0
         self.generation = 0
         """Counts restores: a stream welcomed before one may not push after it."""
         self.most: Mapping[int, int] = {}
@@ -72,7 +72,7 @@ class Store(ShardProgress):
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
         self.max_grad_norm: float | None = None
-        """`training.maxGradNorm`."""
+        """`training.sync.maxGradNorm`."""
         self.processes = 1
         """Of one worker at most."""
         self.own: Callable[[str], Hyperparameters] = lambda rule: {}
@@ -122,7 +122,7 @@ class Store(ShardProgress):
     def initialise(self, block: int, weights: torch.Tensor) -> bool:
         """Rank 0's values of a block, which are kept, no copy. True when this was the last one missing.
 
-        Values that are given again are left: a cut of the first ones may hold the block already.
+        Values that are given again are left: a snapshot of the first ones may hold the block already.
         """
         cell = self.cells[block]
         with cell.lock:
@@ -173,11 +173,11 @@ class Store(ShardProgress):
         self._missing = set()
         self.phase = Phase.HELD
 
-    def open(self, view: int, recovery: int) -> None:
+    def open(self, term: int, recovery: int) -> None:
         if self.decided is not None:
             self.decided.begin(self.clocks())
         self.norms.begin()
-        self.view, self.recovery, self.phase = view, recovery, Phase.SERVING
+        self.term, self.recovery, self.phase = term, recovery, Phase.SERVING
         self._stand_up()
         self.tell_step()
 
@@ -226,10 +226,10 @@ class Store(ShardProgress):
         if (kept := self.kept) is not None:
             kept.beat(self.silence)
 
-    def note_cut(self, number: int) -> None:
-        """A cut is about to be ordered: no other process gives its number again."""
+    def note_snapshot(self, number: int) -> None:
+        """A snapshot is about to be ordered: no other process gives its number again."""
         if (kept := self.kept) is not None:
-            kept.note_cut(number)
+            kept.note_snapshot(number)
 
     def note_clip(self, version: int, factor: float) -> None:
         """An update is about to be ordered, or to be made, with a factor for all blocks: it has no other, in any process."""
@@ -246,7 +246,7 @@ class Store(ShardProgress):
     def _said(self) -> dict[str, Any]:
         assert self.layout is not None
         return {
-            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "view": self.view,
+            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "term": self.term,
             "recovery": self.recovery, "generation": self.generation,
         }  # fmt: skip
 
@@ -472,7 +472,7 @@ class Store(ShardProgress):
         """A worker is absent from `clock` on; what waited for it goes on."""
         for block in self.cells.values():
             with block.lock:
-                block.forget(rank)  # first: who restores a cut that says it has left does not hear of it again
+                block.forget(rank)  # first: who restores a snapshot that says it has left does not hear of it again
         with self.lock:
             if not self.mode.rewinds_together:
                 # All that it pushed was answered before it left: what is not here was lost by a restore, and nobody can make it again.

@@ -366,7 +366,7 @@ class Shards:
         own.write_text(keys.written(self._keys, role, index, 1))
         number = contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START
         return {
-            contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), contract.ENV_RUN: RUN, number: "1", contract.ENV_VIEW: "1",
+            contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), contract.ENV_RUN: RUN, number: "1", contract.ENV_TERM: "1",
             contract.ENV_CONFIG: str(self._config), contract.ENV_CHECKPOINTS: str(self.folder), contract.ENV_BIND: "127.0.0.1",
             contract.ENV_KEYS: str(own), contract.ENV_TERMINATION_LOG: str(self.folder / f"{role}-{index}.end"),
         }  # fmt: skip

@@ -2,7 +2,7 @@
 
     dialler                                              acceptor, a shard
     GREETING   role, index, number, run, nonce      ->
-                                                    <-   CHALLENGE  index, attempt, view, nonce, proof
+                                                    <-   CHALLENGE  index, attempt, term, nonce, proof
     PROOF                                           ->
 
 A proof is the HMAC-SHA256 (RFC 2104) of all that was said, with the dialler's key (`psjob.contract.keys`). Each direction then has a key
@@ -53,7 +53,7 @@ class ShardIdentity:
 
     index: int
     attempt: int
-    view: int
+    term: int
 
 
 class Unproven(WireError):
@@ -79,21 +79,21 @@ def read_greeting(raw: bytes) -> tuple[Peer, bytes]:
 
 def challenge(key: bytes, greeting: bytes, standing: ShardIdentity, nonce: bytes) -> bytes:
     """What a shard answers to a greeting."""
-    said = _CHALLENGE.pack(MAGIC, WIRE, standing.index, standing.attempt, standing.view, nonce)
+    said = _CHALLENGE.pack(MAGIC, WIRE, standing.index, standing.attempt, standing.term, nonce)
     return said + _mac(key, b"shard", greeting + said)
 
 
 def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> ShardIdentity:
     """The shard that answered. Raises Unproven where it does not have the key, or is not shard `index`."""
     said, proof = raw[: _CHALLENGE.size], raw[_CHALLENGE.size :]
-    magic, version, its, attempt, view, _nonce = _CHALLENGE.unpack(said)
+    magic, version, its, attempt, term, _nonce = _CHALLENGE.unpack(said)
     if magic != MAGIC or version != WIRE:
         raise WireError(f"protocol {magic!r} version {version}, this side speaks {MAGIC!r} version {WIRE}")
     if not hmac.compare_digest(proof, _mac(key, b"shard", greeting + said)):
         raise Unproven("the process that answers there does not have this run's key")
     if its != index:
         raise Unproven(f"number {its} answers where number {index} was dialled")
-    return ShardIdentity(its, attempt, view)
+    return ShardIdentity(its, attempt, term)
 
 
 def proof(key: bytes, transcript: bytes) -> bytes:

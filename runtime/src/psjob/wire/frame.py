@@ -35,7 +35,7 @@ MAX_RECORD: Final = 256 << 20
 IDLE_PARTS: Final = 10_000
 """Of a worker's time: what a RECORD tells waiting in."""
 
-# magic, version, header length, type, codec, flags, run, view, attempt, worker, start, rewinds, clock, request, generation,
+# magic, version, header length, type, codec, flags, run, term, attempt, worker, start, rewinds, clock, request, generation,
 # table, info, block, part offset, version (attempt, n), length, payload crc, room for a seal; then the crc of all of these, which a
 # sealed header does not have.
 _BODY: Final = struct.Struct("<4sHHBBH16sIIiIIqIIHHIQIQQI16s")
@@ -142,11 +142,11 @@ class Flag:
     SKIP: Final = 2
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
     STORE: Final = 4
-    """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
+    """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a snapshot: this worker is to store its weights."""
     HELD: Final = 16
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
-    CUT: Final = 8
-    """The reply's version is the step of a cut: send the resume record for it."""
+    SNAPSHOT: Final = 8
+    """The reply's version is the step of a snapshot: send the resume record for it."""
     LENT: Final = 32
     """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
     PLACE: Final = 64
@@ -173,7 +173,7 @@ class Header(NamedTuple):
     kind: Kind
     flags: int = Flag.NONE
     run: bytes = b"\0" * 16
-    view: int = 0
+    term: int = 0
     attempt: int = 0
     worker: int = 0
     start: int = 0
@@ -196,7 +196,7 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         body = _BODY.pack(
-            MAGIC, VERSION, HEADER_BYTES, self.kind, self.codec, self.flags, self.run, self.view, self.attempt, self.worker,
+            MAGIC, VERSION, HEADER_BYTES, self.kind, self.codec, self.flags, self.run, self.term, self.attempt, self.worker,
             self.start, self.rewinds, self.clock, self.request, self.generation, self.table, self.info, self.block, self.part,
             self.version[0], self.version[1], self.length, self.crc, b"\0" * 16,
         )  # fmt: skip
@@ -219,7 +219,7 @@ def parse(raw: bytes | memoryview, sealed: bool = False) -> Header:
     """
     if len(raw) < HEADER_BYTES:
         raise WireError(f"frame header is cut: {len(raw)} bytes, expected {HEADER_BYTES}")
-    (magic, version, size, kind, codec, flags, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block,
+    (magic, version, size, kind, codec, flags, run, term, attempt, worker, start, rewinds, clock, request, generation, table, info, block,
      part, vattempt, vn, length, crc, _reserved) = _BODY.unpack_from(raw)  # fmt: skip
     if magic != MAGIC:
         raise WireError(f"not a psjob peer: the first bytes are {bytes(raw[:4])!r}, expected {MAGIC!r}")
@@ -233,7 +233,7 @@ def parse(raw: bytes | memoryview, sealed: bool = False) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            _KINDS[kind], flags & 0xFF, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            _KINDS[kind], flags & 0xFF, run, term, attempt, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vattempt, vn), codec, length, crc,
         )  # fmt: skip
     except KeyError:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from psjob.pipeline.chosen import ASKS as ASKS_CUTS
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ASKS as ASKS_CUTS
+from psjob.modes.stages import ChosenCuts
 from psjob.process.config import Place
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.protocol.worker.machine import newest
@@ -151,7 +151,7 @@ def newest_process(place: Place, index: int) -> Stream:
             unproven = error
             stream.close()
         else:
-            found.append(((standing.view, standing.attempt), stream))
+            found.append(((standing.term, standing.attempt), stream))
     if not found:
         raise unproven or closed
     chosen = found[newest([told for told, _ in found])][1]

@@ -381,7 +381,7 @@ class StageConnections:
         """Somebody has dialled."""
         place = self.state.place
         try:
-            peer = yield from admit(stream, self._key, ShardIdentity(self._rank, place.number, self.state.machine.view), place.encryption)
+            peer = yield from admit(stream, self._key, ShardIdentity(self._rank, place.number, self.state.machine.term), place.encryption)
             stream.known()
             yield from self._speak(stream, peer.index, peer.number)
         except (StreamClosed, TimeoutError, Unproven) as error:  # a neighbour may dial before this worker has heard of it
@@ -408,8 +408,8 @@ class StageConnections:
         self._check(header, rank, start)
         if header.kind is not Kind.STANDS:
             raise WireError(f"the first frame of worker {rank} is {header.kind.name}, expected STANDS")
-        if header.view != state.machine.view:
-            raise StreamClosed(f"worker {rank} is in view {header.view}, this one in {state.machine.view}; one of them goes back soon")
+        if header.term != state.machine.term:
+            raise StreamClosed(f"worker {rank} is in term {header.term}, this one in {state.machine.term}; one of them goes back soon")
         incarnation = (header.start, header.rewinds)
         with state.cond:
             older = self._links.get(rank)

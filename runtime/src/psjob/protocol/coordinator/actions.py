@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,46 +94,46 @@ class Order:
         """As it goes to the shard."""
         return messages.encode_order(self.order)
 
-    def with_most(self, clocks: messages.Clocks) -> Order:
-        """The same with its `most` filled in, where that is wanted. `clocks` are those that shard 0 has of each worker now."""
+    def with_most(self, clocks: Callable[[], messages.Clocks]) -> Order:
+        """The same with its `most` filled in, if that is wanted. `clocks` gives those that shard 0 has of each worker now."""
         if not self.most_from_here or not isinstance(self.order, messages.Restore | messages.Bound):
             return self
-        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks.items()}))
+        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks().items()}))
 
 
 # -- disk: each is answered by an event, first in, first out -----------------------------------------
 
 
 @dataclass(frozen=True)
-class ClaimView:
-    """Answered by ViewClaimed, ViewUnclaimed or ViewFenced."""
+class ClaimTerm:
+    """Answered by TermClaimed, TermUnclaimed or TermFenced."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
 class LookForClaim:
-    """Has anybody claimed a higher view? Answered by ClaimSeen or ViewFenced."""
+    """Has anybody claimed a higher term? Answered by ClaimSeen or TermFenced."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
 class ReadNewest:
-    """Answered by NewestRead or ViewFenced. `passed` are names of manifests that are not to be taken."""
+    """Answered by NewestRead or TermFenced. `passed` are names of manifests that are not to be taken."""
 
     number: int
-    view: int
+    term: int
     passed: frozenset[str] = frozenset()
     records: bool = False
 
 
 @dataclass(frozen=True)
-class CommitCut:
-    """Write the records, the buffers and the manifest of a cut. Answered by ManifestCommitted, ManifestUncommitted or ViewFenced."""
+class CommitSnapshot:
+    """Write the records, the buffers and the manifest of a snapshot. Answered by ManifestCommitted, ManifestUncommitted or TermFenced."""
 
-    cut: int
-    view: int
+    snapshot: int
+    term: int
     step: int
     mode: str
     final: bool
@@ -143,7 +143,7 @@ class CommitCut:
     tables: tuple[Mapping[str, Any], ...]
     workers: tuple[WorkerFacts, ...]
     parts: Mapping[int, Any]
-    """By shard: the `content` of its CutWritten."""
+    """By shard: the `content` of its SnapshotWritten."""
     records: Mapping[int, bytes] = field(default_factory=dict)
     """By rank."""
     initial: bytes = b""
@@ -157,9 +157,9 @@ class CommitCut:
 
 @dataclass(frozen=True)
 class SweepOrphans:
-    """Delete what cuts below number `before` have left and no manifest names. No answer."""
+    """Delete what snapshots below number `before` have left and no manifest names. No answer."""
 
-    view: int
+    term: int
     before: int
 
 
@@ -186,14 +186,14 @@ class Leave:
 
 @dataclass(frozen=True)
 class LeaveFenced:
-    """End this process: view `view` is another's."""
+    """End this process: term `term` is another's."""
 
-    view: int
+    term: int
     why: str
 
 
 Action = (
     Log | Tell | HangUp | Welcome | Introduce | WishRecords | Order
-    | ClaimView | LookForClaim | ReadNewest | CommitCut | SweepOrphans | MeasureRoom | ReadWish
+    | ClaimTerm | LookForClaim | ReadNewest | CommitSnapshot | SweepOrphans | MeasureRoom | ReadWish
     | Leave | LeaveFenced
 )  # fmt: skip

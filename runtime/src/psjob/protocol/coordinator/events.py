@@ -28,7 +28,7 @@ class JobFacts:
     mode: ServedMode
     workers: int
     shards: int
-    view: int
+    term: int
     attempt: int
     """Of shard 0."""
     must_find: bool = False
@@ -81,7 +81,7 @@ class CheckpointFacts:
     folder: str
     name: str
     run: str
-    view: int
+    term: int
     step: int
     mode: str
     final: bool
@@ -133,7 +133,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Started:
-    """This process has begun: claim the view, then look for a checkpoint."""
+    """This process has begun: claim the term, then look for a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,10 @@ class RecordCame:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands before `clock` and holds its pushes for `cut`."""
+    """A worker stands before `clock` and holds its pushes for `snapshot`."""
 
     stream: int
-    cut: int
+    snapshot: int
     clock: int
 
 
@@ -302,16 +302,16 @@ class Measured:
 class TookUp:
     """Before Started: shard 0's process goes on from the memory of one of the same attempt, which served its part of `layout`.
 
-    `workers` are how far each rank was there, and `cut` is the highest number that was given to a cut. `clip`: the order to clip that was
-    given last, as (version, factor).
+    `workers` are how far each rank was there, and `snapshot` is the highest number that was given to one. `clip`: the order to clip that
+    was given last, as (version, factor).
     """
 
-    view: int
+    term: int
     recovery: int
     mode: str
     layout: Layout
     workers: tuple[WorkerFacts, ...]
-    cut: int
+    snapshot: int
     clip: tuple[int, float] | None = None
 
 
@@ -322,7 +322,7 @@ class ShardHello:
     link: int
     index: int
     attempt: int
-    view: int
+    term: int
     serving: bool
     recovery: int
     mode: str
@@ -332,9 +332,9 @@ class ShardHello:
 
 @dataclass(frozen=True)
 class ShardAnnounced:
-    """A shard that still starts tells of its view."""
+    """A shard that still starts tells of its term."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
@@ -349,31 +349,31 @@ class ShardLost:
 
 
 @dataclass(frozen=True)
-class ViewClaimed:
-    """The run's folder is this process's, in this view."""
+class TermClaimed:
+    """The run's folder is this process's, in this term."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
-class ViewUnclaimed:
+class TermUnclaimed:
     """The claim could not be written. `full`: the volume has no room."""
 
-    view: int
+    term: int
     why: str
     full: bool
 
 
 @dataclass(frozen=True)
 class ClaimSeen:
-    """Nobody has claimed a higher view."""
+    """Nobody has claimed a higher term."""
 
 
 @dataclass(frozen=True)
-class ViewFenced:
-    """A higher view is claimed, or this one by another process: this one must end."""
+class TermFenced:
+    """A higher term is claimed, or this one by another process: this one must end."""
 
-    view: int
+    term: int
     why: str
 
 
@@ -395,17 +395,17 @@ class NewestRead:
 
 @dataclass(frozen=True)
 class ManifestCommitted:
-    """A cut is a checkpoint."""
+    """A snapshot is a checkpoint."""
 
-    cut: int
+    snapshot: int
     made: CheckpointFacts
 
 
 @dataclass(frozen=True)
 class ManifestUncommitted:
-    """A cut could not be committed; what the coordinator had written of it is gone. `full`: the volume has no room."""
+    """A snapshot could not be committed; what the coordinator had written of it is gone. `full`: the volume has no room."""
 
-    cut: int
+    snapshot: int
     why: str
     full: bool
 
@@ -431,6 +431,6 @@ Event = (
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Heartbeat
     | InputsSeen | DataSeen | StepLost | Measured | DigestCame
     | TookUp | ShardHello | ShardAnnounced | ShardLost | ShardMessage
-    | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
+    | TermClaimed | TermUnclaimed | ClaimSeen | TermFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The coordinator as a pure machine: it knows the members and their records, brings all shards to one view, cuts, and ends the job.
+"""The coordinator as a pure machine: it knows the members and their records, brings all shards to one term, takes snapshots, and ends it.
 
 Events and the time go in, actions come out. What it knows is one value, `CoordinatorState`. The functions that change it stand in a
 module for each subject: `recovery`, `membership`, `checkpoints`, `updates`, `ending`. Here is said which event leads where. Every order
@@ -66,7 +66,7 @@ def _tick(state: CoordinatorState, event: events.Tick) -> None:
     if not state.looking and now - state.looked >= CLAIM_SECONDS and state.search.claimed:
         # A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here.
         state.looked, state.looking = now, True
-        state.emit(actions.LookForClaim(state.view))
+        state.emit(actions.LookForClaim(state.term))
     recovery.tick(state)
     ending.leave(state)
     checkpoints.tick(state)
@@ -79,10 +79,10 @@ def _tick(state: CoordinatorState, event: events.Tick) -> None:
     if ending.tick(state):
         return
     ending.look_at_config(state)
-    step, cuts = state.progress.step, state.cuts
-    if cuts.prepares(step, now):
+    step, snapshots = state.progress.step, state.snapshots
+    if snapshots.prepares(step, now):
         state.order_all(checkpoints.prepare(state))
-    if not cuts.due(step, now) or cuts.waits(step, state.job.shards, now):
+    if not snapshots.due(step, now) or snapshots.waits(step, state.job.shards, now):
         return
     if not updates.wait_for_records(state):
         checkpoints.begin(state)
@@ -97,7 +97,7 @@ def _of_process(state: CoordinatorState, event: Event) -> None:
         case events.StepPassed(step, wall):
             state.progress.passed(step, wall)
             if state.progress.comeback.waits:
-                state.progress.comeback.passed(step, state.view, state.members.newest_start(), wall)
+                state.progress.comeback.passed(step, state.term, state.members.newest_start(), wall)
         case events.StopAsked() | messages.Terminating():
             ending.stop_job(state)
         case _:
@@ -108,8 +108,8 @@ def _of_shard(state: CoordinatorState, event: Event) -> bool:
     match event:
         case events.ShardHello():
             recovery.shard_came(state, event)
-        case events.ShardAnnounced(view):
-            recovery.announced(state, view)
+        case events.ShardAnnounced(term):
+            recovery.announced(state, term)
         case events.ShardLost(index, link):
             recovery.shard_lost(state, index, link)
         case messages.Initialised():
@@ -138,14 +138,14 @@ def _of_shard(state: CoordinatorState, event: Event) -> bool:
 
 def _of_disk(state: CoordinatorState, event: Event) -> bool:
     match event:
-        case events.ViewClaimed():
-            recovery.view_claimed(state, event)
-        case events.ViewUnclaimed():
-            recovery.view_unclaimed(state, event)
+        case events.TermClaimed():
+            recovery.term_claimed(state, event)
+        case events.TermUnclaimed():
+            recovery.term_unclaimed(state, event)
         case events.ClaimSeen():
             state.looking = False
-        case events.ViewFenced(view, why):
-            state.emit(actions.LeaveFenced(view, why))
+        case events.TermFenced(term, why):
+            state.emit(actions.LeaveFenced(term, why))
         case events.NewestRead():
             recovery.newest_read(state, event)
         case events.ManifestCommitted():
@@ -163,17 +163,17 @@ def _of_disk(state: CoordinatorState, event: Event) -> bool:
 
 
 def _committed(state: CoordinatorState, event: events.ManifestCommitted) -> None:
-    """A cut is a checkpoint: what waited for it goes on."""
-    cut, made = checkpoints.committed(state, event), event.made
-    if cut is None:
+    """A snapshot is a checkpoint: what waited for it goes on."""
+    snapshot, made = checkpoints.committed(state, event), event.made
+    if snapshot is None:
         return
     if state.source is None:
         recovery.first_committed(state, made)
-    state.cuts.committed(made.step, state.now)
+    state.snapshots.committed(made.step, state.now)
     if state.updates is not None:
-        updates.cut_is_over(state, state.updates)
-    ending.committed(state, cut, made)
-    why = ending.change_mode(state, cut, made)
+        updates.snapshot_is_over(state, state.updates)
+    ending.committed(state, snapshot, made)
+    why = ending.change_mode(state, snapshot, made)
     if why is not None:
         recovery.rewind_all(state, why)
 
@@ -261,7 +261,7 @@ def _said(state: CoordinatorState, member: Member, event: Event) -> None:
         case events.Heartbeat(_, passes):
             member.passes_again += passes
         case events.CheckpointAsked():
-            state.cuts.ask(state.now)
+            state.snapshots.ask(state.now)
         case events.WorkerStops():
             ending.stop_worker(state, rank)
 

@@ -196,7 +196,7 @@ def _welcome(state: CoordinatorState, member: Member, clock: int | None) -> None
         record, at = state.initial, -1
     member.welcomed, member.joined_in = True, state.restores
     body = {
-        "view": state.view, "recovery": state.restore_id, "clock": clock or 0, "record": bool(record),
+        "term": state.term, "recovery": state.restore_id, "clock": clock or 0, "record": bool(record),
         # A residual goes into the next push. That of an older record was fed in already, by pushes that count.
         "residual": taken is None or taken == clock, "assignment": list(state.assignment),
     }  # fmt: skip
@@ -323,12 +323,12 @@ def _waits(state: CoordinatorState, now: float) -> Iterator[tuple[int, float]]:
 
 
 def _unmarked(state: CoordinatorState) -> Iterator[tuple[int, float]]:
-    """Workers whose mark for a cut is still to come: the others hold their pushes for it."""
-    cut = state.cuts.current
-    if cut is not None and cut.marks and cut.asked is not None and not cut.committing:
+    """Workers whose mark for a snapshot is still to come: the others hold their pushes for it."""
+    snapshot = state.snapshots.current
+    if snapshot is not None and snapshot.marks and snapshot.asked is not None and not snapshot.committing:
         for member in state.members.live():
-            if member.rank not in cut.pins:
-                yield member.rank, cut.asked
+            if member.rank not in snapshot.pins:
+                yield member.rank, snapshot.asked
 
 
 def _kept(state: CoordinatorState) -> Iterator[tuple[int, float]]:

@@ -1,8 +1,8 @@
-"""From a start or a lost shard to training: all shards and workers are brought to one view of the job, at one checkpoint.
+"""From a start or a lost shard to training: all shards and workers are brought to one term of the job, at one checkpoint.
 
 The phases, in their order, are the sections of this file:
 
-`reading`: the view is claimed, so that no earlier coordinator can commit any more, and the newest checkpoint is looked for.
+`reading`: the term is claimed, so that no earlier coordinator can commit any more, and the newest checkpoint is looked for.
 `electing`: not all shards are here.
 `fresh`, `initialising`: a new run waits for rank 0, which sends its values; they become the checkpoint of step 0.
 `restoring`: the newest checkpoint is looked for again, then shards read it. In sync these are all shards, and all workers begin again; in
@@ -10,7 +10,7 @@ async only those that lost their blocks. One that cannot be read is passed over.
 `open`: training.
 `finished`: the run has its final manifest.
 
-A shard that is lost comes back with a hello (`shard_came`), or tells of its view while it starts (`announced`); either leads to
+A shard that is lost comes back with a hello (`shard_came`), or tells of its term while it starts (`announced`); either leads to
 `restoring`. Workers that come at the wrong time wait.
 """
 
@@ -38,14 +38,14 @@ LOST_AGAIN_SECONDS = 5.0
 TRIES = 3
 """So often a checkpoint is tried that could not be read, though no file is known to be damaged."""
 
-# -- reading: claim the view, find the newest checkpoint ---------------------------------------------
+# -- reading: claim the term, find the newest checkpoint ---------------------------------------------
 
 
 def take_up(state: CoordinatorState, event: events.TookUp) -> None:
     """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
     state.taken = event
-    state.view, state.restore_id = max(state.view, event.view), max(state.restore_id, event.recovery)
-    state.cuts.number = max(state.cuts.number, event.cut)
+    state.term, state.restore_id = max(state.term, event.term), max(state.restore_id, event.recovery)
+    state.snapshots.number = max(state.snapshots.number, event.snapshot)
     if event.clip is not None:
         updates.take_up_norm(state, event.recovery, *event.clip)
 
@@ -59,15 +59,15 @@ def start(state: CoordinatorState) -> None:
 
 
 def claim(state: CoordinatorState) -> None:
-    """Claim the present view."""
+    """Claim the present term."""
     state.search.claim_at, state.search.claimed = None, False
-    state.emit(actions.ClaimView(state.view))
+    state.emit(actions.ClaimTerm(state.term))
 
 
-def view_claimed(state: CoordinatorState, event: events.ViewClaimed) -> None:
-    """The view is this process's."""
+def term_claimed(state: CoordinatorState, event: events.TermClaimed) -> None:
+    """The term is this process's."""
     search = state.search
-    if event.view != state.view:
+    if event.term != state.term:
         return
     if search.waits_for is not None:
         search.waits_for = state.progress.checkpoint_problem = None
@@ -80,9 +80,9 @@ def view_claimed(state: CoordinatorState, event: events.ViewClaimed) -> None:
         look(state)
 
 
-def view_unclaimed(state: CoordinatorState, event: events.ViewUnclaimed) -> None:
+def term_unclaimed(state: CoordinatorState, event: events.TermUnclaimed) -> None:
     """The claim could not be written: on a full volume that is waited for."""
-    if event.view != state.view:
+    if event.term != state.term:
         return
     if not event.full:
         state.emit(actions.Leave(1, event.why))
@@ -93,7 +93,7 @@ def view_unclaimed(state: CoordinatorState, event: events.ViewUnclaimed) -> None
 
 
 def look(state: CoordinatorState) -> None:
-    """Look for the newest checkpoint, as soon as the view is claimed."""
+    """Look for the newest checkpoint, as soon as the term is claimed."""
     search = state.search
     search.asked = search.look_at = None
     search.looking = True
@@ -103,7 +103,7 @@ def look(state: CoordinatorState) -> None:
     search.asked = search.number
     search.records = state.phase != "reading" and _reads_records(state)
     passed = frozenset(search.damaged) | {name for name, tries in search.failed.items() if tries >= TRIES}
-    state.emit(actions.ReadNewest(search.number, state.view, passed, search.records))
+    state.emit(actions.ReadNewest(search.number, state.term, passed, search.records))
 
 
 def newest_read(state: CoordinatorState, event: events.NewestRead) -> None:
@@ -112,7 +112,7 @@ def newest_read(state: CoordinatorState, event: events.NewestRead) -> None:
     if event.number != search.asked:
         return
     search.asked = None
-    if not search.claimed:  # the view rose meanwhile
+    if not search.claimed:  # the term rose meanwhile
         return
     search.looking, search.waits_for = False, None
     for problem in event.problems:
@@ -152,7 +152,7 @@ def _begin(state: CoordinatorState, found: CheckpointFacts | None, why: str) -> 
         said = f" ({why})" if why else ""
         _leave_lost(state, f"no valid manifest in {state.job.folder}, though this run had a checkpoint{said}")
         return
-    state.emit(actions.SweepOrphans(state.view, state.cuts.number + 1))
+    state.emit(actions.SweepOrphans(state.term, state.snapshots.number + 1))
     state.source = found
     if found is not None:
         ending.take_mode_of(state, found)
@@ -190,10 +190,10 @@ def _is_over(state: CoordinatorState, found: CheckpointFacts) -> None:
 def _comes_late(state: CoordinatorState, found: CheckpointFacts) -> bool:
     """Did an earlier coordinator commit it after this one had gone on from another? What it holds is undone on other shards."""
     search = state.search
-    if found.folder != state.job.folder or found.view >= state.job.view:
+    if found.folder != state.job.folder or found.term >= state.job.term:
         return False
-    search.continued = search.continued or (found.view, found.step)
-    return (found.view, found.step) > search.continued
+    search.continued = search.continued or (found.term, found.step)
+    return (found.term, found.step) > search.continued
 
 
 def _look_later(state: CoordinatorState, why: str) -> None:
@@ -238,7 +238,7 @@ def _cannot_resume(state: CoordinatorState, made: CheckpointFacts | None, why: s
 
 
 def gather(state: CoordinatorState) -> None:
-    """Go on once every shard is here and the view is claimed."""
+    """Go on once every shard is here and the term is claimed."""
     state.search.stop()
     state.enter("electing")
     if len(state.peers) < state.job.shards or not state.search.claimed:
@@ -254,16 +254,16 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
     """A shard says hello on a new stream."""
     index, known = hello.index, state.peers.get(hello.index)
     if known is not None and hello.attempt < known.attempt:
-        state.emit(actions.Order(hello.link, Fence(state.view)))
+        state.emit(actions.Order(hello.link, Fence(state.term)))
         return
     if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
-        state.emit(actions.Order(known.link, Fence(max(state.view, hello.view))))
+        state.emit(actions.Order(known.link, Fence(max(state.term, hello.term))))
     peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
     state.peers[index] = peer
     state.blank.discard(index)
     checkpoints.drop(state, f"shard {index} has connected again")
-    if hello.view > state.view:
-        _rise(state, hello.view)
+    if hello.term > state.term:
+        _rise(state, hello.term)
     if state.phase == "finished":
         state.order(index, Finish())
     elif state.phase == "reading":
@@ -274,7 +274,7 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
         _restore(state, {index})
     else:
         again = (*missed, *membership.unanswered(state, index), *checkpoints.unprepared(state, index))
-        for order in (Adopt(state.view), *again):
+        for order in (Adopt(state.term), *again):
             state.order(index, order)
 
 
@@ -285,10 +285,10 @@ def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> Sequence[Or
     return updates.missed(state, index, peer.carried)
 
 
-def announced(state: CoordinatorState, view: int) -> None:
-    """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
-    if view > state.view and state.phase != "finished":
-        _rise(state, view)
+def announced(state: CoordinatorState, term: int) -> None:
+    """A shard that is still starting tells of a higher term: rewind the workers while it imports and restores."""
+    if term > state.term and state.phase != "finished":
+        _rise(state, term)
         if state.open and state.mode.rewinds_together:
             checkpoints.drop(state, "a shard starts again")  # it would commit steps that are undone
             state.enter("electing")
@@ -302,9 +302,9 @@ def shard_lost(state: CoordinatorState, index: int, link: int) -> None:
         checkpoints.drop(state, f"shard {index} is out of reach")
 
 
-def _rise(state: CoordinatorState, view: int) -> None:
-    state.view = view
-    state.restore_id = max(state.restore_id, view << 20)
+def _rise(state: CoordinatorState, term: int) -> None:
+    state.term = term
+    state.restore_id = max(state.restore_id, term << 20)
     claim(state)
 
 
@@ -313,8 +313,8 @@ def _rise(state: CoordinatorState, view: int) -> None:
 
 def ask_first_values(state: CoordinatorState) -> None:
     """Ask rank 0 for the run's first values, if it waits for that. While one of those before is being committed, it waits."""
-    cut, stream = state.cuts.current, state.waiting.get(0)
-    if stream is None or (cut is not None and cut.committing):
+    snapshot, stream = state.snapshots.current, state.waiting.get(0)
+    if stream is None or (snapshot is not None and snapshot.committing):
         return
     if state.phase == "fresh" or (state.initialising and stream.id != state.initialization.asked_of):
         _initialise(state, stream)
@@ -330,9 +330,9 @@ def _initialise(state: CoordinatorState, stream: Stream) -> None:
     state.enter("initialising")
     state.done, state.only, state.initial = set(), set(range(state.job.shards)), b""
     initialization.setup += 1
-    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.view, written(state.mode), state.tables))
+    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.term, written(state.mode), state.tables))
     assignment = list(state.assignment)
-    body = {"init": True, "view": state.view, "clock": 0, "recovery": state.restore_id, "assignment": assignment}
+    body = {"init": True, "term": state.term, "clock": 0, "recovery": state.restore_id, "assignment": assignment}
     state.emit(actions.Welcome(stream.id, body, init=True))
 
 
@@ -352,7 +352,7 @@ def initialised(state: CoordinatorState, event: messages.Initialised) -> None:
 
 def check_initialised(state: CoordinatorState) -> None:
     """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
-    if state.initialising and state.done >= state.only and state.initial and state.cuts.may_begin(state.now):
+    if state.initialising and state.done >= state.only and state.initial and state.snapshots.may_begin(state.now):
         checkpoints.begin(state, still=True)
 
 
@@ -438,13 +438,13 @@ def _order_restores(state: CoordinatorState, found: CheckpointFacts) -> None:
     # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
     # Where shard 0 is restored too, or was before, its own clocks may lag behind.
     state.sure = 0 not in state.only and state.job.attempt == 1 and (bool(state.tables) or 0 in state.assignment)
-    order = Restore(state.view, state.restore_id, found.folder, found.name, written(state.mode), state.fences)
+    order = Restore(state.term, state.restore_id, found.folder, found.name, written(state.mode), state.fences)
     for index, peer in state.peers.items():
         if index in state.only:
             peer.serving = False
             state.emit(actions.Order(peer.link, order, state.sure))
         else:
-            state.order(index, Adopt(state.view))
+            state.order(index, Adopt(state.term))
 
 
 def _rewind_workers(state: CoordinatorState) -> None:
@@ -499,8 +499,8 @@ def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFa
     _take_model(state, found, initial)
     state.members.took_up(taken.workers)
     state.restored, state.done, state.only = {}, set(), set()
-    state.log("info", f"all shards serve on at view {state.view}; no worker begins again")
-    state.order_all(Adopt(state.view))
+    state.log("info", f"all shards serve on at term {state.term}; no worker begins again")
+    state.order_all(Adopt(state.term))
     _let_in(state)
     updates.count_early_norms(state)
 
@@ -514,14 +514,14 @@ def _open_all(state: CoordinatorState) -> None:
         updates.begin(state, state.updates, state.source.step, state.source.workers)
     for index, peer in state.peers.items():
         peer.serving, peer.recovery, peer.mode = True, state.restore_id, written(state.mode)
-        state.order(index, Open(state.view, state.restore_id))
+        state.order(index, Open(state.term, state.restore_id))
     _let_in(state)
 
 
 def _let_in(state: CoordinatorState) -> None:
     """Training is on: who waits joins."""
     state.enter("open")
-    state.cuts.restart(state.progress.step, state.now)
+    state.snapshots.restart(state.progress.step, state.now)
     waiting = {**membership.opened(state), **state.waiting}
     state.waiting = {}
     for stream in waiting.values():

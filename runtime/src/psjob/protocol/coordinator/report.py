@@ -72,7 +72,7 @@ class JobProgress:
     def adopt(self, made: CheckpointFacts) -> None:
         """This manifest is the newest: show it."""
         self.checkpoint = {
-            "step": made.step, "view": made.view, "time": made.created, "bytes": made.bytes,
+            "step": made.step, "view": made.term, "time": made.created, "bytes": made.bytes,
             "path": made.name, "final": made.final, "observedRequest": made.request,
         }  # fmt: skip
         if made.final:
@@ -209,7 +209,7 @@ class RecoveryTimer:
         """An interruption is not over yet."""
         self._floor = self._reached = 0
         self._first: tuple[int, int, int, int, float] | None = None
-        """Of the last one: view, highest start of a worker, step gone on from, first step passed, and when (unix time)."""
+        """Of the last one: term, highest start of a worker, step gone on from, first step passed, and when (unix time)."""
 
     def interrupted(self, step: int) -> None:
         """A process has joined, or shards are back; all have passed `step`."""
@@ -226,19 +226,19 @@ class RecoveryTimer:
         if self.waits:
             self._reached = max(self._reached, acknowledged)
 
-    def passed(self, step: int, view: int, start: int, wall: float) -> None:
+    def passed(self, step: int, term: int, start: int, wall: float) -> None:
         """All have passed `step`, at unix time `wall`."""
         if self.waits and step > self._floor:
             self.steps_lost += max(0, self._reached - self._floor)
-            self._first = (view, start, self._floor, step, wall)
+            self._first = (term, start, self._floor, step, wall)
             self.waits = False
 
     def told(self, wall: float) -> dict[str, Any]:
         """As contract.STATUS_KEYS has it."""
         if self._first is None:
             return {"stepsLost": self.steps_lost, "resumed": None}
-        view, start, floor, step, at = self._first
-        first = {"view": view, "start": start, "from": floor, "step": step, "age": round(max(0.0, wall - at), 3)}
+        term, start, floor, step, at = self._first
+        first = {"view": term, "start": start, "from": floor, "step": step, "age": round(max(0.0, wall - at), 3)}
         return {"stepsLost": self.steps_lost, "resumed": first}
 
 

@@ -21,7 +21,7 @@ from psjob.protocol.coordinator.decisions import Decisions, Orders
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.report import JobProgress, StageReport
-from psjob.protocol.coordinator.schedule import Cuts
+from psjob.protocol.coordinator.schedule import SnapshotSchedule
 from psjob.protocol.messages import Clip, Order, Where
 from psjob.wire.frame import Kind
 
@@ -45,11 +45,11 @@ class ShardPeer:
 
 @dataclass
 class CheckpointSearch:
-    """Of the newest checkpoint that can be read. `claimed`: the folder is this process's in the present view."""
+    """Of the newest checkpoint that can be read. `claimed`: the folder is this process's in the present term."""
 
     claimed: bool = False
     waits_for: str | None = None
-    """Why the view cannot be claimed, or nothing be read."""
+    """Why the term cannot be claimed, or nothing be read."""
     looking: bool = False
     """Is the newest checkpoint wanted, and not found yet?"""
     asked: int | None = None
@@ -66,7 +66,7 @@ class CheckpointSearch:
     failed: dict[str, int] = field(default_factory=dict)
     """By manifest's name, how often a shard could not read it."""
     continued: tuple[int, int] | None = None
-    """View and step of an earlier coordinator's checkpoint that this one has continued."""
+    """Term and step of an earlier coordinator's checkpoint that this one has continued."""
 
     def stop(self) -> None:
         """What was looked for is not wanted any more."""
@@ -127,17 +127,17 @@ class Hanging:
 
 @dataclass
 class CheckpointTries:
-    """What became of tries to checkpoint. `base` is the cut that the newest manifest of this coordinator holds."""
+    """What became of tries to checkpoint. `base` is the snapshot that the newest manifest of this coordinator holds."""
 
     base: int | None = None
-    """What has not changed since that cut need not be written again."""
+    """What has not changed since that snapshot need not be written again."""
     moved: dict[int, messages.BytesMoved] = field(default_factory=dict)
-    """By shard: how far it has written the cut in flight, or read the restore."""
+    """By shard: how far it has written the snapshot in flight, or read the restore."""
     away_since: float | None = None
     voided: dict[int, set[int]] = field(default_factory=dict)
-    """By cut that was given up: the shards that have nothing of it any more."""
+    """By snapshot that was given up: the shards that have nothing of it any more."""
     tries: int = 0
-    """Cuts in a row that came to nothing."""
+    """Snapshots in a row that came to nothing."""
     full: tuple[str, float] | None = None
     """Why there is no room, and the seconds until the next try."""
 
@@ -217,8 +217,8 @@ class CoordinatorState:
         self.phase = "reading"
         self.since = now
         """When the phase began."""
-        self.view = job.view
-        self.restore_id = job.view << 20
+        self.term = job.term
+        self.restore_id = job.term << 20
         """Number of the newest restore."""
         self.restores = 0
         """How often shard 0 was restored: what a worker that joined before one says is of steps that are undone."""
@@ -228,7 +228,7 @@ class CoordinatorState:
         self.said_why = 0.0
         """When those who wait last heard what for."""
         self.search = CheckpointSearch()
-        self.initialization = Initialization(job.view << 20)
+        self.initialization = Initialization(job.term << 20)
 
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
@@ -265,7 +265,7 @@ class CoordinatorState:
         self.hanging = Hanging()
         places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
         interval, every = (job.interval, job.every) if job.checkpoints else (None, None)
-        self.cuts = Cuts(interval, every, places, job.view, job.apart or self.mode.ahead)
+        self.snapshots = SnapshotSchedule(interval, every, places, job.term, job.apart or self.mode.ahead)
         self.tries = CheckpointTries()
         self.updates = CoordinatedUpdates() if self.mode.decided else None
         self.norms = NormSum()

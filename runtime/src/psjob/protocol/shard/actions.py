@@ -38,7 +38,7 @@ class TellCoordinator:
 
 @dataclass(frozen=True)
 class Exit:
-    """End this process with a status and, unless it is empty, a sentence. `fenced`: the view of who took its place."""
+    """End this process with a status and, unless it is empty, a sentence. `fenced`: the term of who took its place."""
 
     code: int
     text: str = ""
@@ -58,7 +58,7 @@ class Hello:
 
     stream: int
     serving: bool
-    view: int
+    term: int
     recovery: int
     mode: str
     carried: int | None
@@ -73,23 +73,23 @@ class HangUp:
 
 @dataclass(frozen=True)
 class TellArrivals:
-    """TellCoordinator again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
+    """Tell the coordinator again what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
 
 
 @dataclass(frozen=True)
 class Reset:
-    """The shard is in `phase` and `view`; a stream of an earlier `generation` may not push any more."""
+    """The shard is in `phase` and `term`; a stream of an earlier `generation` may not push any more."""
 
     phase: Phase
-    view: int
+    term: int
     generation: int
 
 
 @dataclass(frozen=True)
-class TakeView:
-    """The shard's view is this one."""
+class TakeTerm:
+    """The shard's term is this one."""
 
-    view: int
+    term: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class SetMost:
 class Serve:
     """Workers may push."""
 
-    view: int
+    term: int
     recovery: int
 
 
@@ -171,7 +171,7 @@ class LookUp:
 
 @dataclass(frozen=True)
 class MakeReady:
-    """Make memory ready for the next cut, then Prepared."""
+    """Make memory ready for the next snapshot, then Prepared."""
 
     number: int
     base: int | None
@@ -187,7 +187,7 @@ class NoteLeft:
 
 @dataclass(frozen=True)
 class AskRecords:
-    """TellCoordinators of version `step` ask their worker for its resume record; -1: none does."""
+    """Answers of version `step` ask their worker for its resume record; -1: none does."""
 
     step: int
 
@@ -196,7 +196,7 @@ class AskRecords:
 class Hold:
     """Hold every block and table at `step` (-1: now): Armed or TooLate, and Held."""
 
-    cut: int
+    snapshot: int
     step: int
     base: int | None
     clocks: Clocks | None
@@ -206,28 +206,28 @@ class Hold:
 class Write:
     """Write what is held, then Wrote, Failed or GaveUp. It waits for disk work that was asked for before."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Nothing is held for a cut any more, and its writer stops."""
+    """Nothing is held for a snapshot any more, and its writer stops."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete the files of a cut, after disk work that was asked for before; then Discarded."""
+    """Delete the files of a snapshot, after disk work that was asked for before; then Discarded."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """Workers that marked for a cut may go on."""
+    """Workers that marked for a snapshot may go on."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class TellFinished:
 
 
 Action = (
-    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read
+    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeTerm | AdoptMode | LayOut | DropSessions | Read
     | SetFences | SetMost | Serve | CarryOut | MakeClipped | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard
     | Release | TellFinished
 )  # fmt: skip

@@ -95,7 +95,7 @@ class Welcomed:
 
     link: int
     attempt: int
-    view: int
+    term: int
     serving: bool
     complete: int = 0
     opened: frozenset[int] = frozenset()
@@ -113,7 +113,7 @@ class Welcomed:
         """From a WELCOME. Raises WireError."""
         try:
             return cls(
-                link, int(body["attempt"]), int(body["view"]), bool(body["serving"]), int(body["complete"]),
+                link, int(body["attempt"]), int(body["term"]), bool(body["serving"]), int(body["complete"]),
                 frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
                 int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
             )  # fmt: skip
@@ -159,8 +159,8 @@ class RecordHas:
 
 
 @dataclass(frozen=True)
-class CutTold:
-    """An answer of shard 0 tells of a cut before step `clock`. `stores`: this worker gives the shards its weights there."""
+class SnapshotTold:
+    """An answer of shard 0 tells of a snapshot before step `clock`. `stores`: this worker gives the shards its weights there."""
 
     clock: int
     stores: bool
@@ -168,17 +168,17 @@ class CutTold:
 
 @dataclass(frozen=True)
 class MarkWanted:
-    """The worker is to mark its next step boundary for a cut."""
+    """The worker is to mark its next step boundary for a snapshot."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Released:
-    """A shard has copied what a cut needs, or the cut is void."""
+    """A shard has copied what a snapshot needs, or the snapshot is void."""
 
     link: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -213,5 +213,5 @@ class Refused:
 Event = (
     Started | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
     | NotFound | StreamEnded | Welcomed
-    | ShardWaits | RecordCame | RecordHas | CutTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
+    | ShardWaits | RecordCame | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
 )  # fmt: skip
