@@ -127,7 +127,7 @@ def test_stages_stand_in_the_wide_table_and_in_describe(job_kubectl: Kubectl, jo
     waits = "activations of micro-batch 1 of step 8 from worker 1 (stage 0), for 12 s"
     stages = [
         {
-            "name": "front", "workersReady": "2/2", "step": 9, "delay": 0.0, "idle": 0.25, "memoryBytes": 5 << 30,
+            "name": "front", "workersReady": "2/2", "step": 9, "staleness": 0.0, "idleFraction": 0.25, "memoryBytes": 5 << 30,
             "peakMemoryBytes": 6 << 30, "peakDeviceBytes": 7 << 30,
         },
         {"name": "back", "workersReady": "0/1", "waiting": waits},
