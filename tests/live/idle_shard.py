@@ -18,9 +18,9 @@ from psjob.contract import keys
 from psjob.process.asking import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
-from tests import warm
-from tests.runkeys import RUN as RUN_KEYS
-from tests.runkeys import key_file
+from tests.support import warm
+from tests.support.runkeys import RUN as RUN_KEYS
+from tests.support.runkeys import key_file
 
 RUN = "run-9"
 LENGTH_AT = 92

@@ -34,7 +34,7 @@ from tests.live.hostile import LIMIT as SESSIONS_LIMIT
 from tests.live.hostile import LR as SESSIONS_LR
 from tests.live.hostile import World
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, together
-from tests.soaking import soak
+from tests.support.soaking import soak
 
 LR, LIMIT, STEPS = 0.1, 0.5, 3
 

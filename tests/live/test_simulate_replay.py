@@ -20,8 +20,8 @@ from psjob.simulate.replay import ServedRun, WorkRecording, mode_settings, open_
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Digits, Inner, SimulatedTraining
 from tests.live.live_shards import Shards, serving
-from tests.simulated import asked
-from tests.soaking import rotating
+from tests.support.simulated import asked
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, PUSHES = 4, 60

@@ -20,7 +20,7 @@ from psjob.protocol.coordinator.ending import following, next_mode
 from psjob.protocol.coordinator.membership import rule_difference
 from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
-from tests.runkeys import key_file
+from tests.support.runkeys import key_file
 from tests.tensors.desk import NEVER, Clerk, Desk, take_snapshot
 
 

@@ -16,7 +16,7 @@ from psjob.modes import Async, Backup, Bounded, Softsync, Sync
 from psjob.rules.base import check_hyperparameters
 from psjob.simulate.engine import Stall, WorkerSpeeds, simulate
 from psjob.simulate.training import Quadratic, SimulatedTraining
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 
 def grows(name: str, step: float, workers: int, rounds: int, momentum: float | None = None) -> bool:

@@ -18,7 +18,7 @@ from psjob.simulate import digits64
 from psjob.simulate.engine import Outage, WorkerSpeeds, simulate
 from psjob.simulate.training import BATCH, SIZE, Digits, Fixed, Floats, Inner, Library, Quadratic, SimulatedTraining
 from psjob.simulate.words import label, mode_of
-from tests.simulated import asked
+from tests.support.simulated import asked
 
 ARGV = ["-m", "psjob_client.cli.main", "simulate"]
 

@@ -36,7 +36,7 @@ from psjob.wire.frame import (
     run_digest,
 )
 from psjob.wire.reading import AHEAD, PIECE, ReadRequest, StreamClosed, StreamReading, Wants
-from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.support.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 
 
 def test_a_header_comes_back_as_it_was() -> None:
