@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from psjob.process import tracebacks
+from psjob.process import errors
 from tests.hardware import left_out
 from tests.quick import begin_imports
 
@@ -23,7 +23,7 @@ settings.register_profile("psjob", deadline=None, max_examples=40, derandomize=T
 settings.register_profile("soak", deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("PSJOB_HYPOTHESIS", "psjob"))
 
-INSTALLED = tracebacks.places
+INSTALLED = errors.places
 
 
 @wraps(INSTALLED.__wrapped__)
@@ -32,7 +32,7 @@ def _places() -> tuple[str, ...]:
     return *INSTALLED(), f"{Path(__file__).parents[1]}/hack/"
 
 
-tracebacks.places = _places  # type: ignore[assignment]
+errors.places = _places  # type: ignore[assignment]
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

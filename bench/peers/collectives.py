@@ -23,7 +23,7 @@ import slow_link
 import torch
 import torch.distributed as dist
 
-from psjob.collectives.runner import Pending, PointToPoint, run
+from psjob.collectives.all_reduce import Pending, PointToPoint, run
 from psjob.collectives.schedule import Schedule, schedule
 from psjob_client.topology import costs
 

@@ -22,9 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
+from psjob.planning.plan import Grid, Plan, Profile, Stage, Way, Wire, Work
 from psjob.planning.predict import Case, predict
-from psjob.planning.profile import Profile, Work
 from psjob_client.local.measure import measure, profile_script
 from psjob_client.stages import read_profile
 

@@ -88,7 +88,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.runPolicy.successPolicy", "FirstWorker"),
         ("spec.managedBy", "example.com/other"),
         ("spec.managedBy", None),
-        ("spec.injection", "none"),
+        ("spec.injection", "None"),
     ],
 )
 def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> None:

@@ -81,7 +81,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
         "checkpoint": {"periodSeconds": 30, "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
-        "injection": "auto",
+        "injection": "Auto",
     }
     assert job["status"] == STATUS_DEFAULT
     assert job["metadata"]["generation"] == 1
@@ -263,7 +263,7 @@ def test_a_large_manifest_is_within_the_cost_of_the_rules(job_api: Api, namespac
     assert code == 201, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"suspend": True}})
     assert code == 200, answer
-    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "none"}})
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "None"}})
     assert code == 422
 
 

@@ -58,7 +58,7 @@ def test_a_worker_is_its_template_and_what_psjob_adds(control_plane: Cluster, pl
 def test_a_shard_is_what_server_side_apply_lays_over_psjobs_own(control_plane: Cluster, place: str) -> None:
     differ = {}
     plain = {"spec": {"containers": [BASE]}}
-    placements = ({"placement": "spread"}, {"placement": "packed"})
+    placements = ({"placement": "Spread"}, {"placement": "Packed"})
     own = [_pods(place, plain, ps)[0] for ps in placements]
     for number, pod in enumerate(own):
         _apply(control_plane, place, f"base-{number}", "base", pod)

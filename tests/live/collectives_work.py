@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.collectives.all_reduce import connected
-from psjob.collectives.runner import PeerLost, Pending, PointToPoint, run
+from psjob.collectives.all_reduce import PeerLost, Pending, PointToPoint, connected, run
 from psjob.collectives.schedule import STRATEGIES, schedule
 
 NUMEL = 100_003

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import psjob as ps
-from psjob.collectives.runner import Pending, run
+from psjob.collectives.all_reduce import Pending, run
 from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule
 from psjob.rules.reduction import mean_in_rank_order
 from tests.live.collectives_processes import together

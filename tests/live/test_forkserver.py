@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psjob.process import forkserver
-from psjob.process.descendants import descendants_of
+from psjob.process.system import descendants_of
 from psjob.worker import rewind
 from tests.live.live_shards import eventually
 
@@ -241,7 +241,7 @@ def test_a_server_is_started_once_if_it_can_fork_the_same(
     started: list[int] = []
     monkeypatch.setattr(rewind, "_looked", False)
     monkeypatch.setattr(rewind, "_start", lambda: started.append(1))
-    monkeypatch.setattr(rewind.limits, "free", lambda: free)
+    monkeypatch.setattr(rewind.system, "free", lambda: free)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
     monkeypatch.delenv("PS_FORK_SERVER", raising=False)
     monkeypatch.setattr(rewind.startup, "ENVIRONMENT", dict(os.environ))

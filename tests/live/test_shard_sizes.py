@@ -200,12 +200,12 @@ MIB = 1 << 20
 
 
 ALONE = """
-from psjob.process import limits
-before = limits.resident()
+from psjob.process import system
+before = system.resident()
 held = bytearray(b"x") * (64 << 20)
-now, peak = limits.resident(), limits.peak()
+now, peak = system.resident(), system.peak()
 del held
-print(before, now, peak, limits.resident(), limits.peak())
+print(before, now, peak, system.resident(), system.peak())
 """
 
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from psjob.api import autocuts
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.modes.stages import Stages
-from psjob.pipeline.chosen import ASKS, ChosenCuts
+from psjob.modes.stages import ASKS, ChosenCuts, Stages
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
 from psjob.shard.rendezvous import FILE, PartitionStore

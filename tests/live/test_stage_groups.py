@@ -25,8 +25,7 @@ from psjob.layout.memory import LentSpan
 from psjob.modes.stages import Stages
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.microbatch import arguments
-from psjob.pipeline.stage import StageRun
+from psjob.pipeline.stage import StageRun, arguments
 from psjob.process.config import CheckpointConfig
 from psjob.shard.status_server import status
 from psjob.wire.frame import Flag, Kind

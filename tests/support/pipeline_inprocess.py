@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.microbatch import Micro, arguments, cut
-from psjob.pipeline.parts import StagePart
 from psjob.pipeline.predict import Begin
 from psjob.pipeline.schedule import Direction, StageWork, TrainingWay
-from psjob.pipeline.stage import Grads, OneMemory, StageRun
+from psjob.pipeline.stage import Grads, Micro, OneMemory, StagePart, StageRun, arguments, cut
 from tests.support.pipeline_reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 
 

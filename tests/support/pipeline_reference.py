@@ -17,10 +17,9 @@ from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
 from psjob.pipeline.draws import Calls, Draw
-from psjob.pipeline.microbatch import arguments, cut
-from psjob.pipeline.parts import StagePart
 from psjob.pipeline.predict import Begin, Corrector
 from psjob.pipeline.schedule import TrainingWay, check_shared, updates_before
+from psjob.pipeline.stage import StagePart, arguments, cut
 
 Loss = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter], int], torch.optim.Optimizer]

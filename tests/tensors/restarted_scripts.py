@@ -23,7 +23,7 @@ from psjob.api import data as epochs
 from psjob.api.attach import take_over
 from psjob.api.attachable import Pair
 from psjob.api.training_job import TrainingJob
-from psjob.process import tracebacks
+from psjob.process import errors
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER
@@ -243,9 +243,9 @@ def place(workers: int, rank: int) -> Place:
 @contextlib.contextmanager
 def surroundings(here: Place) -> Iterator[None]:
     """The globals of one process. Functions of the tests are no functions of the script."""
-    foreign = (*tracebacks.places(), f"{Path(__file__).parents[1]}/")
+    foreign = (*errors.places(), f"{Path(__file__).parents[1]}/")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tracebacks, "places", return_value=foreign))
+        stack.enter_context(mock.patch.object(errors, "places", return_value=foreign))
         stack.enter_context(mock.patch("os.register_at_fork"))  # it would keep every session
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))

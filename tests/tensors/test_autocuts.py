@@ -14,12 +14,10 @@ from torch import nn
 
 import psjob as ps
 from psjob.api import autocuts
-from psjob.modes.stages import Stages
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ChosenCuts, Stages
 from psjob.pipeline.cuts import beginnings
-from psjob.planning.plan import Plan, Stage, Way
+from psjob.planning.plan import Node, Output, Plan, Profile, Stage, Tied, Way, Work, in_blocks
 from psjob.planning.predict import Case, fits, predict
-from psjob.planning.profile import Node, Output, Profile, Tied, Work, in_blocks
 from psjob.planning.solve import solve
 from psjob.process.config import Config
 from psjob.process.errors import Refused
@@ -187,7 +185,7 @@ def test_choosing_puts_back_a_buffer_that_was_replaced() -> None:
 def test_a_model_that_would_not_fit_is_counted_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     model[5].weight = model[0].weight
-    monkeypatch.setattr(autocuts.limits, "free", lambda: 100)
+    monkeypatch.setattr(autocuts.system, "free", lambda: 100)
     made = autocuts.profile(model, ((torch.ones(4, 8),), {}))
     assert made.estimated and [tied.bytes for tied in made.tied] == [256]
     assert not any(one.is_meta for one in model.parameters())

@@ -18,7 +18,7 @@ import torch
 from psjob.api import compatibility
 from psjob.api.attachable import asked
 from psjob.api.rulechoice import LrScaling
-from psjob.process import tracebacks
+from psjob.process import errors
 from psjob.process.config import CheckpointConfig, Config
 from psjob.process.errors import Refused
 from psjob_client.convert import launcher
@@ -91,7 +91,7 @@ def test_the_scripts_line_is_named(monkeypatch: pytest.MonkeyPatch, script: Call
         script()
     trace = caught.value.__traceback__
     assert trace is not None
-    found = tracebacks.hint(caught.value, trace.tb_next)
+    found = errors.hint(caught.value, trace.tb_next)
     assert (f"test_left_in.py:{script.__code__.co_firstlineno + 1} {what}, and psjob starts none" in found) == bool(what)
     assert bool(found) == bool(what) and ("psjob convert" in found) == bool(what)
 
@@ -109,15 +109,15 @@ def test_what_ddp_has_made_of_a_model_is_named(script: Callable[[], None], remed
         script()
     trace = caught.value.__traceback__
     assert trace is not None
-    found = tracebacks.hint(caught.value, trace.tb_next)
+    found = errors.hint(caught.value, trace.tb_next)
     assert f"test_left_in.py:{script.__code__.co_firstlineno + 1} " in found and found.endswith(remedy)
 
 
 def test_the_hook_is_set_once_and_tells_after_the_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda kind, value, trace: print("the error", file=sys.stderr))
-    tracebacks.add_hints()
+    errors.add_hints()
     hook = sys.excepthook
-    tracebacks.add_hints()
+    errors.add_hints()
     assert sys.excepthook is hook
     try:
         horovod()

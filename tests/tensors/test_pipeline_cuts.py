@@ -11,7 +11,7 @@ from torch.distributed.pipelining import SplitPoint
 
 from psjob.pipeline.cuts import needs_example, split
 from psjob.pipeline.draws import Calls, Draw
-from psjob.pipeline.microbatch import arguments, cut
+from psjob.pipeline.stage import arguments, cut
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)

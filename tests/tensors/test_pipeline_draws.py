@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from psjob.pipeline import draws
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw, drawn, generators, seed_for
-from psjob.pipeline.microbatch import arguments
-from psjob.pipeline.stage import StageRun
+from psjob.pipeline.stage import StageRun, arguments
 
 torch.set_num_threads(1)
 ONES = torch.ones(64, 8)

@@ -15,10 +15,8 @@ from torch import nn
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw
-from psjob.pipeline.microbatch import arguments, cut
-from psjob.pipeline.parts import StagePart
 from psjob.pipeline.schedule import Direction, StageWork
-from psjob.pipeline.stage import ChangedInPlace, StageRun
+from psjob.pipeline.stage import ChangedInPlace, StagePart, StageRun, arguments, cut
 from tests.soaking import rotating
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference

@@ -11,8 +11,7 @@ from torch.distributed.pipelining._backward import stage_backward
 
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.microbatch import arguments
-from psjob.pipeline.stage import ChangedInPlace, OneMemory, StageRun
+from psjob.pipeline.stage import ChangedInPlace, OneMemory, StageRun, arguments
 from tests.tensors.pipeline_models import row, tokens
 
 torch.set_num_threads(1)

@@ -6,9 +6,8 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from psjob.planning.plan import Grid, Plan, Stage, Way, Wire
+from psjob.planning.plan import Grid, Node, Output, Plan, Profile, Stage, Tied, Way, Wire, Work
 from psjob.planning.predict import Case, bound, fits
-from psjob.planning.profile import Node, Output, Profile, Tied, Work
 
 MS = 1e-3
 FREE = Wire(1e15)

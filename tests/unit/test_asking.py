@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from psjob.api import scriptcode
 from psjob.api.scriptcode import Way, site, way
-from psjob.process import tracebacks
+from psjob.process import errors
 
 Ways = list[Way]
 
@@ -428,7 +428,7 @@ def test_what_is_cleared_away_while_psjob_works_is_not_left_by_a_loop() -> None:
     next(held[0])
     source = "def batches(held):\n    try:\n        yield 1\n    finally:\n        held.clear()\n"
     names: dict[str, Any] = {}
-    exec(compile(source, f"{tracebacks.HERE}api/data.py", "exec"), names)  # noqa: S102
+    exec(compile(source, f"{errors.HERE}api/data.py", "exec"), names)  # noqa: S102
     for _ in names["batches"](held):
         break
     assert [left for left, _ in data.found] == [False]

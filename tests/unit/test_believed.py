@@ -18,7 +18,7 @@ from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind
 
 ROOT = Path(psjob.__file__).parent
-READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/decode.py", ROOT / "pipeline/chosen.py")
+READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/decode.py", ROOT / "modes/stages.py")
 BODIES = frozenset({"hello", "body", "told", "raw", "said"})
 """Names that a body of a frame has in these files."""
 NOT_A_WORKERS = {

@@ -116,7 +116,7 @@ def test_a_reference_is_replaced_whole() -> None:
 def test_a_shard_that_goes_beside_its_worker_tolerates_each_taint_once() -> None:
     given = {"tolerations": [LOST[0] | {"tolerationSeconds": 300}, {"key": "gpu", "operator": "Exists"}]}
     container = {"name": "worker", "image": "a", "command": ["python", "a.py"]}
-    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "colocated"})
+    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "Colocated"})
     assert made["spec"]["tolerations"] == [*LOST, given["tolerations"][1]]
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from psjob import contract
-from psjob.process import tracebacks
+from psjob.process import errors
 from psjob.process.errors import Refused, leave_message
 
 SCRIPT, LOADER = "/home/me/train.py", "/venv/torch/utils/data/dataloader.py"
-API, INNER = f"{tracebacks.HERE}api/data.py", f"{tracebacks.HERE}worker/connection.py"
+API, INNER = f"{errors.HERE}api/data.py", f"{errors.HERE}worker/connection.py"
 
 
 def chain(*files: str, last: str) -> Callable[[], Any]:
@@ -58,7 +58,7 @@ def files_of(error: BaseException) -> list[str]:
 def test_lines_that_are_shown(files: list[str], last: str, left: list[str]) -> None:
     with pytest.raises(Exception) as caught:
         chain(*files, last=last)()
-    tracebacks.shorten(caught.value)
+    errors.shorten(caught.value)
     assert files_of(caught.value) == left
 
 
@@ -68,7 +68,7 @@ def test_errors_that_led_to_it_are_shown_so_too() -> None:
             chain(SCRIPT, API, last="raise ValueError('takes a word')")()
         except ValueError:
             chain(SCRIPT, API, SCRIPT, last="{}['no']")()
-    tracebacks.shorten(caught.value)
+    errors.shorten(caught.value)
     assert caught.value.__context__ is not None and files_of(caught.value.__context__) == [SCRIPT]
     assert files_of(caught.value) == [SCRIPT, SCRIPT]
 
@@ -81,8 +81,8 @@ def test_the_text_of_a_loader_process_is_shown_so_too() -> None:
         f'  File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no'
     )
     error = RuntimeError(text)
-    tracebacks.shorten(error)
-    assert tracebacks.HERE not in str(error)
+    errors.shorten(error)
+    assert errors.HERE not in str(error)
     assert str(error).endswith(f'File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no')
     assert "dataset[3]" in str(error) and "theirs" not in str(error)
 
@@ -102,7 +102,7 @@ def places(torch: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Those found where torch lies in this folder."""
     spec = SimpleNamespace(origin=str(torch / "torch" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    return tracebacks.places.__wrapped__()
+    return errors.places.__wrapped__()
 
 
 def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.planning.plan import Grid, Stage, Way, Wire
+from psjob.planning.plan import Grid, Node, Output, Profile, Stage, Tied, Way, Wire, Work
 from psjob.planning.predict import Timed, alone, bound, fits, in_flight, memory, play, predict, way_fits
-from psjob.planning.profile import Node, Output, Profile, Tied, Work
 from psjob.planning.solve import blocks, least_memory, mixed_pipe, most_blocks, noise, partition, solve
 from tests.soaking import rotating
 from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds, straight

@@ -1,6 +1,6 @@
 """What `psjob plan-stages` plans with: the profile of a model and the grid of devices that a described machine is.
 
-A profile is a JSON file with a version, as `psjob plan-stages --save` writes it. `psjob.planning.profile` is what planners read.
+A profile is a JSON file with a version, as `psjob plan-stages --save` writes it. `psjob.planning.plan` is what planners read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from psjob.planning.plan import Grid, Wire
-from psjob.planning.profile import Profile, profile_of
+from psjob.planning.plan import Grid, Profile, Wire, profile_of
 from psjob_client.topology.choose import Unfit, estimate
 from psjob_client.topology.machine import Machine, Routes
 from psjob_operator.api.base import Model

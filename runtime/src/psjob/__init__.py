@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from psjob.api.data import epoch, epochs, shard, state
     from psjob.api.pipelining import lazy, pipeline
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
-    from psjob.collectives.all_reduce import all_reduce, mirror
-    from psjob.collectives.runner import PeerLost
+    from psjob.collectives.all_reduce import PeerLost, all_reduce, mirror
     from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
     from psjob.embeddings.rowtables import Table
     from psjob.process.errors import Refused
@@ -89,7 +88,7 @@ _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
     "epochs": "api.data", "state": "api.data", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
-    "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.runner",
+    "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.all_reduce",
     "Table": "embeddings.rowtables", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from psjob.planning.plan import WAYS, Grid, Plan, Stage, Way, cuts_of, devices_of, plan_by_hand
+from psjob.planning.plan import WAYS, Grid, Plan, Profile, Stage, Way, Work, cuts_of, devices_of, plan_by_hand
 from psjob.planning.predict import Case, Figures, Prediction, alone, predict, way_fits
-from psjob.planning.profile import Profile, Work
 from psjob.planning.solve import SOLVERS, least_memory, solve
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
 from psjob_client.cli.topology import Hosts, Preset, Probe, Servers, machines_of

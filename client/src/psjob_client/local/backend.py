@@ -78,7 +78,7 @@ class Backend:
         config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent), encryption=encryption(self._spec))
         if self.resume is not None:
             config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
-        if self._spec.shards.placement == "colocated":
+        if self._spec.shards.placement == "Colocated":
             config["sharing"] = "index"  # each index stands for a machine, so that a laptop shows what crosses a network
         try:
             self.folder.write("config.json", config)

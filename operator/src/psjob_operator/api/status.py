@@ -139,7 +139,7 @@ class Internal(StatusModel):
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
+    """Workers with a start number whose pod was not seen yet, by number, such as 3:0-2,7."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 
@@ -148,7 +148,7 @@ class Pinned(StatusModel):
     """What a run was begun with."""
 
     runtime_image: str | None = None
-    """Image from which its pods copy the library. Absent with injection none, and locally."""
+    """Image from which its pods copy the library. Absent with injection None, and locally."""
     config_format: Count | None = None
     """Format of what the operator and its processes exchange."""
     wire: Count | None = None
@@ -237,13 +237,13 @@ class StageStatus(StatusModel):
     staleness: float | None = None
     """Updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
     idle_fraction: float | None = None
-    """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
+    """Mean part of the last 32 steps' time, 0..1, that its workers waited for other stages or shards."""
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
     peak_memory_bytes: Amount | None = None
     """The most bytes of RAM that one of its workers has held since its process began."""
     peak_device_bytes: Amount | None = None
-    """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
+    """The most bytes of tensors that one of its workers had on its CUDA device; absent without one."""
     waiting: str | None = None
     """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
     stages that wait say it."""
@@ -311,7 +311,7 @@ class Recovery(StatusModel):
     duration_seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
     steps_lost: Amount | None = None
-    """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
+    """Steps from the checkpoint to where training was. Absent in async and bounded."""
     updates_lost: Amount | None = None
     """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
     time: str
@@ -326,7 +326,7 @@ class Restarts(StatusModel):
     causes: dict[str, Count] = Field(default_factory=dict)
     """How many by cause, such as OOMKilled: 2."""
     counted: Count = 0
-    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits. What is lost together is one."""
+    """Failures that count against runPolicy.backoffLimit; 0 after ten minutes of commits. Losses at one time are one."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
     steps_lost: Amount = 0

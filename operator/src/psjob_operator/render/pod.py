@@ -174,7 +174,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": objects.config_name(job.name)}}]
-    if job.spec.injection == "auto":
+    if job.spec.injection == "Auto":
         inject(spec, container, process.pinned.runtime_image or "", asks_nothing)
     else:
         spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]

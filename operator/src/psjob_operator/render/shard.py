@@ -115,13 +115,13 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     spec |= {name: worker[name] for name in INHERITED if worker.get(name) is not None}
     if worker.get("runtimeClassName") and not asks_devices(worker):
         spec["runtimeClassName"] = worker["runtimeClassName"]
-    if job.spec.shards.placement == "colocated":  # it has no other node to go to
+    if job.spec.shards.placement == "Colocated":  # it has no other node to go to
         spec["tolerations"] = tolerations(spec["tolerations"], copy.deepcopy(worker.get("tolerations") or []))
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
-    elif job.spec.shards.placement == "packed":
+    elif job.spec.shards.placement == "Packed":
         spec["affinity"] = _few_nodes(job)
-    if job.spec.shards.placement == "spread":
+    if job.spec.shards.placement == "Spread":
         spec["topologySpreadConstraints"] = [_many_nodes(job)]
     return spec
 

@@ -18,7 +18,7 @@ from typing import Any
 from psjob import contract
 from psjob.agent.decide import LOCALHOST, End, Ended, ProcessGroup, StartAgain, environment, verdict
 from psjob.process.config import Place
-from psjob.process.descendants import end_children, end_with
+from psjob.process.system import end_children, end_with
 
 LOOK_SECONDS = 0.5
 PATIENT_SECONDS = 10.0

@@ -41,7 +41,7 @@ from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.training_job import TrainingJob
 from psjob.embeddings.rowtables import attach_alone
-from psjob.process import config, ownfiles, supervise, tracebacks
+from psjob.process import config, errors, ownfiles, supervise
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
 from psjob.rules import optimizers
@@ -239,7 +239,7 @@ def _watch_exit(job: TrainingJob) -> None:
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
-    tracebacks.shorten_errors()
+    errors.shorten_errors()
     crashes = sys.excepthook
 
     def on_error(kind: Any, value: Any, trace: Any) -> None:

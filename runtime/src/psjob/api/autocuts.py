@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from psjob import contract
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ChosenCuts
 from psjob.pipeline.cuts import beginnings, split
-from psjob.planning.plan import Grid, Way, Wire
+from psjob.planning.plan import Grid, Profile, Way, Wire, Work, in_blocks, profile_of
 from psjob.planning.predict import Case, Prediction
-from psjob.planning.profile import Profile, Work, in_blocks, profile_of
 from psjob.planning.solve import solve
-from psjob.process import limits
+from psjob.process import system
 from psjob.process.config import Config, Place
 from psjob.process.errors import Refused, leave_message
 from psjob.worker import rendezvous
@@ -127,7 +126,7 @@ def room_of(model: nn.Module) -> float | None:
     first = next((one for one in model.parameters() if not one.is_meta), None)
     if first is not None and first.is_cuda:
         return float(torch.cuda.get_device_properties(first.device).total_memory)
-    most, own = limits.limit(), limits.resident()
+    most, own = system.limit(), system.resident()
     if most is None or own is None:
         return None
     held = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if not one.is_meta)
@@ -137,7 +136,7 @@ def room_of(model: nn.Module) -> float | None:
 def _too_large(model: nn.Module) -> bool:
     if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
         return True
-    left = limits.free()
+    left = system.free()
     return left is not None and COPIES * sum(one.nbytes for one in model.parameters()) > ROOM * left
 
 

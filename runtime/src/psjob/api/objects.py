@@ -45,7 +45,7 @@ from typing import Any, Final
 import torch
 
 from psjob.api import advice, scriptcode, values
-from psjob.process import tracebacks
+from psjob.process import errors
 from psjob.process.errors import Refused
 from psjob.resume import tagged
 
@@ -74,7 +74,7 @@ def is_of_script(kind: type) -> bool:
     if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not file.startswith(tracebacks.places())
+    return file is not None and not file.startswith(errors.places())
 
 
 def is_dead(value: Any) -> bool:

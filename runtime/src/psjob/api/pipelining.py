@@ -16,8 +16,7 @@ from psjob.embeddings.lookup import Lookup
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.lazy import materialise, on_meta
-from psjob.pipeline.microbatch import LossFn, Micro, accumulate, arguments, cut, mean_loss
-from psjob.pipeline.stage import Grads, StageRun
+from psjob.pipeline.stage import Grads, LossFn, Micro, StageRun, accumulate, arguments, cut, mean_loss
 from psjob.process import config
 from psjob.process.errors import Refused, refuse
 

@@ -29,8 +29,8 @@ from types import CodeType, FrameType, GeneratorType
 from typing import Any, Final
 
 from psjob.api import values
-from psjob.process import tracebacks
-from psjob.process.tracebacks import HERE
+from psjob.process import errors
+from psjob.process.errors import HERE
 
 _DROPS: Final = ("POP_TOP", "POP_ITER", "END_FOR")
 _UNPACKS: Final = ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG", "CACHE", "NOP")
@@ -91,7 +91,7 @@ def _assigned(instructions: list[dis.Instruction]) -> Iterator[str]:
 @cache
 def is_script(code: CodeType) -> bool:
     """Is the function the script's, and not of an installed package?"""
-    return not code.co_filename.startswith(("<frozen", *tracebacks.places()))
+    return not code.co_filename.startswith(("<frozen", *errors.places()))
 
 
 def is_begin(frame: FrameType) -> bool:
@@ -282,7 +282,7 @@ def keeps_count(iterator: object, chain: Sequence[Holder], own: Callable[[object
 
 def _shows_progress(thing: object) -> bool:
     """A generator that gives each thing that it was given, and none else."""
-    shows = tuple(f"{place}{name}/" for place in tracebacks.places() for name in _SHOW_PROGRESS)
+    shows = tuple(f"{place}{name}/" for place in errors.places() for name in _SHOW_PROGRESS)
     return isinstance(thing, GeneratorType) and thing.gi_code.co_filename.startswith(shows)
 
 

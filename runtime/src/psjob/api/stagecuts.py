@@ -17,8 +17,8 @@ from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.lazy import FirstValues, give_memory
-from psjob.pipeline.parts import StagePart
 from psjob.pipeline.schedule import TrainingWay, check_shared
+from psjob.pipeline.stage import StagePart
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.worker.exchange import Clip

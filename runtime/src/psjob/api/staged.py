@@ -27,10 +27,9 @@ from psjob.api.training_job import TrainingJob
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.microbatch import LossFn, Micro, accumulate, arguments, cut, mean_loss
 from psjob.pipeline.predict import check_correction
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
-from psjob.pipeline.stage import Grads, OneMemory, StageRun
+from psjob.pipeline.stage import Grads, LossFn, Micro, OneMemory, StageRun, accumulate, arguments, cut, mean_loss
 from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.pipeline import MOST_MICROBATCHES, Key

@@ -27,8 +27,6 @@ try:
     from lightning.fabric.utilities import move_data_to_device
     from lightning.fabric.utilities.rank_zero import rank_zero_only
     from lightning.fabric.wrappers import _FabricDataLoader, _FabricOptimizer
-
-    from psjob.integrations import lightningtogether as together
 except ImportError as missing:
     raise needs("lightning", missing) from None
 
@@ -41,7 +39,7 @@ def begin() -> None:
 
 
 def mark(place: config.Place) -> None:
-    """Let `is_global_zero` and `save` be those of rank 0 only, and let the workers reduce, gather and wait together."""
+    """Let `is_global_zero` and `save` be those of rank 0 only, and let the workers reduce, gather and wait meetings."""
     rank_zero_only.rank = place.rank
     if getattr(SingleDeviceStrategy, "psjob", False):
         return
@@ -71,11 +69,11 @@ def _in_training() -> bool:
 
 
 def _all_reduce(self: Any, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-    return together.reduced(tensor, reduce_op, "fabric.all_reduce") if _in_training() else tensor
+    return meetings.reduced(tensor, reduce_op, "fabric.all_reduce") if _in_training() else tensor
 
 
 def _all_gather(self: Any, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-    return together.gathered(tensor, sync_grads, "fabric.all_gather") if _in_training() else tensor
+    return meetings.gathered(tensor, sync_grads, "fabric.all_gather") if _in_training() else tensor
 
 
 def _barrier(self: Any, *given: Any, **named: Any) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -21,14 +25,12 @@ from psjob.process.errors import refuse
 try:
     from lightning.fabric.utilities.rank_zero import rank_zero_only as of_fabric
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.callbacks import StochasticWeightAveraging
+    from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
     from lightning.pytorch.plugins.precision import MixedPrecision, Precision
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-    from psjob.integrations import lightningfinetuning as finetuning
-    from psjob.integrations import lightningtogether as together
 except ImportError as missing:
     raise needs("lightning", missing) from None
 
@@ -123,7 +125,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         ps.attach(
             self.lightning_module,
             optimizers[0],
-            later=finetuning.later(trainer, self.lightning_module, optimizers[0]),
+            later=added_later(trainer, self.lightning_module, optimizers[0]),
             lightning=progress,
         )
         self.optimizers = optimizers  # wrapped anew, as what they are now
@@ -151,13 +153,13 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if not self._in_training(sys._getframe(1)):
             return tensor
         op = named.get("reduce_op", given[1] if len(given) > 1 else "mean")
-        return together.reduced(tensor, op, "a value logged with sync_dist=True")
+        return meetings.reduced(tensor, op, "a value logged with sync_dist=True")
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """What all workers have in training; in an evaluation the tensor itself."""
         if self._place is None or not self._trains:
             return tensor
-        return together.gathered(tensor, sync_grads, "all_gather")
+        return meetings.gathered(tensor, sync_grads, "all_gather")
 
     def _in_training(self, frame: FrameType) -> bool:
         """Has the module's log, or code of the script, asked in training? What Lightning decides by itself, each worker decides."""
@@ -261,7 +263,7 @@ class Progress:
             "schedulers": [config.scheduler.state_dict() for config in self._trainer.strategy.lr_scheduler_configs],
             "precision": self._trainer.strategy.precision_plugin.state_dict(),
             "callbacks": {name: one.state_dict() for name, one in self._callbacks().items()},
-            "norms": finetuning.norms(self._trainer.lightning_module),
+            "norms": norms(self._trainer.lightning_module),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -272,8 +274,8 @@ class Progress:
         for name, one in self._callbacks().items():
             if name in state["callbacks"]:
                 one.load_state_dict(state["callbacks"][name])
-        finetuning.restored(self._trainer.callbacks)
-        finetuning.put_back_norms(self._trainer.lightning_module, state.get("norms", {}))
+        keep_groups(self._trainer.callbacks)
+        put_back_norms(self._trainer.lightning_module, state.get("norms", {}))
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Before the loops begin: at the batch of this state."""
@@ -315,6 +317,72 @@ def _logged(trainer: Trainer) -> dict[str, Any]:
 
 def _evaluating(trainer: Trainer) -> bool:
     return bool(trainer.validating or trainer.sanity_checking or trainer.testing or trainer.predicting)
+
+
+MOST_EPOCHS: Final = 1000
+"""In which a group is looked for, where the Trainer names no number of epochs."""
+
+
+def added_later(trainer: Trainer, module: LightningModule, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    """For each group that a callback of BaseFinetuning will add to the optimizer, its parameters, in their order.
+
+    The job has to know them from the beginning. A callback says so by what it does at each epoch. It is let do that once before training,
+    with an optimizer that is thrown away, and everything that it changed is put back.
+    """
+    callbacks = [one for one in trainer.callbacks if isinstance(one, BaseFinetuning)]
+    if not callbacks:
+        return []
+    recorder = _copied_optimizer(optimizer)
+    known = len(recorder.param_groups)
+    epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else MOST_EPOCHS
+    with _put_back(module, callbacks), contextlib.redirect_stdout(io.StringIO()):
+        for epoch in range(epochs):
+            for one in callbacks:
+                one.finetune_function(module, epoch, recorder)
+    return [list(group["params"]) for group in recorder.param_groups[known:]]
+
+
+def _copied_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Another one of its class, of the same parameters."""
+    made = copy.copy(optimizer)
+    made.param_groups = [dict(group) for group in optimizer.param_groups]
+    return made
+
+
+@contextlib.contextmanager
+def _put_back(module: LightningModule, callbacks: list[Any]) -> Iterator[None]:
+    trained = [(p, p.requires_grad) for p in module.parameters()]
+    tracked = norms(module)
+    states = [(one, copy.copy(vars(one))) for one in callbacks]
+    try:
+        yield
+    finally:
+        for p, requires_grad in trained:
+            p.requires_grad_(requires_grad)
+        put_back_norms(module, tracked)
+        for one, state in states:
+            vars(one).clear()
+            vars(one).update(state)
+
+
+def norms(module: torch.nn.Module) -> dict[str, bool]:
+    """Of each BatchNorm of the module, whether it takes statistics."""
+    batch_norms = torch.nn.modules.batchnorm._BatchNorm
+    return {name: one.track_running_stats for name, one in module.named_modules() if isinstance(one, batch_norms)}
+
+
+def put_back_norms(module: torch.nn.Module, tracked: dict[str, bool]) -> None:
+    """As `norms` gave it."""
+    for name, one in module.named_modules():
+        if name in tracked:
+            one.track_running_stats = tracked[name]
+
+
+def keep_groups(callbacks: list[Any]) -> None:
+    """After a restart psjob puts the groups back by itself: these callbacks shall not make others of their own."""
+    for one in callbacks:
+        if isinstance(one, BaseFinetuning):
+            one._restarting = False
 
 
 StrategyRegistry.register("ps", PSStrategy, description="psjob: parameter-server training in the job around the script", override=True)

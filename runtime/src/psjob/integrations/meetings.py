@@ -1,17 +1,19 @@
-"""Points of the script at which all workers meet, for libraries whose loops have barriers and gather values.
+"""Points of the script at which all workers meet, for libraries whose loops have barriers, and reduce and gather values.
 
 Points are counted: by what was asked before `attach`, and after it by the pass over the data, the batch of it, and what was asked since.
-So a worker that begins again comes to the same points, and hears what was said there."""
+So a worker that begins again comes to the same points, and hears what was said there.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from psjob.api import advice
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.api.training_job import TrainingJob
@@ -20,24 +22,6 @@ from psjob.process.errors import refuse
 from psjob.protocol import records
 from psjob.resume import tagged
 from psjob.worker import rendezvous
-
-
-class _Count:
-    """How often each was asked since `at` was another."""
-
-    def __init__(self) -> None:
-        self._at = ""
-        self._asked: Counter[str] = Counter()
-
-    def next(self, at: str, what: str) -> int:
-        """The number of this question."""
-        if at != self._at:
-            self._at, self._asked = at, Counter()
-        self._asked[what] += 1
-        return self._asked[what] - 1
-
-
-_count = _Count()
 
 
 def everyone(what: str) -> None:
@@ -62,6 +46,60 @@ def of_all(value: Any, what: str) -> list[Any]:
         return [value]
     heard = _met(what, written(value, what))
     return [value] * place.config.workers if heard is None else [read(each) for each in heard]
+
+
+OPS: Final = ("mean", "avg", "sum", "max", "min")
+
+
+def reduced(value: Any, op: Any, what: str) -> Any:
+    """The mean, sum, largest or smallest of what all workers have in training, for Lightning and Fabric."""
+    name = op.lower() if isinstance(op, str) else str(getattr(op, "name", "mean" if op is None else op)).lower()
+    if name not in OPS:
+        refuse(f"{what} with {name} in a job; take one of {', '.join(OPS)}")
+    if not _stand_together(what):
+        return value
+    given = value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
+    whole = torch.stack([one.to(given.device) for one in of_all(given, what)])
+    if name in ("max", "min"):
+        return whole.amax(0) if name == "max" else whole.amin(0)
+    found = whole.sum(0, dtype=given.dtype)
+    return found / len(whole) if name in ("mean", "avg") else found
+
+
+def gathered(value: torch.Tensor, sync_grads: bool, what: str) -> torch.Tensor:
+    """What all workers have in training, one after the other along a new first dimension."""
+    if sync_grads:
+        refuse(f"{what} with sync_grads=True in a job: gradients do not flow between workers. Compute the loss of this worker's batch")
+    heard = of_all(value, what) if _stand_together(what) else [value]
+    return torch.stack([one.to(value.device) for one in heard])
+
+
+def _stand_together(what: str) -> bool:
+    """Do workers stand at the same step? Says so where they do not."""
+    job = attaching.current
+    if job is None or job.clips:
+        return job is not None
+    mode = job.place.config.mode
+    advice.tell("gather", f"{what} in training takes each worker's own value: in mode {mode} they do not stand at the same step")
+    return False
+
+
+class _Count:
+    """How often each was asked since `at` was another."""
+
+    def __init__(self) -> None:
+        self._at = ""
+        self._asked: Counter[str] = Counter()
+
+    def next(self, at: str, what: str) -> int:
+        """The number of this question."""
+        if at != self._at:
+            self._at, self._asked = at, Counter()
+        self._asked[what] += 1
+        return self._asked[what] - 1
+
+
+_count = _Count()
 
 
 def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[str] | None:

@@ -2,12 +2,14 @@
 
 A mode decides once for a whole push (every block of a worker's clock). So an update by some of the workers is by the same ones in every
 block. A *version* is a number of updates. The *lag* (staleness) of a push is the updates between the weights it was computed on and now.
+
+In a *decided* mode the coordinator decides which pushes count, once for all blocks of all shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 
 class Push(NamedTuple):
@@ -99,5 +101,23 @@ class ServedMode(Mode, Protocol):
         ...
 
     def marks(self) -> bool:
-        """Does a cut need each worker's mark, rather than a step that all pass?"""
+        """Does a snapshot need each worker's mark, rather than a step that all pass?"""
         ...
+
+
+class DecidedMode:
+    """See `Served`. A shard answers a push when the coordinator says that its worker may go."""
+
+    inner_steps: int = 0
+    decided: ClassVar[bool] = True
+    rewinds_together: ClassVar[bool] = True
+    steady: ClassVar[bool] = False
+    worker_update: ClassVar[bool] = False
+    ahead: ClassVar[int | None] = 0
+
+    def version_for(self, clock: int) -> int:
+        """Here it counts the worker's own clocks that were answered, not updates."""
+        return clock + 1
+
+    def marks(self) -> bool:
+        return False

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.asynchronous import Async
-from psjob.modes.base import Batch, Push
-from psjob.modes.decided import DecidedMode
+from psjob.modes.base import Batch, DecidedMode, Push
 from psjob.modes.sync import Sync
 
 _all, _each = Sync(), Async()

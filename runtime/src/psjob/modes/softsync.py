@@ -6,8 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psjob.modes.base import Batch, Push
-from psjob.modes.decided import DecidedMode
+from psjob.modes.base import Batch, DecidedMode, Push
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import SplitPoint
 
 from psjob.pipeline.draws import joined
 from psjob.pipeline.exported import exported_parts
-from psjob.pipeline.parts import Pieces, StagePart
+from psjob.pipeline.stage import Pieces, StagePart
 
 Cuts = Sequence[str | int] | Mapping[str, SplitPoint]
 """Where parts begin: names of modules, or numbers of children of an nn.Sequential; or torch's SplitPoint by name."""

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined, seed_for
 from psjob.pipeline.lazy import untouched
-from psjob.pipeline.parts import StagePart, devices_of
+from psjob.pipeline.stage import StagePart, devices_of
 
 Mode = tuple[Any, ...]
 """("grad", enabled), or ("autocast", device type, dtype, enabled, cache)."""

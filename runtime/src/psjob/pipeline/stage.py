@@ -1,11 +1,14 @@
 """Runs one stage: forwards and backwards of micro-batches, each on one version of the stage's weights.
 
 `OneMemory` holds the weights of a stage that keeps no older ones: one memory, which changes under open graphs.
+A `StagePart` is the part of a model that a stage runs: which parameters and buffers it needs, and its forward on tensors that are given to
+it. `cut` makes micro-batches of a batch, a nested structure of tensors, along dimension 0.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,8 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw
-from psjob.pipeline.parts import StagePart, devices_of
+from psjob.pipeline.draws import Calls, Draw, drawing, may_draw
 
 
 class OneMemory:
@@ -362,3 +364,203 @@ def _sum_of_bits(tensor: torch.Tensor) -> int:
     real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.element_size()]
     return int(real.contiguous().view(kind).sum(dtype=torch.int64))
+
+
+class StagePart(ABC):
+    """Stage `index` of a model. A parameter that several parts use is in each of them.
+
+    Attributes:
+        index: from 0.
+        parameters: their names in the model, as `named_parameters` gives them.
+        buffers: their names in the model, as `named_buffers` gives them.
+    """
+
+    index: int
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+    @abstractmethod
+    def run(self, parameters: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor], value: Any, draw: Draw, calls: Calls) -> Any:
+        """The forward.
+
+        Args:
+            parameters: by name, all of `self.parameters`. They are used as they are, so a graph keeps these very tensors.
+            buffers: by name, all of `self.buffers`; changed where the forward changes them.
+            value: of part 0 `(args, kwargs)` of the model; of others what the part before returned.
+            draw: what random bits depend on.
+            calls: counts the calls of modules.
+
+        Returns:
+            A nested structure of tensors: for the next part, or what the model returns.
+        """
+
+    @abstractmethod
+    def expect(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Be ready for a micro-batch of which the model takes `given`: where the parts before run elsewhere, this one does not see it."""
+
+    @abstractmethod
+    def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> Any:
+        """A context for the backward of a forward that was run with this draw and counted in `calls`."""
+
+
+class Pieces(StagePart):
+    """Modules of which each takes what the one before returned. A piece without a name is the whole model."""
+
+    def __init__(self, index: int, model: nn.Module, pieces: Sequence[tuple[str, nn.Module]]) -> None:
+        self.index = index
+        self._names = [name for name, _ in pieces]
+        self._holder = _Holder([piece for _, piece in pieces])
+        self._local = local_names(model, self._holder)
+        known = dict(model.named_parameters())
+        self.parameters = tuple(name for name in self._local if name in known)
+        self.buffers = tuple(name for name in self._local if name not in known)
+        self._drawing = [{id(m): name for name, m in piece.named_modules() if may_draw(m)} for _, piece in pieces]
+
+    def run(self, parameters: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor], value: Any, draw: Draw, calls: Calls) -> Any:
+        given = {self._local[name]: parameters[name] for name in self.parameters}
+        given |= {self._local[name]: buffers[name] for name in self.buffers}
+        devices = devices_of([*given.values(), value])
+
+        def forward(pieces: Sequence[nn.Module]) -> Any:
+            args, kwargs = value if self.index == 0 else ((value,), {})
+            if self._names != [""] and (len(args) != 1 or kwargs):
+                raise ValueError(
+                    f"an nn.Sequential takes one argument without a name, and was given {len(args) + len(kwargs)}; "
+                    "give it a tensor, or a tuple of one structure"
+                )
+            for name, piece, names in zip(self._names, pieces, self._drawing, strict=True):
+                if names:
+                    with drawing(draw, names, devices, calls, prefix=name):
+                        output = piece(*args, **kwargs)
+                else:
+                    output = piece(*args, **kwargs)
+                args, kwargs = (output,), {}
+            return args[0]
+
+        result = torch.func.functional_call(self._holder, given, (forward,))
+        for name in self.buffers:  # a forward may put another tensor into a buffer's place
+            buffers[name] = given[self._local[name]]
+        return result
+
+    def expect(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Modules take any shape."""
+
+    @contextmanager
+    def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, names in zip(self._names, self._drawing, strict=True):
+                if names:
+                    stack.enter_context(drawing(draw, names, devices, calls, again=True, prefix=name))
+            yield
+
+
+class _Holder(nn.Module):
+    """Runs what it is given on its pieces, so that `functional_call` swaps tensors once for all of them."""
+
+    def __init__(self, pieces: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.pieces = nn.ModuleList(pieces)
+
+    def forward(self, run: Any) -> Any:
+        return run(self.pieces)
+
+
+def devices_of(values: Any) -> list[torch.device]:
+    """Where the tensors of a structure lie."""
+    return list(dict.fromkeys(leaf.device for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)))
+
+
+def local_names(model: nn.Module, part: nn.Module) -> dict[str, str]:
+    """Names in the model of all parameters and buffers of `part`, each with its first name in `part`."""
+    canonical = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    names: dict[str, str] = {}
+    for local, tensor in [*part.named_parameters(), *part.named_buffers()]:
+        names.setdefault(canonical[id(tensor)], local)
+    return names
+
+
+@dataclass(frozen=True)
+class Micro:
+    """One micro-batch: the structure of the batch with its samples, and the share of the batch's samples that it has, above 0 to 1."""
+
+    value: Any
+    weight: float
+
+
+def cut(batch: Any, microbatches: int) -> list[Micro]:
+    """Cut `batch` into at most `microbatches`; fewer where it has fewer samples.
+
+    Sizes differ by one at most, larger ones first. The n_i of N samples weigh n_i/N, so that the weighted sum of the micro-batches'
+    means is the mean of the batch. Tensors of a micro-batch are views of the batch's. What is no tensor, and tensors without
+    dimensions, are given to every micro-batch.
+
+    Args:
+        batch: tuples, lists, dicts and other structures known to torch's pytree, nested, of tensors. Tensors have the same length of
+            dimension 0.
+        microbatches: 1 or more.
+
+    Raises:
+        ValueError: a number below 1, lengths that differ, an empty batch, or no tensor with a dimension.
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches is {microbatches}, must be 1 or more")
+    leaves, structure = pytree.tree_flatten(batch)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    samples = _samples(batch, [leaves[place] for place in places])
+    cuts = min(microbatches, samples)
+    sizes = [samples // cuts + (number < samples % cuts) for number in range(cuts)]
+    parts: list[list[Any]] = [list(leaves) for _ in sizes]
+    for place in places:
+        for part, piece in zip(parts, leaves[place].split(sizes), strict=True):
+            part[place] = piece
+    return [Micro(pytree.tree_unflatten(part, structure), size / samples) for part, size in zip(parts, sizes, strict=True)]
+
+
+def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with, `(args, kwargs)`: a tuple holds its arguments, a mapping those by name; else there is one."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
+    return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def _samples(batch: Any, tensors: list[torch.Tensor]) -> int:
+    if not tensors:
+        raise ValueError(
+            f"the batch ({type(batch).__name__}) holds no tensor with a dimension; give tensors whose dimension 0 counts samples"
+        )
+    lengths = [len(tensor) for tensor in tensors]
+    if len(set(lengths)) > 1:
+        found = ", ".join(map(str, sorted(set(lengths))))
+        raise ValueError(f"the tensors of the batch have {found} samples in dimension 0; all must have the same number")
+    if not lengths[0]:
+        raise ValueError("the batch has 0 samples; leave empty batches out")
+    return lengths[0]
+
+
+LossFn = Callable[[Any, Any], torch.Tensor]
+"""From the model's output and the target, the mean loss of the samples."""
+
+
+def mean_loss(loss_fn: LossFn, target: Any, weight: float) -> Callable[[Any], torch.Tensor]:
+    """From the model's output of a micro-batch, its part of the batch's mean loss. That raises ValueError for a loss that is none."""
+
+    def finish(output: Any) -> torch.Tensor:
+        loss = loss_fn(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn returned {shape}, must be the mean loss as a tensor without dimensions")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ValueError("the loss has no gradient: no parameter of the model that needs one leads to it")
+        return loss * weight
+
+    return finish
+
+
+def accumulate(p: nn.Parameter, grad: torch.Tensor) -> None:
+    """As autograd adds a gradient to a leaf."""
+    if p.grad is None:
+        p.grad = grad.clone()  # autograd may give one tensor as the gradient of several
+    elif p.grad.layout is torch.strided:
+        p.grad.add_(grad)
+    else:
+        p.grad = p.grad + grad

@@ -15,8 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from psjob.planning.plan import Grid, Plan, Stage, Way, Wire, devices_of
-from psjob.planning.profile import Work
+from psjob.planning.plan import Grid, Plan, Stage, Way, Wire, Work, devices_of
 
 
 @dataclass(frozen=True)

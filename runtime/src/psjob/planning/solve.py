@@ -29,9 +29,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from psjob.planning.plan import Plan, Stage
+from psjob.planning.plan import Plan, Stage, Work
 from psjob.planning.predict import Case, Prediction, bound, fits, memory, predict, way_fits
-from psjob.planning.profile import Work
 
 
 def blocks(work: Work, most: int, seed: int = 0) -> list[int]:

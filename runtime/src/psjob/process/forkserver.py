@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from psjob.process.descendants import ChildExits, end_with
+from psjob.process.system import ChildExits, end_with
 
 READY: Final = b"ready\n"
 WORKERS, SHARDS = ("torch", "psjob.api.attach"), ("psjob.shard.server",)

@@ -37,7 +37,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
         return
-    from psjob.process import errors, ownfiles, tracebacks
+    from psjob.process import errors, ownfiles
 
     if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
         one_run(environ.get(contract.ENV_RUN, ""), environ)
@@ -45,8 +45,8 @@ def begin(environ: MutableMapping[str, str]) -> None:
     samplers_know_the_job()
     ownfiles.begin(environ)
     errors.begin()
-    tracebacks.shorten_errors()
-    tracebacks.add_hints()
+    errors.shorten_errors()
+    errors.add_hints()
     begin_with_libraries()
 
 

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from psjob import contract
-from psjob.process import limits, supervise
+from psjob.process import supervise, system
 from psjob.process.config import Place, place
 from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard import keeper
@@ -55,7 +55,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     supervise.guard()
     try:
         here = _checked(place())
-        files = limits.open_files(here.config.workers, here.config.streams, len(here.config.shards))
+        files = system.open_files(here.config.workers, here.config.streams, len(here.config.shards))
     except Refused as refused:
         exit_refused(str(refused))
         raise
@@ -67,7 +67,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
-    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES), GREETING_BYTES)
+    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - system.OWN_FILES), GREETING_BYTES)
     if held is None:
         announce(here)
 

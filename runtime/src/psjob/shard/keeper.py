@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, limits, supervise
-from psjob.process.descendants import ChildExits, end_with
+from psjob.process import forkserver, forkwaiter, supervise, system
+from psjob.process.system import ChildExits, end_with
 from psjob.wire.shared_memory import Region, possible
 
 WEIGHTS: Final = "weights"
@@ -264,7 +264,7 @@ class Keeper:
         if self._can_fork is not None:
             return
         try:
-            if "torch" not in sys.modules and (room := limits.free(*filter(None, [self._server]))) is not None and room < ROOM:
+            if "torch" not in sys.modules and (room := system.free(*filter(None, [self._server]))) is not None and room < ROOM:
                 return  # looked at again when it is needed
             self.load()
             self._can_fork = forkserver.can_fork()

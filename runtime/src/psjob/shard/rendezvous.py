@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
 from psjob.checkpoint.problems import CheckpointProblem, explain
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.protocol.records import MOST_NAME

@@ -32,7 +32,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from psjob import contract
-from psjob.process import supervise, tracebacks
+from psjob.process import errors, supervise
 from psjob.process.errors import leave_message
 
 
@@ -68,7 +68,7 @@ def watch_thread() -> None:
 
     def on_error(of: threading.ExceptHookArgs) -> None:
         if of.exc_value is not None:
-            tracebacks.shorten(of.exc_value)
+            errors.shorten(of.exc_value)
         hook(of)
         code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
         if threading.get_ident() == own and code not in (0, None):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from psjob.pipeline.chosen import ASKS as ASKS_CUTS
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.modes.stages import ASKS as ASKS_CUTS
+from psjob.modes.stages import ChosenCuts
 from psjob.process.config import Place
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.protocol.worker.machine import newest

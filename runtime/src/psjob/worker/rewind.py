@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, limits, startup
+from psjob.process import forkserver, forkwaiter, startup, system
 from psjob.process.config import Place
-from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
+from psjob.process.system import end_children
 
 APART = 0.5
 """Seconds between workers, which may share a machine: each sees what those before it have taken."""
@@ -74,8 +74,8 @@ def prepare(trained: float) -> None:
     if _looked or trained < _after():
         return
     _looked = True
-    room = limits.free()
-    wanted = min(ROOM, SERVER + (limits.resident() or ROOM))
+    room = system.free()
+    wanted = min(ROOM, SERVER + (system.resident() or ROOM))
     if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= wanted and not _differs():
         _start()
 

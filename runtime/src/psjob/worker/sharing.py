@@ -23,7 +23,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Layout
 from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
-from psjob.process.limits import available
+from psjob.process.system import available
 from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region, Window

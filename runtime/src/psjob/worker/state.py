@@ -23,7 +23,7 @@ import torch
 
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.modes import of as mode_of
-from psjob.process import limits
+from psjob.process import system
 from psjob.process.config import Place
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import WorkerMachine
@@ -230,7 +230,7 @@ class StageGauge:
     def _tell(self, now: float, what: str | None, seconds: float) -> None:
         self._told, self._waited = now, what is not None
         body: dict[str, Any] = {
-            "idle": self._idle.recent(now, seconds), "rss": limits.resident(), "peak": limits.peak(), "devicePeak": device_peak(),
+            "idle": self._idle.recent(now, seconds), "rss": system.resident(), "peak": system.peak(), "devicePeak": device_peak(),
         }  # fmt: skip
         if self._late:
             body["delay"] = fmean(self._late)
