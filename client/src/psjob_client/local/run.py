@@ -248,7 +248,7 @@ def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, secon
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),
         "transport": told.get("transport"),
-        **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
+        **(lateness(watch.told.values()) or {"staleness": None, "gap": None}),
         "warning": told.get("warning"),
         "non_finite": told.get("nonFinite"),
         "large_push": told.get("largePush"),
