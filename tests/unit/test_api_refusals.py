@@ -28,8 +28,8 @@ from psjob_operator.cluster.client import (
     PODS,
     ApiError,
     Cause,
-    Client,
     ConnectError,
+    KubernetesClient,
     _event,
     _reply,
     causes,
@@ -47,7 +47,7 @@ from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.observed_state import Refusal
 from psjob_operator.plan.plan import plan
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.plan_given import NOW, job, running
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
@@ -103,8 +103,8 @@ def test_what_was_to_be_deleted_is_gone_only_where_that_is_said(
     async def refused(*_: object) -> dict[str, Any]:
         raise refusal(code, "", message)
 
-    monkeypatch.setattr(Client, "_call", refused)
-    meant = Client.__new__(Client).delete(PODS, "ns", "x", "a")
+    monkeypatch.setattr(KubernetesClient, "_call", refused)
+    meant = KubernetesClient.__new__(KubernetesClient).delete(PODS, "ns", "x", "a")
     with contextlib.nullcontext() if gone else pytest.raises(ApiError):
         asyncio.run(meant)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series, View
-from psjob_client.text import amount, as_json, as_yaml, number, span
+from psjob_client.text import amount, json_text, number, span, yaml_text
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
@@ -60,12 +60,12 @@ Output = Annotated[Form, typer.Option("--output", "-o", help="table, wide, json,
 TextOutput = Annotated[TextForm, typer.Option("--output", "-o", help="text, or json for programs.")]
 
 
-def data(form: Form, views: Sequence[View] | View) -> bool:
+def print_data(form: Form, views: Sequence[View] | View) -> bool:
     """Print as JSON or YAML, where that was asked for."""
     if form not in (Form.json, Form.yaml):
         return False
     plain = views.to_manifest() if isinstance(views, View) else [view.to_manifest() for view in views]
-    text = as_json(plain) if form is Form.json else as_yaml(plain)
+    text = json_text(plain) if form is Form.json else yaml_text(plain)
     emit(text)
     return True
 
@@ -236,7 +236,7 @@ def metric_row(one: Series) -> Sequence[str]:
     """A row of the table of numbers, with a curve of blocks."""
     return (
         one.name, number(one.last), number(min(one.values)), number(max(one.values)), str(len(one.values)), str(one.steps[-1]),
-        curve(one.values),
+        sparkline(one.values),
     )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def point_rows(history: HistoryView) -> list[Sequence[str]]:
     ]
 
 
-def curve(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """At most 24 blocks, the highest for the largest value."""
     stride = max(1, -(-len(values) // CURVE))
     kept = values[::-1][::stride][::-1]
@@ -262,7 +262,7 @@ def when(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def short(process: str, job_row: str) -> str:
+def short_name(process: str, job_row: str) -> str:
     """`worker-0` of `digits-worker-0-r1`."""
     cut = process.removeprefix(f"{job_row}-")
     return cut.rpartition("-")[0] or process

@@ -331,7 +331,7 @@ def cluster_events(raw: Iterable[Mapping[str, Any]]) -> tuple[EventView, ...]:
     return tuple(sorted(found, key=lambda event: event.time))
 
 
-def finished(pods: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def pod_ends(pods: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """By pod, when its last container ended."""
     found: dict[str, float] = {}
     for pod in pods:
@@ -589,7 +589,7 @@ def thinned(lines: Sequence[Line], most: int | None) -> Sequence[Line]:
     return lines if stride == 1 else lines[(len(lines) - 1) % stride :: stride]
 
 
-def history(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> HistoryView:
+def history_view(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> HistoryView:
     """One series a name, a point for each report, at the step that it was made at; `rate` has a point a line.
 
     A line holds each number that was given last. Lines without `reported` do not say when: there each step with a line is a point.

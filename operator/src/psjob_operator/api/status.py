@@ -139,7 +139,7 @@ class Internal(StatusModel):
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers with a start number whose pod was not seen yet, by number, such as 3:0-2,7."""
+    """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 

@@ -32,8 +32,8 @@ from psjob_operator.cluster.client import (
     SECRETS,
     SERVICES,
     ApiError,
-    Client,
-    Key,
+    JobKey,
+    KubernetesClient,
     ResourceKind,
     limit_words,
     limited,
@@ -103,7 +103,7 @@ class Apply:
 
     def __init__(
         self,
-        client: Client,
+        client: KubernetesClient,
         store: JobStore,
         own_key: OperatorKey,
         shard_user: int | None = NOBODY,
@@ -181,7 +181,7 @@ class Apply:
             await self._client.delete(PODS, observed.namespace, action.name, action.uid, action.grace_seconds)
         except ApiError as error:
             return error
-        self._store.dismiss(Key(observed.namespace, observed.name), action.uid)
+        self._store.dismiss(JobKey(observed.namespace, observed.name), action.uid)
         return None
 
     async def _create_all(
@@ -413,7 +413,7 @@ def _where(observed: ObservedState) -> dict[str, str]:
     return {"job": f"{observed.namespace}/{observed.name}", "uid": observed.uid}
 
 
-async def write_status(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
+async def write_status(client: KubernetesClient, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
     """Store `change` (of `difference`) if the job is still as `job` says; answers the object as stored.
 
     Raises ApiError: 409 where it has changed, 404 where it has gone, 422 where a rule of the schema refuses it.
@@ -422,7 +422,7 @@ async def write_status(client: Client, job: JobEntry, change: Mapping[str, Any])
     return await client.patch_status(JOBS, job.namespace, job.name, body)
 
 
-def difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
+def status_difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
     """The merge patch from the stored status to the wanted one; empty where nothing differs.
 
     What only a newer operator knows, or what cannot be read, is left as it is.
@@ -509,7 +509,7 @@ class EventRecorder:
     One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
     """
 
-    def __init__(self, client: Client, instance: str, busy: Callable[[], bool]) -> None:
+    def __init__(self, client: KubernetesClient, instance: str, busy: Callable[[], bool]) -> None:
         self._client = client
         self._instance = instance
         self._busy = busy

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 import psjob_operator
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.api.status import unix
-from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, Key
+from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, JobKey
 
 Kind = Literal["counter", "gauge", "histogram"]
 JOB = ("namespace", "job")
@@ -361,7 +361,7 @@ PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 class JobReading:
     """A job as it is known now."""
 
-    key: Key
+    key: JobKey
     brief: Mapping[str, Any]
     """Of JobEntry."""
     status: Mapping[str, Any]

@@ -228,7 +228,7 @@ def known_lag(rule: HasHyperparameters, lag: int | None) -> int:
     return lag
 
 
-def pieces(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Array, ...]]:
+def range_views(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Array, ...]]:
     """The arrays themselves, or their views of each range."""
     if ranges is None:
         yield wholes

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 RULES: Final[Mapping[str, Mapping[str, bool]]] = {"sgd": {}, "plain": {}, "heavy-ball": {}, "nag": {"nesterov": True}}
-"""Rules that `bound` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for every element.
-Others scale elements, or keep a momentum for each worker."""
+"""Rules that `largest_stable_rate` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for
+every element. Others scale elements, or keep a momentum for each worker."""
 KEPT = 512
 """Pushes whose staleness (lag) is looked back on."""
 MEMORY = 0.99
@@ -55,7 +55,7 @@ class Guard:
         late, curvature, lr = self._lag95(), self._curvature(), float(hyperparameters["lr"])
         if not 0 < curvature < math.inf:  # nor where it is no number any more
             return None
-        largest = bound(late, {**hyperparameters, **self._fixed}) / curvature
+        largest = largest_stable_rate(late, {**hyperparameters, **self._fixed}) / curvature
         if lr <= max(1.0, 2 * self._said) * largest:
             return None
         self._said = lr / largest
@@ -79,7 +79,7 @@ class Guard:
         return sorted(self._lags)[math.ceil(0.95 * len(self._lags)) - 1]
 
 
-def bound(lag: int, hyperparameters: Mapping[str, float | bool]) -> float:
+def largest_stable_rate(lag: int, hyperparameters: Mapping[str, float | bool]) -> float:
     """Largest lr × curvature at which w -= lr · (its momentum of gradients `lag` updates old) does not grow on a quadratic.
 
     Without momentum 2 sin(π / (2 (2 lag + 1))). With it, the point where a root of (z - 1) (1 - μ/z) z^lag = -lr a leaves the unit
