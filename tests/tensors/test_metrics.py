@@ -1,20 +1,31 @@
-"""The operator's /metrics: the table is what is exposed, labels are bounded, and nothing that a pod says breaks the page."""
+"""The operator's /metrics: the table is what is exposed, labels are bounded, and nothing that a pod says breaks the page.
+
+The status of the largest job that a manifest may ask for is read whole, with every name and number at its longest.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from psjob.protocol.coordinator.members import State
+from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
 from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram
+from psjob.shard.status_server import status
+from psjob_operator.api.load import load_job
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import JobKey, KubernetesClient, Limits, _verb
@@ -22,6 +33,9 @@ from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
 from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
+from psjob_operator.contract import STATUS_BYTES
+from tests.tensors.desk import Clerk, Desk
+from tests.unit.api_manifest import GOOD
 
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {
@@ -358,3 +372,42 @@ def test_the_page_is_served_beside_the_probes() -> None:
 
     kind, text = asyncio.run(scenario())
     assert kind == CONTENT_TYPE and "psjob_operator_ready 0.0" in text and 'psjob_jobs{namespace="a",phase="Running"} 1.0' in text
+
+
+WORKERS = 4000
+
+
+def accepted(workers: int) -> bool:
+    manifest: dict[str, Any] = copy.deepcopy(GOOD)
+    manifest["spec"]["workers"]["replicas"] = workers
+    return load_job(yaml.safe_dump(manifest))[0] is not None
+
+
+def test_the_status_of_the_largest_job_is_read_whole(tmp_path: Path) -> None:
+    assert accepted(WORKERS) and not accepted(WORKERS + 1)
+    desk = Desk(tmp_path, workers=WORKERS, mode="async")
+    server, coordinator = desk.servers[0], desk.c
+    long = -1.2345678901234567e-300
+    for rank, member in coordinator.members.all.items():
+        member.clock, member.incarnation, member.state, member.idle = 2**63 - 1, (2**32 - 1, 2**32 - 1), State.JOINED, 0.9999
+        server.store.admission.rows[rank].complete = 2**63 - 1
+        server.sessions[rank] = Clerk(server, rank, 1, 0, {})
+    coordinator.progress.report(0, {"\u6743" * 60 + f"{number:04d}": long for number in range(2 * MAX_METRICS)})
+    for step in range(64):
+        coordinator.progress.passed(2**63 - step, time.time())
+    server.job.waiting_for = f"workers {list(range(WORKERS))} have not pushed step {2**63 - 1} (block 100000), for 100000 s"
+    raw = json.dumps(status(server)).encode()
+    assert STATUS_BYTES / 2 < len(raw) < STATUS_BYTES
+    found = parse_status(raw)
+    assert found is not None
+    told = found["coordinator"]
+    assert [worker["rank"] for worker in told["workers"]] == list(range(WORKERS)) and len(told["metrics"]) == MAX_METRICS
+    assert len(found["counters"]["acknowledged"]) == len(found["transports"]) == WORKERS
+
+
+def test_names_that_are_never_told_again_make_room() -> None:
+    progress = JobProgress()
+    for step in range(1000):
+        progress.report(0, {"loss": 1.0 / (step + 1), f"loss at {step}": float(step)})
+    assert len(progress.metrics) == MAX_METRICS
+    assert progress.metrics["loss"] == 0.001 and progress.metrics["loss at 999"] == 999.0 and "loss at 0" not in progress.metrics
