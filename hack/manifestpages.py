@@ -128,6 +128,11 @@ spec:
   workers: {{replicas: 4, template: {{spec: {{containers: [{{name: worker, image: me/digits:1, command: [python, train.py]}}]}}}}}}
 ```
 
+## Words
+
+Words of training are lower case, as in Python: modes, rules, codecs, backends and what is of a stream. So are the names of roles. Words
+about pods and policies are CamelCase, as in Kubernetes, such as `placement: Spread` and `cleanPodPolicy: All`.
+
 ## Refusals
 
 The API server and `psjob run` refuse with the same words. Each refusal is one sentence: what must hold, then why and what to do.

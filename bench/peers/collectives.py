@@ -36,14 +36,15 @@ RATE, LATENCY = 10e6, 4e-3
 ROUNDS, DEADLINE = 3, 60.0
 LARGE = NUMEL * 4
 LAWS = {
-    "mirrored": costs.chain(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
-    "ring": costs.ring(LARGE, RANKS, RATE, LATENCY),
-    "both-ways-ring": costs.both_ways_ring(LARGE, RANKS, RATE, LATENCY),
-    "tree": costs.tree(LARGE, RANKS, RATE, LATENCY),
-    "pipelined-tree": costs.pipelined_tree(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
+    "mirrored": costs.chain_seconds(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
+    "ring": costs.ring_seconds(LARGE, RANKS, RATE, LATENCY),
+    "both-ways-ring": costs.both_ways_ring_seconds(LARGE, RANKS, RATE, LATENCY),
+    "tree": costs.tree_seconds(LARGE, RANKS, RATE, LATENCY),
+    "pipelined-tree": costs.pipelined_tree_seconds(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
     "servers": 2 * (LATENCY + LARGE / (RANKS * RATE)),
     "hierarchical": costs.levels(
-        2 * costs.tree_one_way(LARGE, DEVICES, RATE, LATENCY, chunks=RANKS // DEVICES), costs.ring(LARGE, RANKS // DEVICES, RATE, LATENCY)
+        2 * costs.tree_one_way(LARGE, DEVICES, RATE, LATENCY, chunks=RANKS // DEVICES),
+        costs.ring_seconds(LARGE, RANKS // DEVICES, RATE, LATENCY),
     ),
 }
 """Seconds of a large vector. Four ranks have no double ring, and the links of their double tree are shared."""
@@ -64,7 +65,7 @@ def main() -> None:
         note = f"{seconds * 1e3:.0f} ms for {LARGE / 1e6:.1f} MB, the model says {LAWS[name] * 1e3:.0f}"
         rows.append(clock.row(name, seconds / LAWS[name], "of the model", 1.15, 0.85, note))
     ring, tree = found[len(LAWS) :]
-    said = costs.ring(4 * SMALL, RANKS, RATE, LATENCY) / costs.tree(4 * SMALL, RANKS, RATE, LATENCY)
+    said = costs.ring_seconds(4 * SMALL, RANKS, RATE, LATENCY) / costs.tree_seconds(4 * SMALL, RANKS, RATE, LATENCY)
     rows.append(clock.row("ring over tree for 4 KiB", ring / tree, "times", said * 1.2, said / 1.2, f"the model says {said:.2f}"))
     clock.answer_rows(rows)
 

@@ -28,7 +28,7 @@ MODEL = TENSORS * EACH * 4
 MACHINES = (2, 3, 4)
 WARM_UP, STEPS = 4, 20
 MOST_BYTES, LEAST_SPEED = 1.02, 3.0
-ROADS = {"colocated": ("colocated", "auto"), "shared": (None, "auto"), "tcp": (None, "tcp")}
+ROADS = {"colocated": ("Colocated", "auto"), "shared": (None, "auto"), "tcp": (None, "tcp")}
 
 
 def main() -> None:

@@ -48,9 +48,9 @@ def work(words: argparse.Namespace) -> None:
     assert current is not None
     looks: list[float] = []
 
-    def looked(cut: bool) -> None:
+    def looked(snapshot: bool) -> None:
         began = time.thread_time()
-        current.digests.step_boundary(cut)
+        current.digests.step_boundary(snapshot)
         looks.append(time.thread_time() - began)
 
     current.session.at_step_boundary = looked
@@ -58,7 +58,7 @@ def work(words: argparse.Namespace) -> None:
     wholes = []
     for _ in range(WHOLES):
         began = time.thread_time()
-        current.digests.step_boundary(cut=True)
+        current.digests.step_boundary(snapshot=True)
         wholes.append(time.thread_time() - began)
     clock.answer([statistics.median(steps), sum(looks) / len(looks), statistics.median(wholes)])
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from psjob.collectives.schedule import STRATEGIES, Schedule, relabelled, schedule_of
 from psjob_client.topology import costs
-from psjob_client.topology.choose import HYSTERESIS, Choice, Estimate, choose
+from psjob_client.topology.choose import HYSTERESIS, Choice, Estimate, choose_strategy
 from psjob_client.topology.machine import FIGURES, Machine, Routes, read_machine
 
 NUMEL = 1 << 19
@@ -76,7 +76,7 @@ def machine(name: str) -> Machine:
 
 
 def chosen(name: str) -> Choice:
-    return choose(machine(name), SIZE)
+    return choose_strategy(machine(name), SIZE)
 
 
 def runs(choice: Choice) -> list[Estimate]:

@@ -39,7 +39,7 @@ BY_HAND = (
         ("tests/unit/test_modes.py",),
     ),
     ByHand(
-        "a cut is not of one step",
+        "a snapshot is not of one step",
         f"{PSJOB}/protocol/coordinator/checkpoints.py",
         "        if other != told[0]:\n",
         "        if False:\n",
@@ -71,14 +71,14 @@ BY_HAND = (
         f"{PSJOB}/protocol/coordinator/membership.py",
         "    return clock if found else None\n",
         "    return clock + 1 if found else None\n",
-        ("tests/unit/test_cuts.py",),
+        ("tests/unit/test_snapshot_schedule.py",),
     ),
     ByHand(
         "an async worker resumes one clock too early",
         f"{PSJOB}/protocol/coordinator/membership.py",
         "    return newest - 1 if newest - 1 in complete else newest\n",
         "    return newest - 1\n",
-        ("tests/unit/test_cuts.py",),
+        ("tests/unit/test_snapshot_schedule.py",),
     ),
     ByHand(
         "an order is lost after a break",

@@ -24,7 +24,7 @@ NAME = "pairs"
 def job() -> dict[str, Any]:
     """Two workers on two nodes, as long as there are two, and a shard beside each."""
     kept = {"periodSeconds": 2, "everySteps": 25, "volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
-    made = digits.job(NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=kept, shards={"replicas": 2, "placement": "colocated"})
+    made = digits.job(NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint=kept, shards={"replicas": 2, "placement": "Colocated"})
     selector = {"matchLabels": {"psjob.dev/job-name": NAME, "psjob.dev/role": "worker"}}
     made["spec"]["workers"]["template"]["spec"]["topologySpreadConstraints"] = [
         {
@@ -101,7 +101,7 @@ def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluste
         for name, network, transport in (("near", {"hostNetwork": True, **dns}, "shared"), ("apart", {}, "tcp")):
             epochs = [f"--epochs={digits.LONG_EPOCHS}"]
             made = digits.job(
-                name, workers=1, args=epochs, shards={"replicas": 1, "placement": "colocated"}, checkpoint={"periodSeconds": 2}
+                name, workers=1, args=epochs, shards={"replicas": 1, "placement": "Colocated"}, checkpoint={"periodSeconds": 2}
             )
             made["spec"]["workers"]["template"]["spec"] |= network
             made["spec"]["shards"]["template"]["spec"] |= network

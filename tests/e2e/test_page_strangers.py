@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psjob_client.sdk.client import AsyncClient
-from psjob_client.ui.server import Page, opened
+from psjob_client.ui.server import Page, browser_opened
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_no_command_line_has_the_token(served: Page, monkeypatch: pytest.MonkeyP
     """Every user of the machine can read the browser's."""
     seen: list[str] = []
     monkeypatch.setattr(webbrowser, "open", seen.append)
-    with opened(served.address) as file:
+    with browser_opened(served.address) as file:
         assert seen == [file.as_uri()] and token(served) not in seen[0]
         assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
         assert served.address in file.read_text()

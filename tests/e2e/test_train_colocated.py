@@ -22,7 +22,7 @@ STEPS = 40
 """Of a run that is hit."""
 
 
-def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int = LAST, placement: str = "colocated") -> Ran:
+def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int = LAST, placement: str = "Colocated") -> Ran:
     folder.mkdir(exist_ok=True)
     words = ["colocated.py", *map(str, (TENSORS, steps, FIRST, LAST, pace))]
     kept = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}, "periodSeconds": 3600, "everySteps": 10}
@@ -75,7 +75,7 @@ def test_each_machine_carries_what_the_formula_says(tmp_path: Path, machines: in
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run that nothing disturbs, whose blocks all go by shared memory."""
-    ran = run(tmp_path_factory.mktemp("calm"), 2, steps=STEPS, placement="packed")
+    ran = run(tmp_path_factory.mktemp("calm"), 2, steps=STEPS, placement="Packed")
     assert ran.summary["transport"] == "shared"
     return ran
 

@@ -125,7 +125,7 @@ def assert_steps_lost(ran: Ran) -> None:
     shards = [recovery for recovery in ran.summary["recoveries"] if recovery["fault"].startswith("kill:shard-")]
     least = sum(min(recovery["acknowledged"].values()) - recovery["checkpointStep"] for recovery in shards)
     assert 0 < least <= status["restarts"]["stepsLost"] < STEPS, status
-    assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["seconds"] > 0, status
+    assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["durationSeconds"] > 0, status
 
 
 def assert_same_file(one: Ran, other: Ran) -> None:

@@ -85,7 +85,7 @@ def check(ran: Ran, shard: int) -> None:
     assert lost_of(ran, other) == 0
     status = json.loads((ran.folder / "status.json").read_text())
     assert status["lastRecovery"]["updatesLost"] == status["restarts"]["updatesLost"] == lost, "the status tells another number"
-    assert status["lastRecovery"]["seconds"] > 0 and "interruption" not in status
+    assert status["lastRecovery"]["durationSeconds"] > 0 and "interruption" not in status
     since = applied_since_the_cut(ran, recovery)
     print(f"lost {lost} of {since} updates that came after the checkpoint of step {recovery['checkpointStep']}")
     assert lost <= since

@@ -139,7 +139,7 @@ def test_each_stage_says_how_it_stands(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "psjob_client.cli.main", "get", "job", "--local"]
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
     head = next(line for line in said if line.startswith("STAGE"))
-    assert head.split()[:7] == ["STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK"]
+    assert head.split()[:7] == ["STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK"]
     (row,) = (line.split() for line in said if line.startswith("part-0"))
     assert row[:4] == ["part-0", "1/1", "20", "0"] and row[4] == f"{slow:.0%}"
 

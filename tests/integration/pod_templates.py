@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.render.shard import merge
+from psjob_operator.render.shard import merge_templates
 
 Template = dict[str, Any]
 HOSTNAME, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
@@ -177,5 +177,5 @@ def templates(name: str, count: int) -> dict[str, Template]:
 def _together(chosen: list[Mapping[str, Any]]) -> Template:
     made: Template = {}
     for part in chosen:
-        made = merge(made, copy.deepcopy(dict(part)))
+        made = merge_templates(made, copy.deepcopy(dict(part)))
     return made

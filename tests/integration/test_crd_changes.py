@@ -33,7 +33,7 @@ def namespace(bare_namespace: str) -> str:
 
 
 def shards(*attempts: int) -> list[dict[str, Any]]:
-    return [{"index": index, "attempt": attempt, "state": "Serving"} for index, attempt in enumerate(attempts)]
+    return [{"index": index, "replica": 0, "attempt": attempt, "state": "Serving"} for index, attempt in enumerate(attempts)]
 
 
 STATUS = {
@@ -88,7 +88,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.runPolicy.successPolicy", "FirstWorker"),
         ("spec.managedBy", "example.com/other"),
         ("spec.managedBy", None),
-        ("spec.injection", "none"),
+        ("spec.injection", "None"),
     ],
 )
 def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> None:
@@ -237,10 +237,11 @@ BACK = [
     ("shards gone", {"shards": None}, "status.shards", "must not shrink; each entry"),
     (
         "other shards",
-        {"shards": [{"index": 1, "attempt": 5, "state": "Serving"}, {"index": 2, "attempt": 5, "state": "Serving"}]},
+        {"shards": [{"index": 1, "replica": 0, "attempt": 5}, {"index": 2, "replica": 0, "attempt": 5}]},
         "status.shards",
         "must hold each index",
     ),
+    ("two of a shard", {"shards": [*shards(1, 2), {"index": 1, "replica": 1, "attempt": 1}]}, "status.shards", "must hold each index"),
     ("all gone", None, "status.internal.term", "must not go back; a lower term"),
 ]
 
@@ -322,8 +323,9 @@ def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api:
     ("patch", "field"),
     [
         ({"phase": "Done"}, "status.phase"),
-        ({"shards": [{"index": 0, "attempt": 5, "state": "Fine"}, {"index": 1, "attempt": 5}]}, "status.shards[0].state"),
+        ({"shards": [{"index": 0, "replica": 0, "attempt": 5, "state": "Fine"}, *shards(1, 5)[1:]]}, "status.shards[0].state"),
         ({"shards": shards(5, 5) + shards(5)}, "status.shards[2]"),
+        ({"shards": [{"index": 0, "attempt": 5}, *shards(1, 5)[1:]]}, "status.shards[0].replica"),
         (
             {"conditions": [{"type": "Ready", "status": "Maybe", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
             "status.conditions[0].status",
@@ -345,7 +347,7 @@ def test_the_rules_cost_little_at_256_shards(job_api: Api, namespace: str) -> No
     assert job_api.create(namespace, changed(GOOD, {"spec.shards.replicas": 256, "spec.workers.replicas": 4000}))[0] == 201
     took = []
     for number in (1, 2, 3):
-        full = [{"index": i, "attempt": number, "state": "Serving", "pod": f"digits-shard-{i}-a{number}"} for i in range(256)]
+        full = [{"index": i, "replica": 0, "attempt": number, "state": "Serving", "pod": f"digits-shard-{i}-a{number}"} for i in range(256)]
         internal, workers = {"term": number, "workerStart": number}, {"succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
         began = time.monotonic()
         code, answer = job_api.merge(

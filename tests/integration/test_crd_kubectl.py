@@ -81,7 +81,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
         "checkpoint": {"periodSeconds": 30, "keep": 3},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
-        "injection": "auto",
+        "injection": "Auto",
     }
     assert job["status"] == STATUS_DEFAULT
     assert job["metadata"]["generation"] == 1
@@ -127,7 +127,7 @@ def test_stages_stand_in_the_wide_table_and_in_describe(job_kubectl: Kubectl, jo
     waits = "activations of micro-batch 1 of step 8 from worker 1 (stage 0), for 12 s"
     stages = [
         {
-            "name": "front", "workersReady": "2/2", "step": 9, "delay": 0.0, "idle": 0.25, "memoryBytes": 5 << 30,
+            "name": "front", "workersReady": "2/2", "step": 9, "staleness": 0.0, "idleFraction": 0.25, "memoryBytes": 5 << 30,
             "peakMemoryBytes": 6 << 30, "peakDeviceBytes": 7 << 30,
         },
         {"name": "back", "workersReady": "0/1", "waiting": waits},
@@ -263,7 +263,7 @@ def test_a_large_manifest_is_within_the_cost_of_the_rules(job_api: Api, namespac
     assert code == 201, answer
     code, answer = job_api.merge(namespace, "digits", {"spec": {"suspend": True}})
     assert code == 200, answer
-    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "none"}})
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"injection": "None"}})
     assert code == 422
 
 

@@ -19,7 +19,7 @@ MANY = MANY_NODES
 
 def pairs(place: World, name: str, *nodes: str) -> None:
     """A job of so many pairs that runs, pair i on node i."""
-    place.create(manifest(name, workers=len(nodes), shards=len(nodes), of_shards={"placement": "colocated"}, checkpoint=MANY))
+    place.create(manifest(name, workers=len(nodes), shards=len(nodes), of_shards={"placement": "Colocated"}, checkpoint=MANY))
     for index, node in enumerate(nodes):
         pods = (f"{name}-shard-{index}-a1", f"{name}-worker-{index}-r1")
         place.until("its pods", lambda pods=pods: set(pods) <= set(place.pods()))  # type: ignore[misc]
@@ -84,10 +84,10 @@ def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_alon
     assert place.status(name)["restarts"]["causes"] == {"Error": 1, "Moved": 2}
 
 
-@pytest.mark.parametrize(("placement", "field"), [("spread", "topologySpreadConstraints"), ("packed", "affinity")])
+@pytest.mark.parametrize(("placement", "field"), [("Spread", "topologySpreadConstraints"), ("Packed", "affinity")])
 @together
 def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name: str, placement: str, field: str) -> None:
-    place.create(manifest(name, shards={"replicas": 2, "placement": placement}, checkpoint=MANY))
+    place.create(manifest(name, shards=2, of_shards={"placement": placement}, checkpoint=MANY))
     shard = f"{name}-shard-1-a1"
     place.until("the shard", lambda: shard in place.pods(name))
     assert field in place.pods(name)[shard]["spec"] and required(place.pods(name)[shard]) is None
@@ -103,7 +103,7 @@ def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World
     }
     place.cluster.api.create(place.path("persistentvolumeclaims"), body)
     mine = {"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}
-    place.create(manifest(name, shards={"replicas": 2, "placement": "colocated"}, checkpoint=mine))
+    place.create(manifest(name, shards=2, of_shards={"placement": "Colocated"}, checkpoint=mine))
     place.until_phase("Failed", name)
     assert f"claim {name}-mine has the modes ReadWriteOnce; name a claim with ReadWriteMany" in place.conditions(name)["Failed"]["message"]
     assert not place.pods(name)

@@ -281,7 +281,7 @@ def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str
     assert restarted(place, name, f"{name}-shard-0-a2")["counted"] == 1
     place.run(f"{name}-shard-0-a2", node=node)
     status = place.until_phase("Running", name)
-    assert status["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-shard-0-a2"}
+    assert status["shards"][0] == {"index": 0, "replica": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-shard-0-a2"}
     assert status["internal"]["term"] == 2
     assert f"{name}-worker-0-r1" in place.pods(), "nobody else's pod was started again"
 

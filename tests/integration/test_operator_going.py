@@ -35,7 +35,7 @@ def test_a_claim_that_is_deleted_under_a_job_is_told_before_it_is_suspended(plac
 
 def test_an_ended_pod_that_a_finalizer_keeps_wedges_neither_suspend_nor_resume(place: World, node: str, name: str) -> None:
     keep = {"metadata": {"finalizers": ["example.com/keep"]}}
-    place.create(manifest(name, workers=1, shards={"replicas": 1, "template": keep}))
+    place.create(manifest(name, workers=1, of_shards={"template": keep}))
     pods = running(place, name, node)
     try:
         place.edit(name, suspend=True)

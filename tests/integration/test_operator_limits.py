@@ -64,14 +64,14 @@ def test_a_quota_that_wants_to_be_told_what_pods_ask_for_gets_it(place: World, n
 
 def test_limits_of_the_template_alone_are_no_fault(place: World, name: str) -> None:
     given = {"spec": {"containers": [{"name": "shard", "resources": {"limits": {"cpu": "200m", "memory": "300Mi"}}}]}}
-    place.create(manifest(name, workers=1, shards={"replicas": 1, "template": given}))
+    place.create(manifest(name, workers=1, of_shards={"template": given}))
     place.until("its shard", lambda: f"{name}-shard-0-a1" in place.pods(name))
     assert resources(place, f"{name}-shard-0-a1")["requests"] == {"cpu": "200m", "memory": "300Mi"}
 
 
 def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resume(place: World, node: str, name: str) -> None:
     ran = f"{name}b"
-    place.create(manifest(ran, workers=1, shards={"replicas": 1, "template": ASKS}))
+    place.create(manifest(ran, workers=1, of_shards={"template": ASKS}))
     place.run(f"{ran}-shard-0-a1", f"{ran}-worker-0-r1", node=node)
     place.until_phase("Running", ran)
     place.edit(ran, suspend=True)
@@ -81,7 +81,7 @@ def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resum
     place.until_phase("Suspended", ran)
     there = limit(place, name, SMALL)
     try:
-        place.create(manifest(name, workers=1, shards={"replicas": 1, "template": ASKS}))
+        place.create(manifest(name, workers=1, of_shards={"template": ASKS}))
         place.edit(ran, suspend=False)
         for job in (name, ran):
             place.until(f"{job} to name it", lambda job=job: waits(place, job, f"LimitRange {name} of namespace", "cpu limit of 250m"), 15)
@@ -94,7 +94,7 @@ def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resum
 
 def test_a_priority_class_that_is_not_there_yet_is_waited_for(place: World, name: str) -> None:
     classed = {"priorityClassName": name}
-    place.create(manifest(name, workers=1, pod=classed, shards={"replicas": 1, "template": {"spec": classed}}))
+    place.create(manifest(name, workers=1, pod=classed, of_shards={"template": {"spec": classed}}))
     place.until("it to name the class", lambda: waits(place, name, f"no PriorityClass with name {name} was found"))
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7}
     place.cluster.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)

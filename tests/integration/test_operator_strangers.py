@@ -35,7 +35,7 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
         "phase": "Running",
         "internal": {"term": 5, "workerStart": 4},
         "observedGeneration": 1,
-        "shards": [{"index": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-shard-0-a7"}],
+        "shards": [{"index": 0, "replica": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-shard-0-a7"}],
         "workers": {"desired": 2, "ready": 2, "succeededIndexes": "0-1", "failedIndexes": ""},
         "restarts": {"total": 9, "causes": {"OOMKilled": 9}, "counted": 9},
         "checkpoint": {"step": 900, "time": "2026-01-01T00:00:00Z", "path": f"{other}/step-900"},

@@ -15,7 +15,7 @@ import pytest
 from hack.cluster.api import ApiError
 from psjob_client.cli.render import documents
 from psjob_operator.api.validate import validate_job
-from psjob_operator.render.shard import KEYED, merge
+from psjob_operator.render.shard import KEYED, merge_templates
 from tests.cluster_fixtures import Cluster
 from tests.integration.pod_templates import Template, templates
 from tests.unit.api_manifest import MANY_NODES
@@ -47,7 +47,7 @@ def place(control_plane: Cluster) -> Iterator[str]:
 def test_a_worker_is_its_template_and_what_psjob_adds(control_plane: Cluster, place: str) -> None:
     differ = {}
     for name, part in templates("worker", COUNT).items():
-        template = merge({"spec": {"containers": [BASE]}}, part)
+        template = merge_templates({"spec": {"containers": [BASE]}}, part)
         made = _made(control_plane, _pods(place, template, {})[1])
         bare = _made(control_plane, _bare(place, template, made))
         differ[name] = _difference(_without_ours(made, "worker"), bare)
@@ -58,7 +58,7 @@ def test_a_worker_is_its_template_and_what_psjob_adds(control_plane: Cluster, pl
 def test_a_shard_is_what_server_side_apply_lays_over_psjobs_own(control_plane: Cluster, place: str) -> None:
     differ = {}
     plain = {"spec": {"containers": [BASE]}}
-    placements = ({"placement": "spread"}, {"placement": "packed"})
+    placements = ({"placement": "Spread"}, {"placement": "Packed"})
     own = [_pods(place, plain, ps)[0] for ps in placements]
     for number, pod in enumerate(own):
         _apply(control_plane, place, f"base-{number}", "base", pod)

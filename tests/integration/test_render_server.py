@@ -101,12 +101,12 @@ def ask(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
     ("level", "template", "spec"),
     [
         ("restricted", SAFE, {}),
-        ("restricted", SAFE, {"injection": "none"}),
+        ("restricted", SAFE, {"injection": "None"}),
         ("restricted", SAFE, {"checkpoint": {"disabled": True}}),
         ("restricted", SAFE, {"checkpoint": CLAIMED}),
         ("privileged", GPU, {}),
         ("privileged", {**GPU, "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, {"shards": {"template": OVER}}),
-        ("privileged", GPU, {"injection": "none"}),
+        ("privileged", GPU, {"injection": "None"}),
         ("privileged", {**PLAIN, "securityContext": {"runAsUser": 0}}, {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}}),
     ],
 )

@@ -250,8 +250,8 @@ def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
 
     def goes_on() -> bool:
         worker.edge()
-        cut = machine.cuts.current
-        ahead = cut is not None and cut.step is not None and cut.step > worker.session.clock and len(cut.ready) == len(shards.servers)
+        taken, clock = machine.snapshots.current, worker.session.clock
+        ahead = taken is not None and taken.step is not None and taken.step > clock and len(taken.ready) == len(shards.servers)
         return ahead or machine.progress.committed >= count
 
     assert eventually(goes_on), f"{machine.progress.committed} checkpoints are committed, {count} are due"

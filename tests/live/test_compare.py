@@ -224,7 +224,7 @@ def test_a_side_that_ends_above_where_it_began_has_diverged_and_is_the_best_in_n
     found = Comparison("job", "s", {}, "", [worse, never, good, fall("late", 3.0, 2.0, 1.5, 1.2)])
     assert [one.verdict for one in found.sides] == ["diverged", "diverged", "learned", "learned"]
     assert found.target == pytest.approx(1.76) and found.time_to(worse) is None
-    assert [row[1] for row in report.rows(found)] == ["verdict", "diverged", "diverged", "learned", "learned"]
+    assert [row[1] for row in report.report_rows(found)] == ["verdict", "diverged", "diverged", "learned", "learned"]
     text = report.page(found)
     lines = [line for line in re.findall(r"<tr>.*?</tr>", text) if "<td" in line]
     assert "class=best" not in lines[0] and "class=best" in lines[2] and "class=bad" in lines[0]

@@ -164,7 +164,7 @@ class Killed(Exception):
 
 
 STREAM_STEPS = 24
-WORDS = {"shard", "arrived", "prepared", "ready", "held", "written", "do adopt", "do decide", "do prepare", "do cut"}
+WORDS = {"shard", "arrived", "prepared", "ready", "held", "written", "do adopt", "do decide", "do prepare", "do snapshot"}
 """Those that come more than twice in any such run."""
 
 

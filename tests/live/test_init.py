@@ -13,7 +13,7 @@ import pytest
 
 from psjob_client.cli import main
 from psjob_client.cli.init import TESTED
-from psjob_client.judge import judged
+from psjob_client.judge import judge_text
 from psjob_client.problems import BadInput
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
@@ -90,7 +90,7 @@ def test_a_package_that_is_not_there_is_named_with_its_command(tmp_path: Path, m
 def test_manifest_script_and_image_agree(tmp_path: Path) -> None:
     init(str(tmp_path / "My Job"), "--image", "registry.example.com/a/b:7", "--workers", "3", "--shards", "2")
     folder = tmp_path / "My Job"
-    result = judged("job.yaml", (folder / "job.yaml").read_bytes(), strict=True)
+    result = judge_text("job.yaml", (folder / "job.yaml").read_bytes(), strict=True)
     assert result.jobs == ("my-job",) and result.findings == ()
     ast.parse((folder / "train.py").read_text())
     assert not [file for file in folder.iterdir() if "$" in file.read_text()]

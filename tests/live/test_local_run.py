@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.local.process import ADDRESS, reserve
+from psjob_client.local.process import ADDRESS, reserve_ports
 from tests import warm
 from tests.live.local_standin import manifest, run, start
 from tests.soaking import rotating
@@ -245,7 +245,7 @@ def test_no_progress_shows_no_progress(tmp_path: Path) -> None:
 def test_ports_are_kept_for_whoever_reuses_the_address() -> None:
     import socket
 
-    ports = reserve(2)
+    ports = reserve_ports(2)
     assert len({*ports.data, *ports.status}) == 4
     with socket.create_server((ADDRESS, ports.data[0])) as server:
         assert server.getsockname()[1] == ports.data[0]

@@ -17,8 +17,8 @@ KEY = bytes(range(32))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _pull(monkeypatch: pytest.MonkeyPatch, answer: Answer, ip: str = "127.0.0.1", key: bytes | None = KEY) -> observe.Told:
-    async def scenario() -> observe.Told:
+def _pull(monkeypatch: pytest.MonkeyPatch, answer: Answer, ip: str = "127.0.0.1", key: bytes | None = KEY) -> observe.ProgressAnswer:
+    async def scenario() -> observe.ProgressAnswer:
         app = web.Application()
         app.router.add_route("*", "/{tail:.*}", answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -45,27 +45,27 @@ def _proving(port: StatusPort, change: Callable[[bytes], bytes] = lambda body: b
 
 def test_an_answer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     port = StatusPort(lambda path: {"path": path}, lambda: KEY)
-    assert _pull(monkeypatch, _proving(port)) == observe.Told({"path": "/status"})
+    assert _pull(monkeypatch, _proving(port)) == observe.ProgressAnswer({"path": "/status"})
     assert port.asked == ["/status"] and port.refused == 0
 
 
 def test_who_has_another_key_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     port = StatusPort(lambda path: {"path": path}, lambda: KEY)
-    assert _pull(monkeypatch, _proving(port), key=bytes(32)) == observe.Told(None, observe.UNKNOWN_KEY)
+    assert _pull(monkeypatch, _proving(port), key=bytes(32)) == observe.ProgressAnswer(None, observe.UNKNOWN_KEY)
     assert not port.asked
 
 
 @pytest.mark.parametrize("change", [lambda body: body + b" ", lambda body: body.replace(b"1", b"2"), lambda _: b"{}"])
 def test_a_body_that_was_changed_on_the_way_is_not_believed(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
     port = StatusPort(lambda _: {"step": 1}, lambda: KEY)
-    assert _pull(monkeypatch, _proving(port, change)) == observe.Told(None, observe.UNPROVEN)
+    assert _pull(monkeypatch, _proving(port, change)) == observe.ProgressAnswer(None, observe.UNPROVEN)
 
 
 def test_an_answer_without_a_proof_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"nonce": "a1"} if request.path == "/challenge" else {"step": 1})
 
-    assert _pull(monkeypatch, answer) == observe.Told(None, observe.UNPROVEN)
+    assert _pull(monkeypatch, answer) == observe.ProgressAnswer(None, observe.UNPROVEN)
 
 
 def test_without_a_key_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_without_a_key_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(request.path)
         return web.json_response({})
 
-    assert _pull(monkeypatch, answer, key=None) == observe.Told() and not asked
+    assert _pull(monkeypatch, answer, key=None) == observe.ProgressAnswer() and not asked
 
 
 @pytest.mark.parametrize("nonce", [None, 3, "", "a b", "a\r\nX: y", "ä"], ids=repr)
@@ -86,7 +86,7 @@ def test_a_challenge_that_is_none_is_not_answered(monkeypatch: pytest.MonkeyPatc
         asked.append(request.path)
         return web.json_response({"nonce": nonce})
 
-    assert _pull(monkeypatch, answer) == observe.Told() and asked == ["/challenge"]
+    assert _pull(monkeypatch, answer) == observe.ProgressAnswer() and asked == ["/challenge"]
 
 
 @pytest.mark.parametrize("at", ["/challenge", "/status"])
@@ -96,7 +96,7 @@ def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch, at: str) ->
             raise web.HTTPFound("/secret")
         return web.json_response({"nonce": "a1", "secret": 1})
 
-    assert _pull(monkeypatch, answer) == observe.Told()
+    assert _pull(monkeypatch, answer) == observe.ProgressAnswer()
 
 
 @pytest.mark.parametrize("at", ["/challenge", "/status"])
@@ -110,7 +110,7 @@ def test_an_answer_without_end_is_left(monkeypatch: pytest.MonkeyPatch, at: str)
             await reply.write(b" " * 8192)
         return reply
 
-    assert _pull(monkeypatch, answer) == observe.Told()
+    assert _pull(monkeypatch, answer) == observe.ProgressAnswer()
 
 
 def test_silence_ends_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_silence_ends_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
         await asyncio.sleep(5)
         return web.json_response({})
 
-    assert _pull(monkeypatch, answer) == observe.Told()
+    assert _pull(monkeypatch, answer) == observe.ProgressAnswer()
 
 
 @pytest.mark.parametrize("ip", ["", "localhost", "example.com", "169.254.169.254/latest", "1.2.3"])
@@ -128,4 +128,4 @@ def test_only_an_address_is_asked(monkeypatch: pytest.MonkeyPatch, ip: str) -> N
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"asked": True})
 
-    assert _pull(monkeypatch, answer, ip) == observe.Told()
+    assert _pull(monkeypatch, answer, ip) == observe.ProgressAnswer()

@@ -44,7 +44,7 @@ from tests.live.live_shards import (
 from tests.live.training import OPTIMIZERS, build
 from tests.live.training import steps as train
 from tests.soaking import rotating
-from tests.tensors.desk import Desk, cut
+from tests.tensors.desk import Desk, take_snapshot
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)
 
@@ -158,7 +158,7 @@ def desk_of(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
 )
 def test_a_run_goes_on_in_another_mode(desk_of: Callable[..., Desk], was: str, now: str, clocks: list[int]) -> None:
     desk = desk_of(mode=was)
-    cut(desk, desk.begun(), clocks)
+    take_snapshot(desk, desk.begun(), clocks)
     made = desk.manifests()[-1]
     begin = [made.workers[str(rank)]["clock"] for rank in range(2)]
     assert was == made.mode and (begin == clocks if was == "async" else begin[0] == begin[1] == made.step)
@@ -176,17 +176,17 @@ def test_a_run_goes_on_in_another_mode(desk_of: Callable[..., Desk], was: str, n
 
 def test_async_workers_are_not_at_one_step_for_sync(desk_of: Callable[..., Desk]) -> None:
     desk = desk_of(mode="async")
-    cut(desk, desk.begun(), [5, 1])
+    take_snapshot(desk, desk.begun(), [5, 1])
     refused = desk_of(mode="sync", run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder))).servers[0]
     assert refused._exit == [contract.EXIT_REFUSED] and "that run was async, this job is sync" in refused.termination_message["error"]
 
 
-def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
+def test_a_void_snapshot_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     desk = desk_of(mode="bounded")
     clerks = desk.begun()
-    desk.begin_cut()
+    desk.begin_snapshot()
     desk.settle()
-    current, store = desk.c.cuts.current, desk.servers[0].store
+    current, store = desk.c.snapshots.current, desk.servers[0].store
     assert current is not None and current.step == 2
     for clock in range(2):
         desk.push(clerks[0], clock)
@@ -194,12 +194,12 @@ def test_a_void_cut_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:
     assert {waiter.version for waiter in held} == {2}, "3 clocks ahead are allowed, and yet it waits for the checkpoint"
     desk.servers[0].tick(time.monotonic() + 5.0)
     assert str(desk.servers[0].job.waiting_for).startswith("workers [1] have not pushed step 1 (block ")
-    desk.drop_cut("a test says so")
+    desk.drop_snapshot("a test says so")
     assert not any(cell.waiters for cell in store.cells.values())
     desk.push(clerks[0], 2)
-    desk.begin_cut()
+    desk.begin_snapshot()
     desk.settle()
-    current = desk.c.cuts.current
+    current = desk.c.snapshots.current
     assert current is not None and current.step == 5, "ahead of the furthest"
 
 
@@ -223,18 +223,18 @@ def seen(worker: Worker, rank: int) -> list[int]:
     return [int(named[tensor][element].item()) for _, tensor, element in places(rank)]
 
 
-def rounds(ends: dict[int, int], staleness: int, seed: int, breaks: float = 0.0, cut_by: Shards | None = None) -> Callable[[Worker], None]:
+def rounds(ends: dict[int, int], staleness: int, seed: int, breaks: float = 0.0, saved: Shards | None = None) -> Callable[[Worker], None]:
     """Each worker makes the steps of `ends` at a speed of its own, and reads after each of them what it may.
 
-    With `cut_by` at least three checkpoints are taken meanwhile, by these shards.
+    With `saved` at least three checkpoints are taken meanwhile, by these shards.
     """
 
     def act(worker: Worker) -> None:
         chance = random.Random(100 * seed + worker.rank)
         pace = chance.random() * 0.008
         for turn in range(worker.job.made, ends[worker.rank]):
-            if cut_by is not None:
-                until_checkpoints(worker, cut_by, 4 * turn // max(ends.values()))
+            if saved is not None:
+                until_checkpoints(worker, saved, 4 * turn // max(ends.values()))
             worker.edge(turn)
             if chance.random() < breaks:
                 worker.session.links[chance.randrange(len(worker.session.links))].close()
@@ -257,7 +257,7 @@ def test_nobody_reads_what_is_older_than_the_bound(tmp_path: Path, transport: st
     """Rank 2 is through early; checkpoints are taken all the time, and each is one clock of every worker that is there."""
     ends = {0: 28, 1: 28, 2: 10}
     with serving(tmp_path, workers=3, shards=2, mode="bounded", staleness=2, checkpoint=OFTEN, transport=transport) as shards:
-        all_well([ledger(shards, rank, overlap=overlap) for rank in ends], rounds(ends, 2, seed=3, breaks=breaks, cut_by=shards))
+        all_well([ledger(shards, rank, overlap=overlap) for rank in ends], rounds(ends, 2, seed=3, breaks=breaks, saved=shards))
         assert shards.wait_ended() == [0, 0]
     found = [manifest.read(shards.folder, path.name) for path in sorted(shards.folder.glob("manifest-*.json"))]
     assert len(found) > 3 and found[-1].final
@@ -327,14 +327,14 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
             rounds({0: 3, 1: 3}, 3, seed=1)(worker)
         other.die()
         machine = coordinator(shards).machine.state
-        within(coordinator(shards), lambda: machine.cuts.ask(machine.now))
-        assert eventually(lambda: machine.cuts.current is not None)
-        cut = machine.cuts.current
-        assert cut is not None and cut.step is not None and 3 < cut.step <= 6
+        within(coordinator(shards), lambda: machine.snapshots.ask(machine.now))
+        assert eventually(lambda: machine.snapshots.current is not None)
+        snapshot = machine.snapshots.current
+        assert snapshot is not None and snapshot.step is not None and 3 < snapshot.step <= 6
         ends = {0: 20, 1: 20}
         going = aside(lambda: rounds(ends, 3, seed=1)(first))
         assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].job.waiting_for))
-        assert eventually(lambda: all(one.store.clocks() == {0: cut.step, 1: 3} for one in shards.servers))
+        assert eventually(lambda: all(one.store.clocks() == {0: snapshot.step, 1: 3} for one in shards.servers))
         assert going.is_alive(), "a barrier, though its bound would let it go on to 7"
         again = ledger(shards, 1, start=2)
         again.attach()

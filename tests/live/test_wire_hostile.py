@@ -483,7 +483,7 @@ def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
 def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the operator and to `psjob run` too. A stranger hears whether the shard lives; an answer of another run is not believed."""
 
-    async def pulled(key: bytes) -> observe.Told:
+    async def pulled(key: bytes) -> observe.ProgressAnswer:
         async with aiohttp.ClientSession() as session:
             return await observe.pull(session, "127.0.0.1", key)
 
@@ -494,7 +494,7 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
         assert ask_shard("127.0.0.1", port, FLOOD_RUN["questions"])["run"] == "run-1"
         monkeypatch.setattr(observe, "STATUS_PORT", port)
         assert (asyncio.run(pulled(FLOOD_RUN["questions"])).status or {}).get("run") == "run-1"
-        assert asyncio.run(pulled(FLOOD_RUN["workers"])) == observe.Told(problem=observe.UNKNOWN_KEY)
+        assert asyncio.run(pulled(FLOOD_RUN["workers"])) == observe.ProgressAnswer(problem=observe.UNKNOWN_KEY)
         assert (asyncio.run(ask_status(Listening("127.0.0.1", 0, port), FLOOD_RUN["questions"], 2.0)) or {}).get("run") == "run-1"
         assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
         assert get(port, contract.STARTED_PATH) == (200, {"started": True})

@@ -35,7 +35,7 @@ class Cluster:
         self.chance = random.Random(seed)
         self.now = NOW
         self.job = job(
-            shards={"replicas": SHARDS, "placement": "colocated"}, workers={"replicas": WORKERS}, runPolicy={"backoffLimit": 1000},
+            shards={"replicas": SHARDS, "placement": "Colocated"}, workers={"replicas": WORKERS}, runPolicy={"backoffLimit": 1000},
             checkpoint=MANY_NODES,
         )  # fmt: skip
         self.pods: dict[str, Process] = {}

@@ -33,7 +33,7 @@ def test_drained_workers_and_a_suspension_lose_no_step(mode: str) -> None:
         world.planner.suspend()
         to(world, world.kernel.now + 30)
         assert not any(process.alive for process in (*world.shards.values(), *world.workers.values()))
-        newest = max(world.saved.values(), key=lambda saved: saved.cut)
+        newest = max(world.saved.values(), key=lambda saved: saved.snapshot)
         # What no update holds yet is pushed again from the record: an update of these modes takes some pushes and leaves others.
         late = 1 if mode in ("softsync", "threshold") else 0
         assert min(made) > 5 and all(worker.clock >= clock - late for worker, clock in zip(newest.workers, made, strict=True)), (seed, made)

@@ -38,7 +38,7 @@ def save(
     folder: Path,
     step: int,
     term: int = 1,
-    cut: int | None = None,
+    snapshot: int | None = None,
     shards: int = 2,
     final: bool = False,
     run: str = RUN,
@@ -50,7 +50,7 @@ def save(
 
     With `base` half of the blocks have not changed since, and are named in its files.
     """
-    cut = step if cut is None else cut
+    snapshot = step if snapshot is None else snapshot
     states = blocks(step if seed is None else seed)
     owner = assign(LAYOUT, shards)
     facts, places = [], []
@@ -60,15 +60,16 @@ def save(
     for shard in range(shards):
         mine = [index for index in states if owner[index] == shard and not (base is not None and stays(index))]
         tensors = [(f"{i}.{name}", t) for i in mine for name, t in {"weights": states[i].weights, **states[i].slots}.items()]
-        fact = files.write_blocks(folder, f"v{term:06d}-c{cut:06d}-shard{shard:03d}-a1.safetensors", tensors, {"run": run})
+        fact = files.write_blocks(folder, f"v{term:06d}-c{snapshot:06d}-shard{shard:03d}-a1.safetensors", tensors, {"run": run})
         facts.append(fact)
         places += [BlockPlace(i, fact.name, 1, step, states[i].counts()) for i in mine]
-    records = files.write_blocks(folder, f"v{term:06d}-c{cut:06d}-records.safetensors", [("record.0", torch.arange(9, dtype=torch.uint8))])
+    held = [("record.0", torch.arange(9, dtype=torch.uint8))]
+    records = files.write_blocks(folder, f"v{term:06d}-c{snapshot:06d}-records.safetensors", held)
     buffers = files.write_blocks(
-        folder, f"v{term:06d}-c{cut:06d}-buffers.safetensors", [("bn.running_mean", torch.full((3,), float(step)))]
+        folder, f"v{term:06d}-c{snapshot:06d}-buffers.safetensors", [("bn.running_mean", torch.full((3,), float(step)))]
     )
     rows = {"0": {"complete": step, "open": [], "leftAt": None, "incarnation": [1, 0]}}
-    tables = {str(s): write_admission(folder, f"v{term:06d}-c{cut:06d}-shard{s:03d}-a1-admission.json", rows) for s in range(shards)}
+    tables = {str(s): write_admission(folder, f"v{term:06d}-c{snapshot:06d}-shard{s:03d}-a1-admission.json", rows) for s in range(shards)}
     return Manifest(
         run=run, term=term, step=step, mode=mode, final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
         assignment=owner, blocks=tuple(places), files=tuple(facts), tables=tables,

@@ -14,7 +14,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest, RowPlaces
 from psjob.rules.base import check_hyperparameters
-from psjob.shard.table import RowCuts
+from psjob.shard.table import RowSnapshots
 from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables.rules import named
 from tests.tensors import checkpoint_parts as parts
@@ -35,16 +35,16 @@ class Served:
 
 
 class World:
-    """Shards with tables, and what a coordinator does with their cuts."""
+    """Shards with tables, and what a coordinator does with their snapshots."""
 
     def __init__(self, folder: Path, shards: int = 2, seed: int = 0) -> None:
         self.folder, self.partition = folder, Partition.even(shards)
         self.shards = [[Served(number, RowTable(spec)) for number, spec in enumerate(SPECS)] for _ in range(shards)]
-        self.cuts = [RowCuts(folder, "run-1") for _ in range(shards)]
+        self.snapshots = [RowSnapshots(folder, "run-1") for _ in range(shards)]
         self.chance = torch.Generator().manual_seed(seed)
         self.clock, self.base = 0, None
         self.made: Manifest | None = None
-        self.cut = 0
+        self.snapshot = 0
 
     def push(self, most: int = 120, least: int = 0) -> None:
         """One clock: some ids of every table, on the shards that have them."""
@@ -67,18 +67,18 @@ class World:
         self.clock += 1
 
     def hold(self) -> None:
-        self.cut += 1
-        for cells, cuts in zip(self.shards, self.cuts, strict=True):
-            cuts.begin(cells, self.base)
+        self.snapshot += 1
+        for cells, snapshots in zip(self.shards, self.snapshots, strict=True):
+            snapshots.begin(cells, self.base)
             for cell in cells:
-                assert not cuts.complete()
+                assert not snapshots.complete()
                 with cell.lock:
-                    cuts.hold(cell)
-            assert cuts.complete()
+                    snapshots.hold(cell)
+            assert snapshots.complete()
 
     def write(self) -> list[dict[str, Any]]:
-        stems = [f"v000001-c{self.cut:06d}-shard{shard:03d}-a1" for shard in range(len(self.shards))]
-        return [body for cuts, stem in zip(self.cuts, stems, strict=True) if (body := cuts.write(self.cut, stem)) is not None]
+        stems = [f"v000001-c{self.snapshot:06d}-shard{shard:03d}-a1" for shard in range(len(self.shards))]
+        return [body for rows, stem in zip(self.snapshots, stems, strict=True) if (body := rows.write(self.snapshot, stem)) is not None]
 
     def commit(self, bodies: Sequence[dict[str, Any]], final: bool = False) -> Manifest:
         """A manifest as the coordinator makes it."""
@@ -89,9 +89,9 @@ class World:
             SPECS, self.partition, tuple(tuple(body["chain"]) for body in bodies), tuple(tuple(body["versions"]) for body in bodies),
             tuple(known[name] for name in named),
         )  # fmt: skip
-        made = replace(parts.save(self.folder, self.clock, cut=self.cut, shards=len(self.shards), final=final), rows=rows)
+        made = replace(parts.save(self.folder, self.clock, snapshot=self.snapshot, shards=len(self.shards), final=final), rows=rows)
         manifest.commit(self.folder, made)
-        self.made, self.base = made, self.cut
+        self.made, self.base = made, self.snapshot
         return made
 
     def checkpoint(self, final: bool = False) -> Manifest:

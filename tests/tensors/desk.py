@@ -143,7 +143,7 @@ class Desk:
         """So many seconds pass, and the coordinator looks at the clock."""
         self.later += later
         self.coordination.tick()
-        if self.c.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
+        if self.c.snapshots.prepared is not None:  # a snapshot that is due waits for the shards' memory
             for thread in threading.enumerate():
                 if thread.name == "spare":
                     thread.join()
@@ -158,12 +158,12 @@ class Desk:
         for action in self.c.out:
             self.coordination.carry_out(action)
 
-    def begin_cut(self) -> None:
+    def begin_snapshot(self) -> None:
         """A checkpoint is due."""
         self.c.furthest = self.servers[0].store.furthest()
         self.does(checkpoints.begin)
 
-    def drop_cut(self, why: str) -> None:
+    def drop_snapshot(self, why: str) -> None:
         """The checkpoint on its way is given up."""
         self.does(lambda state: checkpoints.drop(state, why))
 
@@ -286,24 +286,24 @@ def resume(clock: int) -> bytes:
 
 
 def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
-    """A worker stands before `clock` and holds its pushes for the cut."""
-    cut = desk.c.cuts.current
-    assert cut is not None
+    """A worker stands before `clock` and holds its pushes for the snapshot."""
+    snapshot = desk.c.snapshots.current
+    assert snapshot is not None
     desk.edge(clerk, clock)
-    desk.say(clerk, Header(Kind.MARK, clock=clock, request=cut.number), {}, b"")
+    desk.say(clerk, Header(Kind.MARK, clock=clock, request=snapshot.number), {}, b"")
     for server in desk.servers:
-        server.control.mark(clerk.rank, cut.number)
+        server.control.mark(clerk.rank, snapshot.number)
 
 
-def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
+def take_snapshot(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
     """Take a checkpoint once each worker has made so many steps; marks hold it in async, else all go on to its step."""
     for number in range(max(clocks)):
         for clerk, clock in zip(clerks, clocks, strict=True):
             if number < clock:
                 desk.push(clerk, number)
-    desk.begin_cut()
+    desk.begin_snapshot()
     desk.settle()
-    current = desk.c.cuts.current
+    current = desk.c.snapshots.current
     assert current is not None
     for clerk, clock in zip(clerks, clocks, strict=True):
         if current.step is None:
@@ -314,11 +314,11 @@ def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
                 desk.push(clerk, number)
                 desk.edge(clerk, number + 1)
     desk.settle()
-    assert desk.c.cuts.current is None and desk.manifests()[-1].step > 0
+    assert desk.c.snapshots.current is None and desk.manifests()[-1].step > 0
 
 
-def in_the_way(desk: Desk, cut: int) -> Path:
-    """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
-    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-a1.safetensors"
+def in_the_way(desk: Desk, snapshot: int) -> Path:
+    """What stands where shard 0 would write its file of the `snapshot`-th snapshot, so that this fails."""
+    path = desk.folder / f"v000001-c{desk.c.snapshots.number + snapshot:06d}-shard000-a1.safetensors"
     (path / "x").mkdir(parents=True)
     return path

@@ -48,9 +48,9 @@ class LoneShard:
         self.settle()
         return self.said[before:]
 
-    def cut(self, number: int, base: int | None = None) -> list[Mapping[str, Any]]:
+    def snapshot(self, number: int, base: int | None = None) -> list[Mapping[str, Any]]:
         """Write the blocks as they stand."""
-        return self.order({"do": "cut", "cut": number, "step": -1, "marks": False, "base": base})
+        return self.order({"do": "snapshot", "snapshot": number, "step": -1, "marks": False, "base": base})
 
     def settle(self) -> None:
         """Come back when no thread of this shard has anything left to do."""

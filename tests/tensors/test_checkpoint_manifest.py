@@ -291,7 +291,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
     (tmp_path / FINAL_WEIGHTS).write_bytes(b"x")
     (tmp_path / "mine.txt").write_bytes(b"x")
     claim.claim(tmp_path, 1, "pod")
-    save(tmp_path, 25)  # a cut that was void
+    save(tmp_path, 25)  # a snapshot that was void
     (tmp_path / "v000001-c000024-shard000-a1.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "manifest-v000001-s000000000007.json.tmp").write_bytes(b"half")
     inflight = save(tmp_path, 40)
@@ -306,7 +306,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
 def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
     committed(tmp_path, 10, 20)
     save(tmp_path, 30)
-    (made,) = committed(tmp_path, 20, term=2, cut=1)
+    (made,) = committed(tmp_path, 20, term=2, snapshot=1)
     manifest.prune(tmp_path, 1, made)
     assert names(tmp_path, "manifest") == [made.name]
     assert all(n.startswith("v000002") for n in names(tmp_path, "v0"))

@@ -30,8 +30,8 @@ def restored(folder: Path, made: Manifest, shards: int) -> tuple[list[list[tuple
 
 
 @pytest.mark.parametrize("seed", [0, *map(rotating, range(1, 4))])
-def test_a_chain_gives_back_what_was_cut(tmp_path: Path, seed: int) -> None:
-    """Pushes go on while each cut is written; every manifest that stands gives its own moment, on any number of shards."""
+def test_a_chain_gives_back_what_was_snapshot(tmp_path: Path, seed: int) -> None:
+    """Pushes go on while each snapshot is written; every manifest that stands gives its own moment, on any number of shards."""
     world = World(tmp_path, 2, seed)
     moments: list[tuple[Manifest, list[dict[int, list[float]]], int]] = []
     for turn in range(5):
@@ -98,22 +98,22 @@ def test_few_changes_make_a_small_file_and_chains_are_bounded(tmp_path: Path) ->
     assert sum(fact.bytes for fact in made.rows.files) < 2 * full.rows.files[0].bytes if made.rows and full.rows else False
 
 
-def test_a_cut_that_is_void_loses_no_change(tmp_path: Path) -> None:
+def test_a_snapshot_that_is_void_loses_no_change(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     for _ in range(4):
         world.push(least=100)
     world.checkpoint()
     world.push(most=5)
     world.hold()
-    world.cuts[0].void()
+    world.snapshots[0].void()
     with pytest.raises(Voided):
-        world.cuts[0]._held = {}
+        world.snapshots[0]._held = {}
         held = World(tmp_path, 1)
         held.push(least=50)
         held.hold()
-        kept = dict(held.cuts[0]._held)
-        held.cuts[0].void()
-        held.cuts[0]._held = kept
+        kept = dict(held.snapshots[0]._held)
+        held.snapshots[0].void()
+        held.snapshots[0]._held = kept
         held.write()
     world.push(most=5)
     made = world.checkpoint()

@@ -1,4 +1,4 @@
-"""A coordinator that decides which pushes count: cuts, stops, ends, and whoever is lost on the way."""
+"""A coordinator that decides which pushes count: snapshots, stops, ends, and whoever is lost on the way."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_stop_holds_the_decided_and_waits_for_nobody_who_waits(tmp_path: Path)
     assert after.versions() == {2} and [decided(after, rank) for rank in range(3)] == [2, 1, 1]
 
 
-def test_a_cut_takes_an_older_record_when_none_comes(tmp_path: Path) -> None:
+def test_a_snapshot_takes_an_older_record_when_none_comes(tmp_path: Path) -> None:
     """Worker 1 died before its next step's edge: it makes the step before it again, without effect."""
     desk = Desk(tmp_path, checkpoint=EVERY_1, **BACKUP)
     clerks = desk.begun()
@@ -94,7 +94,7 @@ def test_a_cut_takes_an_older_record_when_none_comes(tmp_path: Path) -> None:
     assert [(clerk.placed["clock"], clerk.placed["residual"]) for clerk in again] == [(1, True), (1, False), (1, True)]
 
 
-def test_large_records_are_asked_for_before_a_cut(tmp_path: Path) -> None:
+def test_large_records_are_asked_for_before_a_snapshot(tmp_path: Path) -> None:
     """They do not come at every step."""
     desk = Desk(tmp_path, checkpoint=replace(NEVER, every_steps=2), **BACKUP)
     clerks = desk.begun()
@@ -117,7 +117,7 @@ def test_large_records_are_asked_for_before_a_cut(tmp_path: Path) -> None:
     assert late.placed["clock"] == 0 and late.placed["record"], "it begins with the run's first buffers"
 
 
-def test_a_cut_waits_for_large_records_only_so_long(tmp_path: Path) -> None:
+def test_a_snapshot_waits_for_large_records_only_so_long(tmp_path: Path) -> None:
     desk = Desk(tmp_path, checkpoint=replace(NEVER, every_steps=2), **BACKUP)
     clerks = desk.begun()
     for clock in range(3):
@@ -164,7 +164,7 @@ def test_who_leaves_in_softsync_goes_when_its_pushes_are_decided(tmp_path: Path)
     desk.settle()
     desk.leave(clerks[0], 1)
     desk.tick(later=1.0)
-    assert desk.c.cuts.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
+    assert desk.c.snapshots.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
     desk.push(clerks[1], 0)
     desk.settle()
     assert desk.versions() == {1}
@@ -185,7 +185,7 @@ def test_who_comes_back_while_its_last_push_waits_asks_for_no_checkpoint(tmp_pat
     back = desk.hello(0, start=2)
     desk.settle()
     desk.tick(later=1.0)
-    assert desk.c.cuts.current is None and not desk.c.cuts.requested
+    assert desk.c.snapshots.current is None and not desk.c.snapshots.requested
     for clerk in clerks[1:]:
         desk.edge(clerk, 0)
     desk.push(clerks[1], 0)
@@ -228,8 +228,8 @@ def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     assert server.missing([], 1) == "update 1 waits for pushes of workers [1, 2]"
 
 
-def test_a_worker_that_leaves_while_a_cut_is_ordered_does_not_hold_for_it(tmp_path: Path) -> None:
-    """The order that follows may move blocks: all are held when the order of the cut has been carried out, whoever comes between."""
+def test_a_worker_that_leaves_while_a_snapshot_is_ordered_does_not_hold_for_it(tmp_path: Path) -> None:
+    """The order that follows may move blocks: all are held when the order of the snapshot has been carried out, whoever comes between."""
     desk = Desk(tmp_path, workers=3, mode="softsync")
     desk.begun()
     server = desk.servers[0]
@@ -245,7 +245,7 @@ def test_a_worker_that_leaves_while_a_cut_is_ordered_does_not_hold_for_it(tmp_pa
     pins = [cell._pin for cell in cells]
     cells[-1].lock.acquire()
     threading.Timer(0.6, cells[-1].lock.release).start()
-    order = {"do": "cut", "cut": 1 << 20, "step": -1, "marks": False, "base": None, "clocks": [[0, 0], [1, 0], [2, 0]]}
+    order = {"do": "snapshot", "snapshot": 1 << 20, "step": -1, "marks": False, "base": None, "clocks": [[0, 0], [1, 0], [2, 0]]}
     server.control.order(order)
     held = [cell._pin is not pin for cell, pin in zip(cells, pins, strict=True)]
     leaver.join()

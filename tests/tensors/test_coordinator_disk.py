@@ -1,4 +1,4 @@
-"""The coordinator and its run's folder: full volumes, damaged files, what void cuts leave, and a disk that takes its time."""
+"""The coordinator and its run's folder: full volumes, damaged files, what void snapshots leave, and a disk that takes its time."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> Volume:
 
 
 def checkpoint(desk: Desk, clerks: list[Clerk], steps: int = 4) -> None:
-    """A cut is ordered and everybody goes on past its step."""
-    desk.begin_cut()
+    """A snapshot is ordered and everybody goes on past its step."""
+    desk.begin_snapshot()
     first = next(iter(desk.versions()))
     for clock in range(first, first + steps):
         for clerk in clerks:
@@ -75,8 +75,8 @@ def test_a_full_volume_ends_no_job_and_leaves_nothing(tmp_path: Path, volume: Vo
     assert "checkpoints pause, the volume of " in said and str(desk.folder) in said and "are free" in said and "ENOSPC" in said
     assert names(desk.folder) == before, "what was written of it is gone, on every shard"
     volume.full = ()
-    desk.tick(later=desk.c.cuts.FAILED_SECONDS + 1)
-    checkpoint_again = desk.c.cuts.current
+    desk.tick(later=desk.c.snapshots.FAILED_SECONDS + 1)
+    checkpoint_again = desk.c.snapshots.current
     assert checkpoint_again is not None and checkpoint_again.step is not None
     for clock in range(4, checkpoint_again.step + 1):
         for clerk in clerks:
@@ -192,22 +192,22 @@ def test_what_earlier_lives_left_is_found_when_a_coordinator_begins(tmp_path: Pa
     assert names(folder) == sorted([*kept, "CLAIM-000002", "mine.txt"]) and desk.c.open
 
 
-def test_a_void_cut_leaves_nothing_on_any_shard(tmp_path: Path) -> None:
+def test_a_void_snapshot_leaves_nothing_on_any_shard(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     kept = names(desk.folder)
-    desk.begin_cut()
-    cut = desk.c.cuts.current
-    assert cut is not None
+    desk.begin_snapshot()
+    snapshot = desk.c.snapshots.current
+    assert snapshot is not None
     for clock in range(4):
         for clerk in clerks:
             desk.push(clerk, clock)
             if clerk.rank == 0:
                 desk.edge(clerk, clock + 1)
     desk.settle()
-    assert len(names(desk.folder)) > len(kept) and len(cut.written) == 2
-    (desk.folder / f"v000001-c{cut.number:06d}-shard009-a1.safetensors").write_bytes(b"of a shard that is gone")
-    desk.drop_cut("a test")
+    assert len(names(desk.folder)) > len(kept) and len(snapshot.written) == 2
+    (desk.folder / f"v000001-c{snapshot.number:06d}-shard009-a1.safetensors").write_bytes(b"of a shard that is gone")
+    desk.drop_snapshot("a test")
     desk.settle()
     assert names(desk.folder) == kept
 
@@ -218,7 +218,7 @@ def test_a_sweep_takes_only_what_nobody_can_need(tmp_path: Path) -> None:
     save(tmp_path, 20)
     save(tmp_path, 40)
     gone = sweep_orphans(tmp_path, 1, 40)
-    assert gone and all("-c000020-" in name for name in gone), "a cut that may be in flight stays, and what a manifest lists"
+    assert gone and all("-c000020-" in name for name in gone), "a snapshot that may be in flight stays, and what a manifest lists"
     assert manifest.newest(tmp_path, RUN) == (made, [])
     (tmp_path / "manifest-v000001-s000000000041.json").write_bytes(
         manifest.encode(replace(made, step=41)).replace(b'"format": 2', b'"format": 1')
@@ -286,7 +286,7 @@ def test_an_empty_record_of_a_worker_keeps_nobodys_checkpoint_off(tmp_path: Path
     """No script makes one, but a worker may say anything: only its own restart is harmed."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.begin_cut()
+    desk.begin_snapshot()
     first = next(iter(desk.versions()))
     for clock in range(first, first + 4):
         for clerk in clerks:

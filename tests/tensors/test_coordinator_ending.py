@@ -120,13 +120,13 @@ def test_a_failed_last_checkpoint_waits_before_it_is_tried_again(tmp_path: Path)
     desk.leave(clerk, 1)
     desk.tick()
     desk.settle()
-    tried = desk.c.cuts.number
-    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.snapshots.number
+    assert desk.c.snapshots.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cuts.number == tried and not desk.c.ending.over, "not at once"
+    assert desk.c.snapshots.number == tried and not desk.c.ending.over, "not at once"
     desk.tick(later=6.0)
     desk.settle()
-    assert desk.c.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
+    assert desk.c.snapshots.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
 
 
 def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: Path) -> None:
@@ -140,36 +140,36 @@ def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: 
         desk.push(clerk, clock)
         desk.edge(clerk, clock + 1)
     desk.settle()
-    tried = desk.c.cuts.number
-    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.snapshots.number
+    assert desk.c.snapshots.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cuts.number == tried, "not at once"
+    assert desk.c.snapshots.number == tried, "not at once"
     desk.tick(later=6.0)
-    assert desk.c.cuts.number == tried + 1 and desk.c.cuts.current is not None and desk.c.cuts.current.stop
+    assert desk.c.snapshots.number == tried + 1 and desk.c.snapshots.current is not None and desk.c.snapshots.current.stop
 
 
 def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again(tmp_path: Path) -> None:
     """Worker 1's record of the step never came, and it hands in one of a later step."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.begin_cut()
+    desk.begin_snapshot()
     for clock in range(4):
         for clerk in clerks:
             desk.push(clerk, clock)
             if clerk.rank == 0:
                 desk.edge(clerk, clock + 1)
     desk.settle()
-    cut = desk.c.cuts.current
-    assert cut is not None and len(cut.written) == 2 and desk.c.progress.step > (cut.step or 0)
+    snapshot = desk.c.snapshots.current
+    assert snapshot is not None and len(snapshot.written) == 2 and desk.c.progress.step > (snapshot.step or 0)
     desk.tick(later=1000.0)
-    assert desk.c.cuts.current is cut, "a record may take long on its way"
+    assert desk.c.snapshots.current is snapshot, "a record may take long on its way"
     assert "waits for the records of workers [1]" in str(desk.c.progress.checkpoint_problem)
     desk.edge(clerks[1], 4)
     desk.settle()
-    assert desk.c.cuts.current is None and "worker 1 went beyond step" in str(desk.c.progress.checkpoint_problem)
-    assert not list(desk.folder.glob(f"v*-c{cut.number:06d}-*")), "the shards have deleted what they wrote of it"
+    assert desk.c.snapshots.current is None and "worker 1 went beyond step" in str(desk.c.progress.checkpoint_problem)
+    assert not list(desk.folder.glob(f"v*-c{snapshot.number:06d}-*")), "the shards have deleted what they wrote of it"
     desk.tick(later=6.0)
-    assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
+    assert desk.c.snapshots.current is not None and desk.c.snapshots.current.number == snapshot.number + 1
 
 
 def test_the_last_words_of_many_workers_fit(tmp_path: Path, last_words: Path) -> None:
@@ -223,18 +223,18 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
     """Workers that stand still would never come to its step: they are told to go on to it, and end there."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.begin_cut()
-    cut = desk.c.cuts.current
-    assert cut is not None and cut.step is not None and cut.step > 1
+    desk.begin_snapshot()
+    snapshot = desk.c.snapshots.current
+    assert snapshot is not None and snapshot.step is not None and snapshot.step > 1
     desk.stop_job()
     desk.tick()
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOP] * 2
-    for clock in range(cut.step):
+    for clock in range(snapshot.step):
         for clerk in clerks:
             desk.push(clerk, clock)
             desk.edge(clerk, clock + 1)
     desk.settle()
-    assert desk.manifests()[-1].step == cut.step and desk.c.cuts.number == cut.number
+    assert desk.manifests()[-1].step == snapshot.step and desk.c.snapshots.number == snapshot.number
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOPPED] * 2
 
 
@@ -242,21 +242,21 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
     """Everybody has passed it: it ends by itself, and the stop takes one of its own."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.begin_cut()
-    cut = desk.c.cuts.current
-    assert cut is not None and cut.step is not None
-    for clock in range(cut.step):
+    desk.begin_snapshot()
+    snapshot = desk.c.snapshots.current
+    assert snapshot is not None and snapshot.step is not None
+    for clock in range(snapshot.step):
         for clerk in clerks:
             desk.push(clerk, clock)
     desk.stop_job()
     desk.tick()
-    assert not cut.stop and Kind.STOP not in clerks[0].heard
+    assert not snapshot.stop and Kind.STOP not in clerks[0].heard
     for clerk in clerks:
-        desk.edge(clerk, cut.step)
+        desk.edge(clerk, snapshot.step)
     desk.settle()
     desk.tick()
-    after = desk.c.cuts.current
-    assert desk.manifests()[-1].step == cut.step and after is not None and after.stop
+    after = desk.c.snapshots.current
+    assert desk.manifests()[-1].step == snapshot.step and after is not None and after.stop
 
 
 def test_who_comes_while_others_hold_is_asked_for_its_mark(tmp_path: Path) -> None:

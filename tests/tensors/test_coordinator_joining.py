@@ -21,7 +21,7 @@ from psjob.protocol.coordinator.membership import rule_difference
 from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.runkeys import key_file
-from tests.tensors.desk import NEVER, Clerk, Desk, cut
+from tests.tensors.desk import NEVER, Clerk, Desk, take_snapshot
 
 
 def at_clock_one(desk: Desk) -> None:
@@ -150,7 +150,7 @@ def test_a_run_that_begins_from_another_knows_nothing_of_its_processes(tmp_path:
     for clerk in clerks:
         desk.push(clerk, 0)
         desk.edge(clerk, 1)
-    desk.begin_cut()
+    desk.begin_snapshot()
     for clock in (1, 2):
         for clerk in clerks:
             desk.push(clerk, clock)
@@ -249,32 +249,32 @@ def wish(desk: Desk, mode: ServedMode) -> None:
 def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    cuts = desk.c.cuts
+    snapshots = desk.c.snapshots
     desk.coordination.feed(events.ModeWished(Sync()))
-    assert not cuts.requested
+    assert not snapshots.requested
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert cuts.requested
-    cut(desk, clerks, [1, 1])
+    assert snapshots.requested
+    take_snapshot(desk, clerks, [1, 1])
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert not cuts.requested, "it has been met"
+    assert not snapshots.requested, "it has been met"
     desk.coordination.feed(events.ModeWished(None, "no mode of that name", request=8))
-    assert cuts.requested
+    assert snapshots.requested
 
 
 def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    cut(desk, clerks, [1, 1])
+    take_snapshot(desk, clerks, [1, 1])
     assert [made.request for made in desk.manifests()] == [None, 7]
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
     desk = Desk(tmp_path, number=2)
     assert desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 7
     desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert not desk.c.cuts.requested, "it is answered"
+    assert not desk.c.snapshots.requested, "it is answered"
     desk.coordination.feed(events.ModeWished(Sync(), request=8))
-    assert desk.c.cuts.requested, "shard 0 was lost before the commit"
-    cut(desk, again(desk, 1), [3, 3])
+    assert desk.c.snapshots.requested, "shard 0 was lost before the commit"
+    take_snapshot(desk, again(desk, 1), [3, 3])
     assert desk.manifests()[-1].request == desk.coordination.machine.status(0.0, 0.0)["checkpoint"]["observedRequest"] == 8
 
 
@@ -282,8 +282,8 @@ def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
-    cut(desk, clerks, [1, 1])
+    assert desk.c.snapshots.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
+    take_snapshot(desk, clerks, [1, 1])
     (step,) = {made.step for made in desk.manifests()} - {0}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
     assert {server.store.mode for server in desk.servers} == {desk.c.mode} == {Bounded(2)}
@@ -301,11 +301,11 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
     desk = Desk(tmp_path, mode="async")
     clerks = desk.begun()
     wish(desk, Sync())
-    cut(desk, clerks, [5, 1])
+    take_snapshot(desk, clerks, [5, 1])
     assert desk.c.mode == Bounded(3)
     clerks = again(desk, 1)
     assert [clerk.placed["clock"] for clerk in clerks] == [5, 1], "each where it was"
-    cut(desk, clerks, [5, 5])
+    take_snapshot(desk, clerks, [5, 5])
     assert desk.c.mode == Sync()
     clerks = again(desk, 2)
     step = desk.manifests()[-1].step
@@ -315,7 +315,7 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
     weights = {float(cell.state.weights[0]) for server in desk.servers for cell in server.store.cells.values() if cell.state}
     assert weights == {2.0 * step + 1.0} and desk.versions() == {step + 1}
     desk.coordination.feed(events.ModeWished(Sync()))
-    assert not desk.c.cuts.requested, "it is there"
+    assert not desk.c.snapshots.requested, "it is there"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
 def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_path: Path, was: str, asked: str, runs: ServedMode) -> None:
     """Everything died after the checkpoint, and before anyone had gone over."""
     desk = Desk(tmp_path, mode=was)
-    cut(desk, desk.begun(), [3, 3] if was == "sync" else [4, 2])
+    take_snapshot(desk, desk.begun(), [3, 3] if was == "sync" else [4, 2])
     begin = [desk.manifests()[-1].workers[str(rank)]["clock"] for rank in range(2)]
     desk = Desk(tmp_path, mode=asked, number=2)
     assert desk.c.mode == runs and {server.store.mode for server in desk.servers} == {runs}
@@ -337,7 +337,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
     """The coordinator died while all went over, and its successor meets one that had not heard of it."""
     desk = Desk(tmp_path, mode="bounded")
     clerks = desk.begun()
-    cut(desk, clerks, [1, 1])
+    take_snapshot(desk, clerks, [1, 1])
     desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     desk.relink(1)
     desk.settle()
@@ -359,7 +359,7 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     desk = Desk(tmp_path, update_at="worker")
     desk.begun()
     wish(desk, Bounded(2))
-    assert next_mode(desk.c) is None and not desk.c.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.snapshots.requested
     assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
 
 
@@ -374,10 +374,10 @@ def test_what_goes_with_one_mode_keeps_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, asked: ServedMode, more: dict[str, str], why: str
 ) -> None:
     desk = Desk(tmp_path, mode=mode, **more)
-    cut(desk, desk.begun(), [2, 2])
+    take_snapshot(desk, desk.begun(), [2, 2])
     before = desk.c.mode
     wish(desk, asked)
-    assert next_mode(desk.c) is None and not desk.c.cuts.requested
+    assert next_mode(desk.c) is None and not desk.c.snapshots.requested
     assert why in caplog.text
     assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
 

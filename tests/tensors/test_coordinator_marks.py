@@ -47,7 +47,7 @@ def test_nobody_holds_for_a_checkpoint_while_a_worker_is_away(tmp_path: Path) ->
     mark(desk, here, 1)
     mark(desk, came, 0)
     desk.settle()
-    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem is None
+    assert desk.c.snapshots.current is None and desk.c.progress.checkpoint_problem is None
     assert {rank: entry["clock"] for rank, entry in desk.manifests()[-1].workers.items()} == {"0": 1, "1": 0}
     came.gone()
     due(desk)
@@ -69,7 +69,7 @@ def test_who_has_left_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker dies in the middle of a push, and its successor marks a cut before it makes that step. The run goes on with one shard."""
+    """A worker dies in the middle of a push, and its successor marks a snapshot before it makes that step. The run has one shard."""
     monkeypatch.setattr("tests.tensors.desk.TABLE", (TensorSpec("w", (1 << 16,), "float32", 0),))
     desk = Desk(tmp_path, mode="async")
     clerks = desk.begun()
@@ -82,7 +82,7 @@ def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_
     desk.hear()
     again = desk.hello(0, start=2)
     desk.settle()
-    desk.begin_cut()
+    desk.begin_snapshot()
     desk.settle()
     for clerk in (again, clerks[1]):
         mark(desk, clerk, 1)
@@ -108,9 +108,9 @@ def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
     in_the_way(desk, 1)
     desk.give(first)
     desk.settle()
-    assert desk.c.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
+    assert desk.c.snapshots.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
     desk.tick()
-    assert desk.c.cuts.current is None, "not at once"
+    assert desk.c.snapshots.current is None, "not at once"
     desk.tick(later=6.0)
     desk.settle()
     assert [made.step for made in desk.manifests()] == [0]
@@ -139,7 +139,7 @@ def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(t
     desk = Desk(tmp_path)
     desk.give(desk.hello(0), value=1.0)
     desk.hear()
-    assert desk.c.cuts.current is not None
+    assert desk.c.snapshots.current is not None
     again = desk.hello(0, start=2)
     desk.settle()
     assert desk.c.initialising and not desk.manifests()
@@ -157,10 +157,10 @@ def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp
     again = desk.hello(0, start=2)
     desk.give(again, value=2.0, shards=[0])
     desk.hear()
-    assert desk.c.cuts.current is None
+    assert desk.c.snapshots.current is None
     desk.give(again, value=2.0, shards=[1])
     desk.settle()
-    desk.tick(later=1.0)  # the shards may still have been at the file of the cut that is void
+    desk.tick(later=1.0)  # the shards may still have been at the file of the snapshot that is void
     desk.settle()
     (made,) = desk.manifests()
     assert desk.weights(made) == {2.0} and again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
@@ -187,7 +187,7 @@ def test_values_for_an_earlier_coordinator_are_no_answer_to_this_one() -> None:
     """Shard 1 has all that rank 0 gave to the coordinator before, and is yet to hear that this one asks for it anew."""
     before, world = Asking(1), Asking(2)
     world.post(e.RecordCame(world.stream, -1, b"initial"), messages.Initialised(0, world.setup), messages.Initialised(1, before.setup))
-    assert world.c.initialising and not world.sent["cut"]
+    assert world.c.initialising and not world.sent["snapshot"]
     world.post(messages.Initialised(1, world.setup))
     assert world.c.open
 

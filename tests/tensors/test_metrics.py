@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from psjob.shard.push_metrics import GAPS, LAGS, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
-from psjob_operator.cluster.client import Client, Key, Limits, _verb
+from psjob_operator.cluster.client import JobKey, KubernetesClient, Limits, _verb
 from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
 from psjob_operator.cluster.observe import parse_status
@@ -31,7 +31,7 @@ STATUS: dict[str, Any] = {
     "startTime": "2026-09-21T14:00:00Z",
     "checkpoint": {"step": 100, "time": "2026-09-21T14:12:00Z", "bytes": 4096},
     "interruption": {"since": "2026-09-21T14:13:00.500Z", "cause": "OOMKilled"},
-    "lastRecovery": {"cause": "Error", "seconds": 12.3, "stepsLost": 25, "time": "2026-09-21T14:10:00Z"},
+    "lastRecovery": {"cause": "Error", "durationSeconds": 12.3, "stepsLost": 25, "time": "2026-09-21T14:10:00Z"},
     "restarts": {"total": 3, "causes": {"Error": 1, "OOMKilled": 2}, "counted": 2, "stepsLost": 25, "updatesLost": 7},
 }
 
@@ -51,7 +51,7 @@ def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[st
 
 
 def job(name: str = "one", namespace: str = "a", answer: Mapping[str, Any] | None = None, **status: Any) -> JobReading:
-    return JobReading(Key(namespace, name), {}, {**STATUS, **status}, answer, None if answer is None else NOW - 30)
+    return JobReading(JobKey(namespace, name), {}, {**STATUS, **status}, answer, None if answer is None else NOW - 30)
 
 
 def page(*jobs: JobReading, meter: Meter | None = None) -> dict[str, Family]:
@@ -162,7 +162,7 @@ def test_what_is_newer_than_the_status_is_believed_of_a_checkpoint() -> None:
 
 def test_without_a_checkpoint_its_age_counts_from_the_beginning_and_disabled_ones_have_none() -> None:
     found = page(
-        job("young", checkpoint=None), JobReading(Key("a", "off"), {"checkpoint": {"disabled": True}}, {**STATUS, "checkpoint": None})
+        job("young", checkpoint=None), JobReading(JobKey("a", "off"), {"checkpoint": {"disabled": True}}, {**STATUS, "checkpoint": None})
     )
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="young") == 800
     assert value(found, "psjob_job_checkpoint_age_seconds", namespace="a", job="off") is None
@@ -184,7 +184,7 @@ def test_a_resumed_job_has_the_age_of_its_resumption_until_a_checkpoint_is_newer
     [({}, 30), ({"checkpoint": {}}, 30), ({"checkpoint": {"periodSeconds": 7200}}, 7200), ({"checkpoint": {"periodSeconds": "soon"}}, 30)],
 )
 def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, Any], interval: float) -> None:
-    found = page(JobReading(Key("a", "one"), brief, STATUS))
+    found = page(JobReading(JobKey("a", "one"), brief, STATUS))
     assert value(found, "psjob_job_checkpoint_interval_seconds", namespace="a", job="one") == interval
 
 
@@ -220,7 +220,7 @@ def test_the_series_of_a_job_go_with_it() -> None:
 
 
 def test_a_job_that_nobody_has_seen_yet_and_a_phase_of_a_newer_operator() -> None:
-    found = page(JobReading(Key("a", "new"), {}, {}), job("later", phase="Paused"))
+    found = page(JobReading(JobKey("a", "new"), {}, {}), job("later", phase="Paused"))
     assert value(found, "psjob_job_phase", namespace="a", job="new", phase="Pending") == 1
     assert value(found, "psjob_job_phase", namespace="a", job="later", phase="Unknown") == 1
 
@@ -242,7 +242,7 @@ def test_the_queue_is_measured() -> None:
     now = [100.0]
     queue = Queue(clock=lambda: now[0])
     for name in ("a", "b"):
-        queue.add(Key("n", name))
+        queue.add(JobKey("n", name))
         now[0] += 5
     assert (queue.waiting(), queue.running(), queue.oldest()) == (2, 0, 10.0)
     first = queue.take()
@@ -309,7 +309,7 @@ def test_a_request_that_nobody_answers_is_counted() -> None:
         meter = Meter()
         configuration = Configuration()
         configuration.host = "http://127.0.0.1:1"
-        client = Client(configuration, Limits(timeout=60.0), "test", observer=meter)
+        client = KubernetesClient(configuration, Limits(timeout=60.0), "test", observer=meter)
         with pytest.raises(ApiError):
             await client.get(PODS, "a", "x")
         await client.close()
@@ -334,7 +334,7 @@ HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lis
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse_status(json.dumps({"coordinator": said}).encode())
     assert answer is not None
-    found = page(JobReading(Key("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
+    found = page(JobReading(JobKey("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
     for name in ("psjob_push_lag", "psjob_push_gap"):
         buckets = [sample for sample in found[name].samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]

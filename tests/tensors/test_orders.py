@@ -78,7 +78,7 @@ def test_only_what_everyone_has_carried_out_is_forgotten(said: list[tuple[Any, i
         assert len(orders._kept) == orders.last - min(done.values())
 
 
-# -- a coordinator and a shard with a line between that is cut at any message ---------------------
+# -- a coordinator and a shard with a line between that is snapshot at any message ---------------------
 
 
 class Line:
@@ -91,9 +91,9 @@ class Line:
         self.late: deque[dict[str, Any]] = deque()
         """Of streams that are gone: read, and heard after the next hello."""
         desk.servers[1].control.answer = self.up.append
-        self.cut(0, 0)
+        self.snapshot(0, 0)
 
-    def cut(self, down: int, up: int) -> None:
+    def snapshot(self, down: int, up: int) -> None:
         """The stream breaks: the shard has read `down` more orders, the coordinator `up` more answers; then the shard says hello."""
         for _ in range(min(down, len(self.down))):
             self.order()
@@ -142,7 +142,7 @@ MODES: list[dict[str, Any]] = [{"backup_workers": 1}, {"mode": "softsync"}, {"mo
 @pytest.mark.parametrize("mode", MODES, ids=["backup", "softsync", "threshold", "quorum"])
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str, Any], seed: int) -> None:
+def test_wherever_the_line_is_snapshot_both_shards_carry_out_the_same(mode: dict[str, Any], seed: int) -> None:
     """Workers push when both shards have let them go; nobody rewinds, and each push is decided on once."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(os, "fsync"):  # many runs, and not one is read again
         desk = Desk(Path(folder), workers=3, **mode)
@@ -163,7 +163,7 @@ def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str,
             pushed[shard][rank] += 1
 
         chance = random.Random(seed)
-        for act in chance.choices(["push", "order", "hear", "cut"], [6, 3, 3, 1], k=150):
+        for act in chance.choices(["push", "order", "hear", "snapshot"], [6, 3, 3, 1], k=150):
             if act == "push":
                 push(chance.choice(clerks), chance.randrange(2))
             elif act == "order" and line.down:
@@ -172,14 +172,14 @@ def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str,
                 desk.hear()
                 if line.late or line.up:
                     line.hear()
-            elif act == "cut":
-                line.cut(chance.randrange(4), chance.randrange(4))
+            elif act == "snapshot":
+                line.snapshot(chance.randrange(4), chance.randrange(4))
         line.flow()
         for clerk in clerks:
             if pushed[0][clerk.rank] != pushed[1][clerk.rank]:
                 push(clerk, 0)
         line.flow()
-        line.cut(0, 0)
+        line.snapshot(0, 0)
         line.flow()
         for clerk in clerks:
             desk.leave(clerk, clocks[clerk.rank])
@@ -197,7 +197,7 @@ def test_a_worker_is_placed_though_the_question_was_lost(tmp_path: Path) -> None
     line.flow()
     back = desk.hello(0, start=2)
     assert [body["do"] for body in line.down] == ["where"]
-    line.cut(0, 0)
+    line.snapshot(0, 0)
     assert Kind.WELCOME not in back.heard
     line.flow()
     assert Kind.WELCOME in back.heard and back.placed["clock"] == 0

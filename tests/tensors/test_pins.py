@@ -1,4 +1,4 @@
-"""Blocks held at a cut: what is written is what stood there, however long the writer takes and whatever updates do meanwhile."""
+"""Blocks held at a snapshot: what is written is what stood there, however long the writer takes and whatever updates do meanwhile."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def held(cell: ParameterBlock, step: int, spare: SnapshotBuffer) -> list[BlockSn
         return pins[-1]
 
     with cell.lock:
-        assert cell.order_cut(step, pin)
+        assert cell.order_snapshot(step, pin)
     return pins
 
 
@@ -59,7 +59,7 @@ def sizes(cell: ParameterBlock) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_a_slow_writer_gets_the_step_of_the_cut_whatever_updates_do(prepared: bool) -> None:
+def test_a_slow_writer_gets_the_step_of_the_snapshot_whatever_updates_do(prepared: bool) -> None:
     cell, other = cell_of(), cell_of()
     for _ in range(3):
         push(other)  # what the block is at step 3
@@ -83,7 +83,7 @@ def test_a_slow_writer_gets_the_step_of_the_cut_whatever_updates_do(prepared: bo
             for name, tensor in pins[0].take().items():
                 assert other.state is not None
                 expected = {"weights": other.state.weights, **other.state.slots}[name]
-                assert torch.equal(tensor, expected), f"{name} is not that of the cut"
+                assert torch.equal(tensor, expected), f"{name} is not that of the snapshot"
             time.sleep(0.002)
     finally:
         stop.set()
@@ -98,7 +98,7 @@ def test_an_update_copies_a_held_block_once_and_nothing_else() -> None:
     assert cell.state is not None
     with cell.lock:
         live = pin._tensors["weights"]
-    assert live is cell.state.weights, "nothing is copied at the cut"
+    assert live is cell.state.weights, "nothing is copied at the snapshot"
     push(cell)
     first = pin.take()["weights"]
     push(cell)
@@ -116,13 +116,13 @@ def test_what_a_checkpoint_does_not_write_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("end", ["restore", "void"])
-def test_a_cut_that_is_given_up_is_not_written(end: str) -> None:
+def test_a_snapshot_that_is_given_up_is_not_written(end: str) -> None:
     cell = cell_of()
     push(cell)
     (pin,) = held(cell, -1, SnapshotBuffer(sizes(cell)))
     with cell.lock:
         if end == "void":
-            cell.void_cut()
+            cell.void_snapshot()
         else:
             cell.put(cell.rule.init(torch.zeros(cell.block.length)), 0)
     with pytest.raises(Voided):
@@ -196,7 +196,7 @@ def test_a_checkpoint_names_less_than_twice_what_it_needs(files: list[list[tuple
     assert staying(EMPTY, contents) == frozenset()
 
 
-def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
+def test_first_values_given_again_leave_the_snapshot_of_the_first() -> None:
     """After a broken stream rank 0 gives all values again, also to a shard that is saving them already."""
     store = Store(0, 1, 1, 1, Sync(), "run")
     store.set_up((TensorSpec("w", (256,), "float32"),), "sgd")
@@ -210,7 +210,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
         def drop(self, void: bool = False) -> None:
             voided.append(void)
 
-    assert snapshot.order_cut(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    assert snapshot.order_snapshot(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
     for index, cell in store.cells.items():
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))
@@ -218,7 +218,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
 
 
 def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
-    """What a worker is sent belongs to the block's state under such a rule: a cut has the note of its moment, the next cut another."""
+    """What a worker is sent belongs to the block's state under such a rule: a snapshot has the note of its moment, the next one another."""
     cell = cell_of("dana-dc")
     told = PushMetadata((cell.rule.hyperparameters,), frozenset())
     waiter = Waiter(cast(Replies, None), 0, 0, 0, 0, 0.0, info=told)
@@ -230,14 +230,14 @@ def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
     reply()
     push(cell, info=told)
     assert cell.state is not None
-    at_the_cut = cell.state.copy()
+    at_the_snapshot = cell.state.copy()
     (pin,) = held(cell, -1, SnapshotBuffer(sizes(cell)))
     before = cell.content
     reply()
-    assert not torch.equal(cell.state.slots["sent@0"], at_the_cut.slots["sent@0"]), "the reply has noted other weights"
-    assert cell.content is not before, "the next cut must not take this block for unchanged"
+    assert not torch.equal(cell.state.slots["sent@0"], at_the_snapshot.slots["sent@0"]), "the reply has noted other weights"
+    assert cell.content is not before, "the next snapshot must not take this block for unchanged"
     push(cell, info=told)
     taken = pin.take()
-    assert taken.keys() == {"weights", *at_the_cut.slots}
-    assert all(torch.equal(taken[name], tensor) for name, tensor in at_the_cut.slots.items())
-    assert torch.equal(taken["weights"], at_the_cut.weights)
+    assert taken.keys() == {"weights", *at_the_snapshot.slots}
+    assert all(torch.equal(taken[name], tensor) for name, tensor in at_the_snapshot.slots.items())
+    assert torch.equal(taken["weights"], at_the_snapshot.weights)

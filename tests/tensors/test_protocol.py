@@ -83,7 +83,7 @@ def small(seed: int) -> Outcome:
 
 def test_a_broken_promise_is_made_short() -> None:
     short = with_mutant("a commit does not wait for one shard", small, 0)
-    assert short.broken == "not one cut"
+    assert short.broken == "not one snapshot"
     assert (short.plan.workers, short.plan.shards, short.plan.faults) == (2, 2, ())
     assert any("commits manifest" in line for line in short.trace)
 

@@ -1,4 +1,4 @@
-"""What a shard leaves on its disk: whole files of cuts that may be committed, and nothing of any other."""
+"""What a shard leaves on its disk: whole files of snapshots that may be committed, and nothing of any other."""
 
 from __future__ import annotations
 
@@ -100,18 +100,18 @@ def fill(folder: Path, leave: int) -> Path:
     return path
 
 
-def test_a_full_disk_costs_the_cut_alone_and_leaves_nothing_of_it(small: Path) -> None:
+def test_a_full_disk_costs_the_snapshot_alone_and_leaves_nothing_of_it(small: Path) -> None:
     shard = LoneShard(small).serving([{"name": "w", "shape": [1 << 16], "dtype": "float32", "group": 0}])
     filler = fill(shard.folder, 8192)
-    answers = shard.cut(7)
+    answers = shard.snapshot(7)
     assert did(answers) == ["ready", "held", "unwritten"]
     unwritten = answers[-1]
-    assert unwritten["full"] is True and unwritten["cut"] == 7
+    assert unwritten["full"] is True and unwritten["snapshot"] == 7
     needed = 4 * sum(cell.block.length for cell in shard.server.store.cells.values())
-    assert "the volume is full" in unwritten["why"] and f"this cut needs {needed} bytes there, 8192 are free" in unwritten["why"]
+    assert "the volume is full" in unwritten["why"] and f"this snapshot needs {needed} bytes there, 8192 are free" in unwritten["why"]
     assert shard.files() == ["filler"]
     filler.unlink()
-    assert did(shard.cut(8)) == ["ready", "held", "written"]
+    assert did(shard.snapshot(8)) == ["ready", "held", "written"]
     assert len(shard.files()) == 2
 
 
@@ -135,25 +135,25 @@ def test_a_shard_whose_folder_cannot_be_made_waits_for_room_with_a_sentence(smal
     assert server.problem is None and server.folder.is_dir()
 
 
-# -- void cuts, earlier lives ------------------------------------------------------------------------------------------------------------
+# -- void snapshots, earlier lives -----------------------------------------------------------------------
 
 
-def test_a_void_cut_leaves_no_file_and_the_ones_before_stay(tmp_path: Path) -> None:
+def test_a_void_snapshot_leaves_no_file_and_the_ones_before_stay(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path).serving()
-    assert did(shard.cut(7)) == ["ready", "held", "written"]
+    assert did(shard.snapshot(7)) == ["ready", "held", "written"]
     kept = shard.files()
     assert kept == ["v000001-c000007-shard001-a1-admission.json", "v000001-c000007-shard001-a1.safetensors"]
     (shard.folder / "v000001-c000008-shard000-a1.safetensors").touch()
     (shard.folder / "v000001-c000008-shard001-a1.safetensors.tmp").touch()
     for cell in shard.server.store.cells.values():
         cell.content = object()
-    shard.cut(8, base=7)
-    assert did(shard.order({"do": "void", "cut": 8})) == ["voided"]
+    shard.snapshot(8, base=7)
+    assert did(shard.order({"do": "void", "snapshot": 8})) == ["voided"]
     assert shard.files() == [*kept, "v000001-c000008-shard000-a1.safetensors"], "another shard's is not ours to delete"
-    assert did(shard.order({"do": "void", "cut": 9})) == ["voided"], "nothing was written of it"
+    assert did(shard.order({"do": "void", "snapshot": 9})) == ["voided"], "nothing was written of it"
 
 
-def test_a_cut_that_is_void_while_it_is_written_is_given_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_is_void_while_it_is_written_is_given_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = LoneShard(tmp_path).serving()
     real = os.write
     begun, goes = threading.Event(), threading.Event()
@@ -164,15 +164,15 @@ def test_a_cut_that_is_void_while_it_is_written_is_given_up_in_the_middle(tmp_pa
         return real(fd, data)
 
     monkeypatch.setattr(os, "write", slow)
-    shard.server.control.order({"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None})
+    shard.server.control.order({"do": "snapshot", "snapshot": 7, "step": -1, "marks": False, "base": None})
     assert begun.wait(20)
-    shard.server.control.order({"do": "void", "cut": 7})
+    shard.server.control.order({"do": "void", "snapshot": 7})
     assert did(shard.said)[-1] == "held", "the disk is busy with it"
     goes.set()
     shard.settle()
     assert did(shard.said)[-2:] == ["held", "voided"] and shard.files() == []
     monkeypatch.undo()
-    assert did(shard.cut(8)) == ["ready", "held", "written"]
+    assert did(shard.snapshot(8)) == ["ready", "held", "written"]
 
 
 def test_temp_files_of_earlier_lives_of_this_very_shard_go_at_the_start(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_temp_files_of_earlier_lives_of_this_very_shard_go_at_the_start(tmp_path
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """They are as the cut before it left them, which the newest manifest holds."""
+def test_rows_of_a_snapshot_not_written_are_still_to_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """They are as the snapshot before it left them, which the newest manifest holds."""
     spec = TableSpec("t", 4, "sgd", num_rows=400).to_json()
     shard = LoneShard(tmp_path)
     shard.folder.mkdir()
@@ -208,14 +208,14 @@ def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Pa
     mine = ids[Partition.even(2).shard_of(ids) == 1]
     with cell.lock:
         cell.begin(mine, torch.zeros(len(mine), 4), [{"lr": 0.1}])
-    assert did(shard.cut(1)) == ["ready", "held", "written"]
+    assert did(shard.snapshot(1)) == ["ready", "held", "written"]
     with cell.lock:
         cell.begin(mine[:3], torch.ones(3, 4), [{"lr": 0.1}])
     if fails:
         monkeypatch.setattr(tables, "write_rows", refuse)
-        assert did(shard.cut(2, base=1)) == ["ready", "held", "unwritten"]
+        assert did(shard.snapshot(2, base=1)) == ["ready", "held", "unwritten"]
         monkeypatch.undo()
-    (written,) = shard.cut(3, base=1)[2:]
+    (written,) = shard.snapshot(3, base=1)[2:]
     last = shard.folder / written["rows"]["chain"][-1]
     with files.opened(last) as reader:
         assert sum(entry.shape[0] for name, entry in reader.entries.items() if ".rows." in name) == 3

@@ -12,7 +12,7 @@ from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
 from psjob.shard import snapshot
 from tests.tensors import desk as desks
-from tests.tensors.desk import Desk, cut
+from tests.tensors.desk import Desk, take_snapshot
 from tests.tensors.lone_shard import LoneShard
 
 
@@ -27,7 +27,7 @@ def damage(folder: Path) -> None:
 def test_survivors_go_back_to_the_bits_of_the_checkpoint_without_their_disk(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    cut(desk, clerks, [1, 1])
+    take_snapshot(desk, clerks, [1, 1])
     (made,) = desk.manifests()[-1:]
     wanted = desk.weights(made)
     for clerk in clerks:
@@ -65,7 +65,7 @@ def test_going_back_takes_memory_for_the_weights_alone(tmp_path: Path, monkeypat
     desk = Desk(tmp_path)
     desk.rule = "adam"
     clerks = desk.begun()
-    cut(desk, clerks, [1, 1])
+    take_snapshot(desk, clerks, [1, 1])
     (made,) = desk.manifests()[-1:]
     for turn in range(2):
         for clerk in clerks:
@@ -85,7 +85,7 @@ def test_going_back_takes_memory_for_the_weights_alone(tmp_path: Path, monkeypat
 
 
 def bytes_of(shard: LoneShard, number: int) -> dict[int, int | None]:
-    """By block, a checksum of what memory has of it in the file of a cut."""
+    """By block, a checksum of what memory has of it in the file of a snapshot."""
     name = f"v000001-c{number:06d}-shard001-a1.safetensors"
     found = {index: shard.server.control.snapshots.images.find(index, name) for index in shard.server.store.cells}
     return {index: None if image is None else zlib.crc32(image["weights"].numpy().tobytes()) for index, image in found.items()}
@@ -104,11 +104,11 @@ def push(shard: LoneShard, blocks: list[int]) -> None:
 def test_memory_has_each_block_as_it_was_last_written(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path).serving([{"name": f"w{i}", "shape": [4096], "dtype": "float32", "group": i} for i in range(8)])
     one, *others = shard.server.store.cells
-    shard.cut(1)
+    shard.snapshot(1)
     first = bytes_of(shard, 1)
     assert None not in first.values() and len(others) >= 2
     push(shard, [one])
-    shard.cut(2, base=1)
+    shard.snapshot(2, base=1)
     push(shard, [one, *others])
     second = bytes_of(shard, 2)
     assert second[one] not in (None, first[one]) and {second[index] for index in others} == {None}
@@ -118,17 +118,17 @@ def test_memory_has_each_block_as_it_was_last_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["void", "failed"])
-def test_after_a_cut_that_came_to_nothing_memory_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_after_a_snapshot_that_came_to_nothing_memory_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """Its copies lie where those of the checkpoint before lay."""
     shard = LoneShard(tmp_path).serving()
-    shard.cut(1)
+    shard.snapshot(1)
     push(shard, list(shard.server.store.cells))
     if end == "failed":
         monkeypatch.setattr(snapshot, "write_admission", fail)
-        shard.cut(2, base=1)
+        shard.snapshot(2, base=1)
     else:
-        shard.server.control.order({"do": "cut", "cut": 2, "step": 99, "marks": False, "base": 1})
-        shard.order({"do": "void", "cut": 2})
+        shard.server.control.order({"do": "snapshot", "snapshot": 2, "step": 99, "marks": False, "base": 1})
+        shard.order({"do": "void", "snapshot": 2})
     assert set(bytes_of(shard, 1).values()) == {None} == set(bytes_of(shard, 2).values())
 
 
@@ -140,7 +140,7 @@ def test_who_has_read_the_checkpoint_goes_back_to_it_without_its_disk(tmp_path: 
     """Both shards come back from their files; then one is lost again, while updates have changed the other."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    cut(desk, clerks, [1, 1])
+    take_snapshot(desk, clerks, [1, 1])
     (made,) = desk.manifests()[-1:]
     wanted = desk.weights(made)
     back = Desk(tmp_path, number=2)

@@ -1,4 +1,4 @@
-"""A table as a shard holds it: first values, admission, eviction, merging, partition, cuts."""
+"""A table as a shard holds it: first values, admission, eviction, merging, partition, snapshots."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_partition_is_whole_and_survives_json() -> None:
         Partition(1, (0, 1))
 
 
-# -- cuts ----------------------------------------------------------------------------------------
+# -- snapshots ----------------------------------------------------------------------------------------
 
 
 def full(table: RowTable) -> dict[int, list[float]]:
@@ -241,7 +241,7 @@ def copied(table: RowTable, parts: list[dict[str, torch.Tensor]], onto: RowTable
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_cut_is_the_table_as_it_was(data: Any) -> None:
+def test_a_snapshot_is_the_table_as_it_was(data: Any) -> None:
     """Whatever is pushed or goes while it is read; and a chain of changes gives the same as the whole."""
     table = RowTable(small(rule="adam", evict_after=3))
     chain = RowTable(table.spec)
@@ -258,17 +258,17 @@ def test_a_cut_is_the_table_as_it_was(data: Any) -> None:
         for _ in range(data.draw(st.integers(0, 3))):
             push()
         truth = full(table)
-        cut = table.cut(changed_only=turn > 0)
-        cut._step = 8
+        snapshot = table.snapshot(changed_only=turn > 0)
+        snapshot._step = 8
         parts = []
-        for part in range(len(cut.sizes())):
+        for part in range(len(snapshot.sizes())):
             if data.draw(st.booleans()):
                 push()
-            parts.append(cut.take(part))
-            assert len(parts[-1]["ids"]) == cut.sizes()[part]
+            parts.append(snapshot.take(part))
+            assert len(parts[-1]["ids"]) == snapshot.sizes()[part]
         kept = data.draw(st.booleans()) or turn == 0
         if kept:
-            chain.remove(cut.removed)
+            chain.remove(snapshot.removed)
             copied(table, parts, chain)
             assert full(chain) == truth
         table.settle(kept)
@@ -282,15 +282,15 @@ def test_rows_come_back_onto_other_shards() -> None:
     for clock in range(4):
         whole.push(some[clock * 10 :], torch.randn(500 - clock * 10, 3), ADAM, clock)
     whole.push(ids(99_999), ones(1), ADAM, 4)
-    cut = whole.cut(changed_only=False)
-    parts = list(cut.parts())
+    snapshot = whole.snapshot(changed_only=False)
+    parts = list(snapshot.parts())
     three = Partition.even(3)
     shards = []
     for shard in range(3):
         shards.append(RowTable(spec))
         for part in parts:
             shards[-1].load(part, three.buckets(shard))
-        shards[-1].load_counts(cut.counts, three.buckets(shard))
+        shards[-1].load_counts(snapshot.counts, three.buckets(shard))
         assert bool((three.shard_of(shards[-1].export()["ids"]) == shard).all())
     merged: dict[int, list[float]] = {}
     for part_of in shards:

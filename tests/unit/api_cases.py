@@ -441,8 +441,8 @@ REFUSED: list[Case] = [
             ("checkpoint.persistentVolumeClaimRetentionPolicy.whenDeleted", "Never", '"Retain", "Delete"'),
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
-            ("injection", "image", '"auto", "none"'),
-            ("shards.placement", "beside", '"spread", "packed", "colocated"'),
+            ("injection", "image", '"Auto", "None"'),
+            ("shards.placement", "beside", '"Spread", "Packed", "Colocated"'),
         )
     ),
     *TEMPLATES_REFUSED,

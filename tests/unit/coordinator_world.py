@@ -43,7 +43,7 @@ class World:
         """Orders that no shard answers."""
         self.left: list[Any] = []
         self.manifests: list[CheckpointFacts] = []
-        self.committing: list[a.CommitCut] = []
+        self.committing: list[a.CommitSnapshot] = []
         self.logged: list[str] = []
         self.request = self.job.request
         """checkpoint.request of the config as it lies there now."""
@@ -104,11 +104,11 @@ class World:
         """A worker hands in its record of `clock`."""
         self.post(e.RecordCame(self._stream(rank), clock, b"record"))
 
-    def cut(self) -> None:
+    def snapshot(self) -> None:
         """A checkpoint is asked for and ordered."""
-        self.c.cuts.ask(self.now)
+        self.c.snapshots.ask(self.now)
         self.tick()
-        if self.c.cuts.current is None:  # memory was made ready first
+        if self.c.snapshots.current is None:  # memory was made ready first
             self.tick()
 
     def go(self, step: int) -> None:
@@ -177,29 +177,28 @@ class World:
                 self.answer(shard, messages.WorkerPositions(shard, body["ask"], self.position(), rows))
             case "prepare":
                 self.answer(shard, messages.MemoryReady(shard, body["number"]))
-            case "cut":
-                self.answer(shard, messages.CutReady(shard, body["cut"]))
+            case "snapshot":
+                self.answer(shard, messages.SnapshotReady(shard, body["snapshot"]))
                 if self.writes and (not body["marks"]):
-                    self.held(shard, body["cut"])
-                    self.wrote(shard, body["cut"], max(body["step"], self.step if body["step"] < 0 else 0))
+                    self.held(shard, body["snapshot"])
+                    self.wrote(shard, body["snapshot"], max(body["step"], self.step if body["step"] < 0 else 0))
             case "void":
-                self.answer(shard, messages.CutVoided(shard, body["cut"]))
+                self.answer(shard, messages.SnapshotVoided(shard, body["snapshot"]))
 
     def position(self) -> messages.ShardPosition:
         """All blocks are at the step."""
         stages = tuple((self.step, self.step, 1) for _ in self.job.stages.replicas)
         return messages.ShardPosition(self.step, self.step, 1, self.step, stages)
 
-    def held(self, shard: int, cut: int) -> None:
-        """A shard holds all of a cut."""
-        self.answer(shard, messages.CutHeld(shard, cut))
+    def held(self, shard: int, snapshot: int) -> None:
+        """A shard holds all of a snapshot."""
+        self.answer(shard, messages.SnapshotHeld(shard, snapshot))
 
-    def wrote(self, shard: int, cut: int, step: int, left: Mapping[int, int] | None = None) -> None:
-        """A shard has written its part of a cut at `step`."""
-        self.answer(
-            shard,
-            messages.CutWritten(shard, cut, {"blocks": [{"n": step}], "table": {}}, step, (step,) * self.job.workers, dict(left or {})),
-        )
+    def wrote(self, shard: int, snapshot: int, step: int, left: Mapping[int, int] | None = None) -> None:
+        """A shard has written its part of a snapshot at `step`."""
+        complete = (step,) * self.job.workers
+        written = messages.SnapshotWritten(shard, snapshot, {"blocks": [{"n": step}], "table": {}}, step, complete, dict(left or {}))
+        self.answer(shard, written)
 
     def _done(self, job: Any) -> list[e.Event]:
         match job:
@@ -211,10 +210,10 @@ class World:
                 found = next((made for made in reversed(self.manifests) if made.name not in job.passed), None)
                 records = {} if found is None else dict.fromkeys(range(self.job.workers), b"record") if found.step else {}
                 return [e.NewestRead(job.number, found, records=records if job.records else None, initial=b"initial")]
-            case a.CommitCut():
+            case a.CommitSnapshot():
                 self.committing.append(job)
                 self.manifests.append(facts(job, self.job.folder))
-                return [e.ManifestCommitted(job.cut, self.manifests[-1])]
+                return [e.ManifestCommitted(job.snapshot, self.manifests[-1])]
             case a.MeasureRoom():
                 return [e.RoomMeasured(12345)]
             case a.ReadWish():
@@ -222,10 +221,10 @@ class World:
         return []
 
 
-def facts(job: a.CommitCut, folder: str) -> CheckpointFacts:
-    """What a manifest says of a cut that was committed."""
+def facts(job: a.CommitSnapshot, folder: str) -> CheckpointFacts:
+    """What a manifest says of a snapshot that was committed."""
     return CheckpointFacts(
-        folder, f"manifest-{job.cut}", "run-1", job.term, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,
+        folder, f"manifest-{job.snapshot}", "run-1", job.term, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,
         request=job.request,
     )  # fmt: skip
 

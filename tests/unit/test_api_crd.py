@@ -106,7 +106,7 @@ def test_a_status_survives_the_way_through_json() -> None:
         progress={"step": 5, "loss": 1},  # type: ignore[arg-type]
     )
     assert JobStatus.model_validate(status.to_manifest()) == status
-    assert status.to_manifest()["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": "a-shard-0-a2"}
+    assert status.to_manifest()["shards"][0] == {"index": 0, "replica": 0, "attempt": 2, "state": "Serving", "pod": "a-shard-0-a2"}
 
 
 def test_a_status_of_a_newer_operator_is_read() -> None:

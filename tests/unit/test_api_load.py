@@ -2,11 +2,14 @@
 
 - What one object of a job's author costs the operator, which serves all others too. Manifests that are slow are grown further.
 - Manifests of jobs, changed in every way that a person or a tool could: each is a job, or has problems in words.
+
+Every name that the manifest had before is refused, and the refusal names the present one.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from random import Random
@@ -19,11 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api import load
+from psjob_operator.api.crd import node
 from psjob_operator.api.load import load_documents, load_job
+from psjob_operator.api.renamed import FIELDS, VALUES
 from psjob_operator.api.status import short
-from psjob_operator.api.validate import LARGEST_SPEC, validate_job
+from psjob_operator.api.validate import LARGEST_SPEC, every_problem, schema, validate_job
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.client import JOBS, Key
+from psjob_operator.cluster.client import JOBS, JobKey
 from psjob_operator.cluster.observe import _spec
 from psjob_operator.plan.objects import cluster_config, config_digest
 from psjob_operator.plan.observed_state import ObservedState
@@ -31,7 +36,7 @@ from psjob_operator.plan.plan import plan
 from tests.costs import LIMIT_SECONDS, MOST_BYTES, dearest
 from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.soaking import soak
-from tests.unit.api_manifest import GOOD, changed
+from tests.unit.api_manifest import GOOD, Case, changed
 from tests.unit.api_template_cases import WORKER
 
 TEXT = yaml.safe_dump(GOOD)
@@ -236,7 +241,7 @@ def observed(text: bytes) -> float:
     store = JobStore()
     began = time.thread_time()
     store.put(JOBS, raw)
-    job = store.job(Key("space", "job"))
+    job = store.job(JobKey("space", "job"))
     assert job is not None
     _spec(job, SimpleNamespace(observed=None))  # type: ignore[arg-type]
     return time.thread_time() - began
@@ -293,7 +298,7 @@ def test_of_a_spec_that_is_too_large_small_fields_hold() -> None:
     body["metadata"] |= {"namespace": "space", "uid": "u", "resourceVersion": "7", "generation": 3}
     store = JobStore()
     store.put(JOBS, body)
-    job = store.job(Key("space", body["metadata"]["name"]))
+    job = store.job(JobKey("space", body["metadata"]["name"]))
     assert job is not None and job.size > LARGEST_SPEC and not job.large
     spec, problems = _spec(job, SimpleNamespace(observed=None))  # type: ignore[arg-type]
     assert (spec.suspend, spec.managed_by, spec.shards.replicas) == (True, "example.com/other", body["spec"]["shards"]["replicas"])
@@ -352,3 +357,26 @@ def test_changed_text_is_a_job_or_has_problems(cases: int) -> None:
             judged(document.value)
 
     fuzz(cases, make, read, MOST)
+
+
+def refusals(path: str, value: Any) -> list[str]:
+    at, _, name = path.partition("[].")
+    manifest = Case("renamed", {at: [{name: value}] if name else value}).manifest()
+    made, problems = validate_job(manifest)
+    assert made is None and every_problem(manifest)[1]
+    return [re.sub(r"\[\d+\]", "[]", str(problem)) for problem in problems]
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_an_old_field_is_refused_with_the_present_one(path: str) -> None:
+    assert f'{path}: unknown field "{path}"; {FIELDS[path]}' in refusals(path, {})
+    named = re.findall(r"spec(?:\.[A-Za-z]+(?:\[\])?)+", FIELDS[path])
+    assert named and all(node(schema(), present) for present in named)
+    with pytest.raises(KeyError):
+        node(schema(), path)
+
+
+@pytest.mark.parametrize(("path", "old"), sorted((path, old) for path, words in VALUES.items() for old in words))
+def test_an_old_value_is_refused_with_the_present_one(path: str, old: str) -> None:
+    (said,) = [each for each in refusals(path, old) if each.startswith(f"{path}: Unsupported value")]
+    assert said.endswith(f"; write {VALUES[path][old]}") and VALUES[path][old] in node(schema(), path)["enum"]

@@ -28,8 +28,8 @@ from psjob_operator.cluster.client import (
     PODS,
     ApiError,
     Cause,
-    Client,
     ConnectError,
+    KubernetesClient,
     _event,
     _reply,
     causes,
@@ -103,8 +103,8 @@ def test_what_was_to_be_deleted_is_gone_only_where_that_is_said(
     async def refused(*_: object) -> dict[str, Any]:
         raise refusal(code, "", message)
 
-    monkeypatch.setattr(Client, "_call", refused)
-    meant = Client.__new__(Client).delete(PODS, "ns", "x", "a")
+    monkeypatch.setattr(KubernetesClient, "_call", refused)
+    meant = KubernetesClient.__new__(KubernetesClient).delete(PODS, "ns", "x", "a")
     with contextlib.nullcontext() if gone else pytest.raises(ApiError):
         asyncio.run(meant)
 

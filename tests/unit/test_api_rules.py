@@ -48,7 +48,7 @@ def test_the_smallest_manifest_gets_the_defaults() -> None:
         "resources": {"requests": {"storage": "10Gi"}},
     }
     assert (job.spec.run_policy.backoff_limit, job.spec.run_policy.clean_pod_policy) == (6, "Running")
-    assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "auto")
+    assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "Auto")
 
 
 def test_judging_changes_nothing() -> None:

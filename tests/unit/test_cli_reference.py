@@ -25,8 +25,8 @@ from typer.main import get_command
 from psjob_client.cli import entry, main
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
-from psjob_client.cli.options import Where, broken, first_sentence, plain
-from psjob_client.cli.steering import seconds
+from psjob_client.cli.options import JobScope, bare_name, break_command, first_sentence
+from psjob_client.cli.steering import parse_span
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.problems import BadInput
@@ -75,20 +75,20 @@ def test_each_example_on_the_pages_is_taken(words: list[str]) -> None:
 
 
 def test_a_name_is_taken_as_kubectl_prints_it() -> None:
-    assert plain("pstrainingjob.psjob.dev/digits") == plain("digits") == "digits"
+    assert bare_name("pstrainingjob.psjob.dev/digits") == bare_name("digits") == "digits"
     for bad in ("", "--yes", "a/"):
         with pytest.raises(BadInput, match="is no name of a job"):
-            plain(bad)
+            bare_name(bad)
 
 
 def test_which_jobs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["psjob"])
-    assert Where(local=True).says_local and Where(folder=tmp_path).says_local and not Where().says_local
-    assert Where(namespace="n").says_cluster and Where(kubeconfig=tmp_path).says_cluster and not Where().says_cluster
+    assert JobScope(local=True).says_local and JobScope(folder=tmp_path).says_local and not JobScope().says_local
+    assert JobScope(namespace="n").says_cluster and JobScope(kubeconfig=tmp_path).says_cluster and not JobScope().says_cluster
     with pytest.raises(BadInput, match="use one of the two"):
-        Where(local=True, context="c")
+        JobScope(local=True, context="c")
     monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-psjob"])
-    assert Where().says_cluster and not Where(local=True).says_cluster
+    assert JobScope().says_cluster and not JobScope(local=True).says_cluster
 
 
 def test_names_of_runs_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_examples_are_as_wide_as_a_terminal(name: str) -> None:
 @given(st.lists(st.sampled_from(["psjob", "run", "--set", "a=b", "'two words'", "|", "x" * 30]), min_size=1, max_size=12))
 def test_a_broken_line_is_the_same_command(words: list[str]) -> None:
     command = " ".join(words)
-    lines = broken(command, 40)
+    lines = break_command(command, 40)
     assert shlex.split(" ".join(line.removesuffix("\\").strip() for line in lines)) == shlex.split(command)
     assert all(line.endswith(" \\") for line in lines[:-1]) and all(len(line) <= 40 for line in lines)
 
@@ -302,7 +302,7 @@ def test_python_has_the_verbs_of_the_commands() -> None:
 
 
 def test_parts_of_a_span_of_time_add_up() -> None:
-    assert [seconds(text) for text in ("90s", "1h0m5s", "1440m", "7", "0.5")] == [90, 3605, 86_400, 7, 0.5]
+    assert [parse_span(text) for text in ("90s", "1h0m5s", "1440m", "7", "0.5")] == [90, 3605, 86_400, 7, 0.5]
     for text in ("", "-5s", "1d", "5 m", "1m1h", "٣s", "30s\n", "1.5h"):
         with pytest.raises(BadInput, match="is no span of time"):
-            seconds(text)
+            parse_span(text)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psjob_operator.api.status import unix
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.client import JOBS, PODS, SERVICES, Key
+from psjob_operator.cluster.client import JOBS, PODS, SERVICES, JobKey
 from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse_pod
 from psjob_operator.contract import MOST_NUMBER
@@ -152,10 +152,10 @@ def test_every_status_has_a_view(phase: str | None, states: list[tuple[str, dict
 
 # -- the store --------------------------------------------------------------------------------------
 
-KEY = Key("n", "job")
+KEY = JobKey("n", "job")
 
 
-def listed(store: JobStore, namespace: str, version: int, *items: dict[str, Any], job: Key | None = None) -> set[Key]:
+def listed(store: JobStore, namespace: str, version: int, *items: dict[str, Any], job: JobKey | None = None) -> set[JobKey]:
     """A whole list of pods was read."""
     news = {found for raw in items if (found := store.put(PODS, raw)) is not None}
     return news | store.sweep(PODS, namespace, {raw["metadata"]["uid"] for raw in items}, version, job)
@@ -254,9 +254,9 @@ def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
     store.put(PODS, other)
     store.put(PODS, pod(version=2, uid="y"))
     listed(store, "n", 5)
-    assert store.pods(KEY) == [] and len(store.pods(Key("m", "job"))) == 1
+    assert store.pods(KEY) == [] and len(store.pods(JobKey("m", "job"))) == 1
     listed(store, "m", 5, job=KEY)
-    assert len(store.pods(Key("m", "job"))) == 1
+    assert len(store.pods(JobKey("m", "job"))) == 1
 
 
 def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:

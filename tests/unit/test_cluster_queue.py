@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_operator.cluster.client import Key, TokenBucket
+from psjob_operator.cluster.client import JobKey, TokenBucket
 from psjob_operator.cluster.queue import FAIR, Queue
 
-A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
+A, B, C = JobKey("n", "a"), JobKey("n", "b"), JobKey("n", "c")
 
 
 class Clock:
@@ -97,7 +97,7 @@ def test_what_is_forgotten_does_not_come_back() -> None:
 
 
 def test_next_wakes_for_an_added_key_and_for_a_time_that_comes() -> None:
-    async def scenario() -> list[Key]:
+    async def scenario() -> list[JobKey]:
         queue = Queue()
         waiting = asyncio.create_task(queue.next())
         await asyncio.sleep(0)
@@ -116,8 +116,8 @@ def test_next_wakes_for_an_added_key_and_for_a_time_that_comes() -> None:
 def test_no_key_runs_twice_at_once_and_none_is_lost(steps: list[str]) -> None:
     queue = Queue(Clock())
     keys = {"a": A, "b": B, "c": C}
-    running: list[Key] = []
-    wanted: set[Key] = set()
+    running: list[JobKey] = []
+    wanted: set[JobKey] = set()
     for step in steps:
         if step.startswith("add"):
             queue.add(keys[step[-1]])
@@ -152,7 +152,7 @@ def test_the_bucket_lets_a_burst_through_and_then_spaces_calls_evenly() -> None:
 def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
     """Its last turn finds no job: that turn's rest is nobody's."""
     queue = Queue(clock=lambda: 5.0)
-    key = Key("n", "job")
+    key = JobKey("n", "job")
     for _ in range(2):
         queue.add(key)
         assert queue.take() == key
@@ -217,18 +217,18 @@ def test_who_takes_only_what_is_urgent_leaves_the_rest() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=120), st.integers(0, 5))
 def test_nobody_starves_and_nobody_is_taken_twice(steps: list[tuple[int, int]], watched: int) -> None:
     """However urgent the others are, a key that waits behind n older ones begins within FAIR * (n + 1) turns."""
-    ranks: dict[Key, int] = {}
+    ranks: dict[JobKey, int] = {}
     queue = Queue(Clock(), rank=lambda key: ranks[key])
-    slow = Key("n", "slow")
+    slow = JobKey("n", "slow")
     ranks[slow] = 9
-    before = [Key("n", f"k{number}") for number in range(watched)]
+    before = [JobKey("n", f"k{number}") for number in range(watched)]
     for key in before:
         ranks[key] = 0
         queue.add(key)
     queue.add(slow)
     turns = 0
     for number, rank in [*steps, *((0, 0) for _ in range(FAIR * (watched + 1)))]:
-        key = Key("n", f"k{number}")
+        key = JobKey("n", f"k{number}")
         ranks[key] = rank
         queue.add(key)
         taken = queue.take()

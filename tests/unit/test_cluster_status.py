@@ -3,24 +3,30 @@
 - A status that a newer operator wrote: read without an exception, served, and not erased where it says what this one does not know.
 - When an object counts as written by two, and for how long it is left alone.
 - What a pod says about its progress is cut to size before anyone looks at it.
+
+Events are written beside the turns: in order, each once, and seldom while jobs wait for their turn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import Condition, JobStatus, ShardStatus
-from psjob_operator.cluster import observe
-from psjob_operator.cluster.apply import difference, merge_patch, tells_news
-from psjob_operator.cluster.cache import REST_SECONDS, Contests, Memory
+from psjob_operator.cluster import apply, observe
+from psjob_operator.cluster.apply import merge_patch, status_difference, tells_news
+from psjob_operator.cluster.cache import REST_SECONDS, Contests, JobEntry, Memory
+from psjob_operator.cluster.client import KubernetesClient
 from psjob_operator.contract import STATUS_BYTES
+from psjob_operator.plan.actions import Event
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.plan import plan
 from tests.unit.cluster_statuses import merged
@@ -52,12 +58,12 @@ def _status(**more: Any) -> JobStatus:
 
 def test_a_field_of_a_newer_operator_stays() -> None:
     stored = {**_status().to_manifest(), "standby": {"index": 3}}
-    assert difference(stored, _status()) == {}
+    assert status_difference(stored, _status()) == {}
 
 
 def test_a_field_that_is_no_longer_said_goes() -> None:
     stored = {**_status().to_manifest(), "workersReady": "1/2"}
-    assert difference(stored, _status()) == {"workersReady": None}
+    assert status_difference(stored, _status()) == {"workersReady": None}
 
 
 def said(status: str, reason: str) -> dict[str, str]:
@@ -99,7 +105,7 @@ NEWER["conditions"].append(QUEUED)
 
 
 def written(stored: dict[str, Any], wanted: JobStatus) -> dict[str, Any]:
-    return dict(merged(stored, difference(stored, wanted)))
+    return dict(merged(stored, status_difference(stored, wanted)))
 
 
 def test_what_is_not_understood_stands_after_a_turn_that_changes_much() -> None:
@@ -112,7 +118,7 @@ def test_what_is_not_understood_stands_after_a_turn_that_changes_much() -> None:
     assert after["conditions"][-1] == QUEUED
     ready = next(entry for entry in after["conditions"] if entry["type"] == "Ready")
     assert (ready["reason"], "severity" in ready) == ("Recovering", False), "what it said of another state is over"
-    assert difference(after, JobStatus.read(after)) == {}
+    assert status_difference(after, JobStatus.read(after)) == {}
 
 
 def test_a_shards_state_of_a_newer_operator_stands_until_more_is_known() -> None:
@@ -149,7 +155,7 @@ def test_parts_of_an_older_checkpoint_are_not_told_of_a_newer_one() -> None:
 
 
 NUMBERS = {"placedTerm": 2, "workerStart": 0, "pendingStarts": ""}
-WARM = {"index": 1, "attempt": 2, "state": "Warm"}
+WARM = {"index": 1, "replica": 0, "attempt": 2, "state": "Warm"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ WARM = {"index": 1, "attempt": 2, "state": "Warm"}
         ({"phase": "Draining"}, {"phase": "Draining"}),
         ({"phase": 3, "run": "r"}, {"run": "r"}),
         ({"internal": {"term": "many"}, "run": "r"}, {"run": "r"}),
-        ({"progress": "soon", "shards": [{"index": 0, "attempt": 4}]}, {"shards": [{"index": 0, "attempt": 4, "state": "Pending"}]}),
+        ({"progress": "soon", "shards": [{"index": 1, "attempt": 2, "state": "Warm"}]}, {"shards": [WARM]}),
         ({"shards": [{"index": 0}, WARM, {"attempt": 3}]}, {"shards": [WARM]}),
         ({"checkpoint": {"time": "t"}, "internal": NUMBERS}, {"internal": NUMBERS}),
         ({"conditions": "none"}, {}),
@@ -194,7 +200,7 @@ def test_whatever_stands_there_a_turn_is_made_of_it(laid: dict[str, Any]) -> Non
     status = JobStatus.read(stored)
     json.dumps(status.to_manifest())
     decided = plan(replace(running(), status=status), NOW)
-    assert difference(stored, decided.status) is not None
+    assert status_difference(stored, decided.status) is not None
     Memory("run-1").see(stored, NOW, ours=False)
 
 
@@ -272,3 +278,39 @@ JSON = st.recursive(
 def test_the_result_is_plain_json_whatever_came(value: dict[str, Any]) -> None:
     found = observe.parse_status(json.dumps(value).encode())
     assert found is None or json.dumps(found, allow_nan=False)
+
+
+JOB = JobEntry("space", "job", "uid-1", 1, "7", 0.0, False, {}, {}, {}, {})
+
+
+class Written:
+    """Takes what would be written, in order."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def create(self, kind: object, namespace: str, body: dict[str, Any]) -> None:
+        self.notes.append(body["note"])
+
+
+async def told(busy: bool, longest: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What of three Events told at once is written in that time, where each waits for turns at most `longest` seconds."""
+    monkeypatch.setattr(apply, "BUSY_SECONDS", longest)
+    written = Written()
+    recorder = apply.EventRecorder(cast(KubernetesClient, written), "me", lambda: busy)
+    recorder.record(JOB, [Event("Normal", "Running", str(number)) for number in range(3)], 0.0)
+    running = asyncio.create_task(recorder.run())
+    end = time.monotonic() + seconds
+    while len(written.notes) < 3 and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    return written.notes
+
+
+def test_all_are_written_at_once_while_no_job_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(told(False, 3600, 30, monkeypatch)) == ["0", "1", "2"]
+
+
+def test_while_jobs_wait_they_come_slowly_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(told(True, 3600, 0.1, monkeypatch)) == []
+    assert asyncio.run(told(True, 0.2, 30, monkeypatch)) == ["0", "1", "2"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from psjob_operator.cluster import queue
 from psjob_operator.cluster.cache import JobStore, PodTally
-from psjob_operator.cluster.client import JOBS, PODS, Key
+from psjob_operator.cluster.client import JOBS, PODS, JobKey
 
-KEY = Key("n", "job")
+KEY = JobKey("n", "job")
 _versions = iter(range(1, 1_000_000))
 
 
@@ -112,7 +112,7 @@ def test_the_counts_are_those_of_the_pods_that_are_there(steps: list[Any]) -> No
         else:
             store.remove(PODS, raw)
             raw["metadata"]["uid"] += "'"
-    for key in (KEY, Key("n", "neighbour")):
+    for key in (KEY, JobKey("n", "neighbour")):
         counted = PodTally()
         for view in store.pods(key):
             counted.count(view, 1)

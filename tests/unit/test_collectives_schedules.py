@@ -117,20 +117,20 @@ def took(plan: Schedule) -> float:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_times_are_those_of_the_formulas(ranks: int) -> None:
     link = (M, ranks, B, ALPHA)
-    assert took(schedule_of("ring", ranks)) == pytest.approx(costs.ring(*link), rel=1e-4)
+    assert took(schedule_of("ring", ranks)) == pytest.approx(costs.ring_seconds(*link), rel=1e-4)
     if ranks > 2:
-        assert took(schedule_of("both-ways-ring", ranks)) == pytest.approx(costs.both_ways_ring(*link), rel=1e-4)
-    assert took(schedule_of("tree", ranks)) == pytest.approx(costs.tree(*link))
-    pipelined = costs.pipelined_tree(*link, chunks=CHUNKS)
+        assert took(schedule_of("both-ways-ring", ranks)) == pytest.approx(costs.both_ways_ring_seconds(*link), rel=1e-4)
+    assert took(schedule_of("tree", ranks)) == pytest.approx(costs.tree_seconds(*link))
+    pipelined = costs.pipelined_tree_seconds(*link, chunks=CHUNKS)
     assert took(schedule_of("pipelined-tree", ranks, CHUNKS)) == pytest.approx(pipelined, rel=1e-4)
     assert took(schedule_of("servers", ranks)) == pytest.approx(2 * (ALPHA + M / (ranks * B)), rel=1e-4)
-    assert took(schedule_of("mirrored", ranks, CHUNKS)) == pytest.approx(costs.chain(*link, chunks=CHUNKS), rel=1e-4)
+    assert took(schedule_of("mirrored", ranks, CHUNKS)) == pytest.approx(costs.chain_seconds(*link, chunks=CHUNKS), rel=1e-4)
 
 
 def test_hierarchical_is_the_sum_of_its_levels() -> None:
     nodes, devices = 4, 4
     inside = 2 * costs.tree_one_way(M, devices, B, ALPHA, chunks=nodes)
-    whole = costs.levels(inside, costs.ring(M, nodes, B, ALPHA))
+    whole = costs.levels(inside, costs.ring_seconds(M, nodes, B, ALPHA))
     assert took(schedule_of("hierarchical", nodes * devices, 1, devices)) == pytest.approx(whole, rel=1e-4)
     served = costs.levels(inside, 2 * (ALPHA + M / (nodes * B)))
     assert took(schedule_of("hierarchical-servers", nodes * devices, 1, devices)) == pytest.approx(served, rel=1e-4)
@@ -146,7 +146,7 @@ def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
     nbytes = 160_000_000
     double = seconds(schedule_of("double-ring", 8), nbytes, rate, 0.0)
     assert double == pytest.approx(5.19e-3, rel=1e-3)
-    assert double == pytest.approx(costs.double_ring(nbytes, 8, (36e9, 18e9)), rel=1e-4)
+    assert double == pytest.approx(costs.double_ring_seconds(nbytes, 8, (36e9, 18e9)), rel=1e-4)
     assert seconds(schedule_of("ring", 8), nbytes, rate, 0.0) == pytest.approx(1.5 * double, rel=1e-3)
     assert seconds(schedule_of("both-ways-ring", 8), nbytes, lambda _link: 54e9, 0.0) == pytest.approx(2.59e-3, rel=2e-3)
     used = {frozenset(link) for link in schedule_of("double-ring", 8).link_elements(nbytes)}

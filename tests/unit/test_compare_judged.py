@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_client.compare.outcome import Comparison, SideOutcome, judged
+from psjob_client.compare.outcome import Comparison, SideOutcome, verdict_sentences
 
 
 def side(title: str, *losses: float, seconds: float = 1.0, diverged: bool = False, repeats: int = 1) -> SideOutcome:
@@ -21,7 +21,7 @@ def side(title: str, *losses: float, seconds: float = 1.0, diverged: bool = Fals
 
 
 def of(*sides: SideOutcome, unit: str = "s", wanted: float | None = None) -> str:
-    return judged(Comparison("job", unit, {}, "", sides, wanted))
+    return verdict_sentences(Comparison("job", unit, {}, "", sides, wanted))
 
 
 FAST, SLOW, BAD = side("fast", 2.0, 1.0), side("slow", 2.0, 1.0, seconds=2.0), side("bad", 1.0, 5.0, diverged=True)
@@ -68,7 +68,7 @@ def test_it_is_true_of_the_numbers(given: list[tuple[list[float], float]]) -> No
     sides = [side(f"s{number}", *losses, seconds=seconds) for number, (losses, seconds) in enumerate(given)]
     found = Comparison("job", "s", {}, "", sides)
     times = {one.title: at for one in sides if (at := found.time_to(one)) is not None}
-    words = judged(found)
+    words = verdict_sentences(found)
     if (first := re.match(r"First at loss \S+: (.+?), after", words)) is not None:
         named = set(re.findall(r"s\d+", first[1]))
         assert named <= {title for title, at in times.items() if at == min(times.values())} and len(times) > 1

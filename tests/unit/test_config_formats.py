@@ -206,7 +206,7 @@ def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> 
 
 def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
     """On a cluster machines are machines: two pairs of one node may share memory where they can."""
-    pairs = job(shards={"replicas": 2, "placement": "colocated"}, checkpoint=MANY_NODES)
+    pairs = job(shards={"replicas": 2, "placement": "Colocated"}, checkpoint=MANY_NODES)
     made = objects.cluster_config(pairs)
     assert "sharing" not in made and made == objects.cluster_config(job(checkpoint=MANY_NODES))
     assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"

@@ -1,4 +1,4 @@
-"""The coordinator's machine by itself: what voids a cut and what does not, how many messages it needs, what it refuses."""
+"""The coordinator's machine by itself: what voids a snapshot and what does not, how many messages it needs, what it refuses."""
 
 from __future__ import annotations
 
@@ -15,91 +15,91 @@ from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import checkpoints
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import Stream
-from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Cut
+from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Snapshot
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
 
 
-def current(world: World) -> Cut:
-    cut = world.c.cuts.current
-    assert cut is not None
-    return cut
+def current(world: World) -> Snapshot:
+    snapshot = world.c.snapshots.current
+    assert snapshot is not None
+    return snapshot
 
 
-def moved(world: World, cut: int, done: int, shard: int = 0) -> None:
-    world.post(messages.BytesMoved(shard, "writing", cut, done, 1000))
+def moved(world: World, snapshot: int, done: int, shard: int = 0) -> None:
+    world.post(messages.BytesMoved(shard, "writing", snapshot, done, 1000))
 
 
 # -- evidence, not time ----------------------------------------------------------------------------
 
 
-def at_a_cut(world: World) -> Cut:
-    """A cut is ordered, every shard has come to its step, and every record is there; the shards still write."""
+def at_a_snapshot(world: World) -> Snapshot:
+    """A snapshot is ordered, every shard has come to its step, and every record is there; the shards still write."""
     world.writes = False
-    world.cut()
-    cut = current(world)
-    world.go(cut.step or 0)
+    world.snapshot()
+    snapshot = current(world)
+    world.go(snapshot.step or 0)
     for shard in range(world.job.shards):
-        world.post(messages.CutHeld(shard, cut.number))
-    return cut
+        world.post(messages.SnapshotHeld(shard, snapshot.number))
+    return snapshot
 
 
 def test_a_checkpoint_that_takes_an_hour_to_write_commits() -> None:
     world = World().begun()
-    cut = at_a_cut(world)
+    snapshot = at_a_snapshot(world)
     for second in range(3600):
         world.tick(1.0)
         for shard in range(2):
-            moved(world, cut.number, second // 4, shard)
-    assert current(world) is cut and world.c.progress.checkpoint_problem is None
+            moved(world, snapshot.number, second // 4, shard)
+    assert current(world) is snapshot and world.c.progress.checkpoint_problem is None
     told = world.machine.status(world.now, 0.0)["checkpointProgress"]
     assert told == {
         "doing": "writing", "done": 1798, "total": 2000,
         "shards": [{"index": index, "doing": "writing", "done": 899, "total": 1000} for index in range(2)],
     }  # fmt: skip
     for shard in range(2):
-        world.wrote(shard, cut.number, cut.step or 0)
+        world.wrote(shard, snapshot.number, snapshot.step or 0)
     world.post()
-    assert world.manifests[-1].step == cut.step and world.machine.status(world.now, 0.0)["checkpointProgress"] is None
+    assert world.manifests[-1].step == snapshot.step and world.machine.status(world.now, 0.0)["checkpointProgress"] is None
 
 
-def test_a_shard_that_tells_nothing_of_its_writing_voids_the_cut() -> None:
+def test_a_shard_that_tells_nothing_of_its_writing_voids_the_snapshot() -> None:
     world = World().begun()
-    cut = at_a_cut(world)
+    snapshot = at_a_snapshot(world)
     world.tick(SILENCE_SECONDS - 1)
-    moved(world, cut.number, 0, shard=1)
+    moved(world, snapshot.number, 0, shard=1)
     world.tick(2.0)
-    assert world.c.cuts.current is None and world.sent["void"] == 2
+    assert world.c.snapshots.current is None and world.sent["void"] == 2
     assert "shard 0 has not reported on its writing" in str(world.c.progress.checkpoint_problem)
     assert world.sent["voided"] == 2, "each shard deletes what it wrote"
 
 
-def test_before_it_is_held_a_cut_waits_for_a_long_step() -> None:
+def test_before_it_is_held_a_snapshot_waits_for_a_long_step() -> None:
     world = World().begun()
     world.writes = False
-    world.cut()
-    cut = current(world)
+    world.snapshot()
+    snapshot = current(world)
     for _ in range(100):
         world.tick(60.0)
-    assert current(world) is cut, "somebody computes for an hour and a half"
+    assert current(world) is snapshot, "somebody computes for an hour and a half"
 
 
 def test_workers_hold_for_a_mark_only_so_long_and_later_longer() -> None:
     world = World(mode=Async()).begun()
-    world.cut()
+    world.snapshot()
     first = current(world)
     assert [heard.count(Kind.MARK) for heard in world.heard.values()] == [1, 1]
     world.post(e.Marked(world._stream(0), first.number, 0))
-    world.tick(world.c.cuts.MARK_SECONDS + 1)
-    assert world.c.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
+    world.tick(world.c.snapshots.MARK_SECONDS + 1)
+    assert world.c.snapshots.current is None and world.heard[0][-1] is Kind.RELEASE
     assert "workers [1] did not come to the end of their step" in str(world.c.progress.checkpoint_problem)
-    world.tick(2 * world.c.cuts.MARK_SECONDS + 1)
+    world.tick(2 * world.c.snapshots.MARK_SECONDS + 1)
     second = current(world)
     assert second.number > first.number
-    world.tick(world.c.cuts.MARK_SECONDS + 1)
+    world.tick(world.c.snapshots.MARK_SECONDS + 1)
     assert current(world) is second, "this time it is waited for longer"
     for shard in range(2):
-        world.post(messages.CutHeld(shard, second.number))
+        world.post(messages.SnapshotHeld(shard, second.number))
     for _ in range(20):
         world.tick(15.0)
         moved(world, second.number, 1, 0)
@@ -107,29 +107,29 @@ def test_workers_hold_for_a_mark_only_so_long_and_later_longer() -> None:
     assert current(world) is second, "all have copied: nobody holds, and the disk may be slow"
 
 
-def test_a_worker_that_dies_before_all_had_its_mark_voids_the_cut() -> None:
+def test_a_worker_that_dies_before_all_had_its_mark_voids_the_snapshot() -> None:
     world = World(mode=Async()).begun()
-    world.cut()
-    cut = current(world)
-    world.post(messages.CutHeld(0, cut.number))
+    world.snapshot()
+    snapshot = current(world)
+    world.post(messages.SnapshotHeld(0, snapshot.number))
     world.post(e.StreamEnded(world._stream(1)))
-    assert world.c.cuts.current is None and world.heard[0][-1] is Kind.RELEASE
+    assert world.c.snapshots.current is None and world.heard[0][-1] is Kind.RELEASE
     world.tick()
-    assert world.c.cuts.current is None, "nobody holds for a checkpoint that cannot be"
+    assert world.c.snapshots.current is None, "nobody holds for a checkpoint that cannot be"
     world.hello(1, start=2)
     world.tick(1.0)
     after = current(world)
     for shard in range(2):
-        world.post(messages.CutHeld(shard, after.number))
+        world.post(messages.SnapshotHeld(shard, after.number))
     world.post(e.StreamEnded(world._stream(1)))
     assert current(world) is after, "held: the copy is there, whoever dies now"
 
 
-def test_a_shard_whose_stream_ends_voids_the_cut() -> None:
+def test_a_shard_whose_stream_ends_voids_the_snapshot() -> None:
     world = World().begun()
-    at_a_cut(world)
+    at_a_snapshot(world)
     world.post(e.ShardLost(1, world.c.peers[1].link))
-    assert world.c.cuts.current is None and world.c.progress.checkpoint_problem is None
+    assert world.c.snapshots.current is None and world.c.progress.checkpoint_problem is None
     world.tick(6.0)
     world.post(e.ShardLost(1, world.c.peers[1].link))
     assert "shard 1 is out of reach" in str(world.c.progress.checkpoint_problem), "twice in a row is worth a word"
@@ -137,36 +137,36 @@ def test_a_shard_whose_stream_ends_voids_the_cut() -> None:
 
 def test_shards_that_hold_different_clocks_of_a_worker_make_no_checkpoint() -> None:
     world = World(mode=Async()).begun()
-    world.cut()
-    cut, committed = current(world), len(world.manifests)
+    world.snapshot()
+    snapshot, committed = current(world), len(world.manifests)
     for rank in range(2):
-        world.post(e.Marked(world._stream(rank), cut.number, 3))
+        world.post(e.Marked(world._stream(rank), snapshot.number, 3))
         world.record(rank, 3)
     for shard, complete in enumerate((3, 2)):
-        world.held(shard, cut.number)
-        world.wrote(shard, cut.number, complete)
+        world.held(shard, snapshot.number)
+        world.wrote(shard, snapshot.number, complete)
     world.post()
-    assert len(world.manifests) == committed and world.c.cuts.current is None
-    assert "shards disagree on worker 0's step at a cut, a stream broke in it: [2, 3]" in str(world.c.progress.checkpoint_problem)
+    assert len(world.manifests) == committed and world.c.snapshots.current is None
+    assert "shards disagree on worker 0's step at a snapshot, a stream broke in it: [2, 3]" in str(world.c.progress.checkpoint_problem)
 
 
 # -- the disk --------------------------------------------------------------------------------------
 
 
-def test_files_of_the_newest_eight_void_cuts_are_swept_when_every_shard_has_let_go() -> None:
+def test_files_of_the_newest_eight_void_snapshots_are_swept_when_every_shard_has_let_go() -> None:
     world = World().begun()
     world.writes = False
     world.deaf = {"void"}
     numbers = []
     for _ in range(10):
-        world.cut()
+        world.snapshot()
         numbers.append(current(world).number)
         checkpoints.drop(world.c, "a test")
     world.slow = True
     for number in numbers:
-        world.post(messages.CutVoided(0, number))
+        world.post(messages.SnapshotVoided(0, number))
         before = len(world.disk)
-        world.post(messages.CutVoided(1, number))
+        world.post(messages.SnapshotVoided(1, number))
         assert len(world.disk) - before == (number in numbers[-8:])
     assert [swept.before for swept in world.disk if isinstance(swept, a.SweepOrphans)] == [number + 1 for number in numbers[-8:]]
 
@@ -174,28 +174,28 @@ def test_files_of_the_newest_eight_void_cuts_are_swept_when_every_shard_has_let_
 def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
     """Its files would be deleted under it: only the disk says what becomes of it."""
     world = World().begun()
-    cut = at_a_cut(world)
+    snapshot = at_a_snapshot(world)
     world.slow = True
     for shard in range(2):
-        world.wrote(shard, cut.number, cut.step or 0)
+        world.wrote(shard, snapshot.number, snapshot.step or 0)
     world.post()
-    assert cut.committing
+    assert snapshot.committing
     world.post(e.ShardLost(1, world.c.peers[1].link))
     world.shard(1, attempt=2, term=2)
     assert world.sent["void"] == 0 and not world.c.open
     world.slow = False
     world.work()
-    assert world.manifests[-1].step == cut.step and world.c.open, "and it is what the new shard is restored from"
+    assert world.manifests[-1].step == snapshot.step and world.c.open, "and it is what the new shard is restored from"
     assert [type(job).__name__ for job in world.left] == []
 
 
 def test_workers_that_left_while_a_manifest_was_written_wait_for_the_final_one() -> None:
     """It says of both that they have left. Were they let go by it, nobody would ask for a final one."""
     world = World().begun()
-    cut = at_a_cut(world)
-    step, world.slow = cut.step or 0, True
+    snapshot = at_a_snapshot(world)
+    step, world.slow = snapshot.step or 0, True
     for shard in range(2):
-        world.wrote(shard, cut.number, step, {"0": step, "1": step})
+        world.wrote(shard, snapshot.number, step, {"0": step, "1": step})
     world.post()
     for rank in range(2):
         world.post(e.WorkerLeft(world._stream(rank), step))
@@ -208,18 +208,18 @@ def test_workers_that_left_while_a_manifest_was_written_wait_for_the_final_one()
 
 def test_a_full_volume_pauses_checkpoints_with_a_sentence() -> None:
     world = World(interval=60.0).begun()
-    cut = at_a_cut(world)
-    moved(world, cut.number, 10, 0)
-    moved(world, cut.number, 10, 1)
-    world.post(messages.CutUnwritten(1, cut.number, "cannot write f in /runs/run-1: ENOSPC", True))
+    snapshot = at_a_snapshot(world)
+    moved(world, snapshot.number, 10, 0)
+    moved(world, snapshot.number, 10, 1)
+    world.post(messages.SnapshotUnwritten(1, snapshot.number, "cannot write f in /runs/run-1: ENOSPC", True))
     said = str(world.c.progress.checkpoint_problem)
     assert "checkpoints pause, the volume of /runs/run-1 is full" in said
     assert "needs about 2000 bytes" in said and "12345 are free" in said and "in 5 s" in said
     world.tick(6.0)
     again = current(world)
-    world.post(messages.CutUnwritten(0, again.number, "ENOSPC", True))
+    world.post(messages.SnapshotUnwritten(0, again.number, "ENOSPC", True))
     world.tick(30.0)
-    assert world.c.cuts.current is None and "in 60 s" in str(world.c.progress.checkpoint_problem)
+    assert world.c.snapshots.current is None and "in 60 s" in str(world.c.progress.checkpoint_problem)
     world.writes = True
     world.tick(31.0)
     world.go(world.step + 4)
@@ -344,43 +344,43 @@ def test_messages_of_a_recovery_grow_with_workers_plus_shards(large: World) -> N
     assert large.sent["where"] <= 2 * SHARDS, "the shards told all of it when they were restored"
 
 
-def test_messages_of_a_cut_grow_with_workers_plus_shards(large: World) -> None:
+def test_messages_of_a_snapshot_grow_with_workers_plus_shards(large: World) -> None:
     large.go(large.step + 8)
-    large.cut()
+    large.snapshot()
     large.go(large.step + 4)
     before, began = large.sent.copy(), time.process_time()
     step = large.step
-    large.cut()
+    large.snapshot()
     large.go(large.step + 4)
     assert time.process_time() - began <= 2.0
-    assert large.c.cuts.current is None and large.manifests[-1].step > step
+    assert large.c.snapshots.current is None and large.manifests[-1].step > step
     assert sum((large.sent - before).values()) <= 4 * SHARDS + WORKERS
 
 
-def test_messages_of_an_async_cut_grow_with_workers_plus_shards() -> None:
+def test_messages_of_an_async_snapshot_grow_with_workers_plus_shards() -> None:
     world = World(WORKERS, SHARDS, Async()).begun()
-    world.cut()
+    world.snapshot()
     marked(world)
     before = world.sent.copy()
-    world.cut()
+    world.snapshot()
     marked(world)
     assert len(world.manifests) == 3
     counted = world.sent - before
-    assert counted["MARK"] == WORKERS and counted["prepare"] == 0, "memory is made once a restore, not once a cut"
+    assert counted["MARK"] == WORKERS and counted["prepare"] == 0, "memory is made once a restore, not once a snapshot"
     assert sum(counted.values()) <= 4 * SHARDS + WORKERS
 
 
 def marked(world: World) -> None:
-    """Every worker marks the cut, every shard holds and writes it."""
-    cut = current(world)
+    """Every worker marks the snapshot, every shard holds and writes it."""
+    snapshot = current(world)
     for rank in range(world.job.workers):
         world.record(rank, 0)
-        world.post(e.Marked(world._stream(rank), cut.number, 0))
+        world.post(e.Marked(world._stream(rank), snapshot.number, 0))
     for shard in range(world.job.shards):
-        world.held(shard, cut.number)
-        world.wrote(shard, cut.number, 0)
+        world.held(shard, snapshot.number)
+        world.wrote(shard, snapshot.number, 0)
     world.post()
-    assert world.c.cuts.current is None
+    assert world.c.snapshots.current is None
 
 
 def test_who_comes_alone_is_asked_for_at_once_and_a_crowd_together() -> None:
@@ -399,10 +399,10 @@ def test_who_comes_alone_is_asked_for_at_once_and_a_crowd_together() -> None:
 # -- records ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_keeps_two_records_and_that_of_the_cut() -> None:
+def test_a_worker_keeps_two_records_and_that_of_the_snapshot() -> None:
     world = World().begun()
     world.writes = False
-    world.cut()
+    world.snapshot()
     step = current(world).step or 0
     world.go(step + 5)
     assert sorted(world.c.members[0].records) == [step, step + 4, step + 5]
@@ -428,10 +428,10 @@ def test_an_older_record_comes_without_its_residual() -> None:
 GOOD: list[dict[str, Any]] = [
     {"did": "restored", "recovery": 3, "lo": 1, "hi": 1, "owned": 1, "stored": 1, "complete": [1, 2]},
     {"did": "where", "ask": 1, "lo": 1, "hi": 1, "owned": 1, "stored": 1, "rows": [[0, 3, 1], [1, 3, 0]]},
-    {"did": "written", "cut": 1, "file": None, "blocks": [{"index": 0, "n": 4}], "rows": {"versions": [7]},
+    {"did": "written", "snapshot": 1, "file": None, "blocks": [{"index": 0, "n": 4}], "rows": {"versions": [7]},
      "table": {"file": {}, "complete": [4, 4], "left": {"1": 4}}},
-    {"did": "unwritten", "cut": 1, "why": "x", "full": True},
-    {"did": "progress", "doing": "writing", "cut": 1, "done": 1, "total": 2},
+    {"did": "unwritten", "snapshot": 1, "why": "x", "full": True},
+    {"did": "progress", "doing": "writing", "snapshot": 1, "done": 1, "total": 2},
     {"did": "arrived", "recovery": 1, "push": [0, 3], "base": None, "carried": 0},
 ]  # fmt: skip
 

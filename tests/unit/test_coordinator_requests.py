@@ -63,7 +63,7 @@ def test_a_request_is_answered_by_a_checkpoint_that_is_begun_later() -> None:
     passes(world)
     assert told(world) == 7 and len(world.manifests) == 2
     ask(world, 7)
-    assert not world.c.cuts.requested, "it has been met"
+    assert not world.c.snapshots.requested, "it has been met"
 
 
 def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None:
@@ -71,10 +71,10 @@ def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None
     ask(world, 7)
     for _ in range(2):
         world.tick()
-    first = world.c.cuts.current
+    first = world.c.snapshots.current
     assert first is not None
     world.request = 9
-    world.post(e.ModeWished(None, request=9))  # a look that was asked for before the cut began
+    world.post(e.ModeWished(None, request=9))  # a look that was asked for before the snapshot began
     world.go(first.step or 0)
     assert told(world) == 7, "it was begun before 9 was read"
     passes(world)
@@ -82,24 +82,24 @@ def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None
 
 
 def after_no_answer(world: World) -> None:
-    """The cut is ordered; nobody writes it."""
+    """The snapshot is ordered; nobody writes it."""
 
 
-def after_a_void_cut(world: World) -> None:
+def after_a_void_snapshot(world: World) -> None:
     """A shard could not write the first one."""
-    cut = world.c.cuts.current
-    assert cut is not None
-    world.post(messages.CutUnwritten(1, cut.number, "no permission", False))
+    snapshot = world.c.snapshots.current
+    assert snapshot is not None
+    world.post(messages.SnapshotUnwritten(1, snapshot.number, "no permission", False))
 
 
 def in_the_commit(world: World) -> None:
     """Everything is written, and the rename is still to come."""
     world.slow = True
     passes(world)
-    assert any(isinstance(job, a.CommitCut) for job in world.disk)
+    assert any(isinstance(job, a.CommitSnapshot) for job in world.disk)
 
 
-@pytest.mark.parametrize("dies", [after_no_answer, after_a_void_cut, in_the_commit])
+@pytest.mark.parametrize("dies", [after_no_answer, after_a_void_snapshot, in_the_commit])
 @pytest.mark.parametrize("seen", [True, False], ids=["found in the config", "comes later"])
 def test_a_request_is_not_lost_with_shard_0(dies: Callable[[World], None], seen: bool) -> None:
     """`seen`: the process that starts again finds the number in its config; the first look of the coordinator does too."""
@@ -169,7 +169,7 @@ def test_an_answer_stays_in_every_later_checkpoint(taken_away: bool) -> None:
     assert len(world.manifests) > 2 and told(world) == 7
     world = again(world.manifests, request=None if taken_away else 7)
     ask(world, None)
-    world.cut()
+    world.snapshot()
     passes(world)
     assert world.manifests[-1].term == 2 and told(world) == 7
 
@@ -192,7 +192,7 @@ def test_a_config_that_is_older_than_the_checkpoint_takes_no_answer_back() -> No
 
 def test_the_last_checkpoint_of_a_job_answers_too() -> None:
     world = World(mode=Async()).begun()
-    world.deaf = {"cut"}  # no shard comes to the one that is asked for
+    world.deaf = {"snapshot"}  # no shard comes to the one that is asked for
     ask(world, 7)
     world.deaf = set()
     for rank in range(2):
@@ -206,7 +206,7 @@ MADE = 30
 
 
 class Strict(World):
-    """Its shards write a cut at a step only when they are there, and are late for one that is behind. Who is told to go hangs up."""
+    """Its shards write a snapshot at a step only when they are there, and are late for one that is behind. Who is told to go hangs up."""
 
     def _carry_out(self, action: a.Action) -> None:
         super()._carry_out(action)
@@ -214,10 +214,10 @@ class Strict(World):
             self._queue.append(e.StreamEnded(action.stream))
 
     def order(self, shard: int, body: Mapping[str, Any]) -> None:
-        if body["do"] == "cut" and body["step"] > self.step:
-            self.answer(shard, messages.CutReady(shard, body["cut"]))
-        elif body["do"] == "cut" and 0 <= body["step"] < self.step:
-            self.answer(shard, messages.CutLate(shard, body["cut"], "beyond"))
+        if body["do"] == "snapshot" and body["step"] > self.step:
+            self.answer(shard, messages.SnapshotReady(shard, body["snapshot"]))
+        elif body["do"] == "snapshot" and 0 <= body["step"] < self.step:
+            self.answer(shard, messages.SnapshotLate(shard, body["snapshot"], "beyond"))
         else:
             super().order(shard, body)
 
@@ -289,4 +289,4 @@ def test_a_step_that_only_the_worker_that_is_gone_has_a_record_before_is_not_ask
     for _ in range(400):
         world.tick(0.1)
     assert any(isinstance(action, a.Leave) for action in world.left) and world.manifests[-1].step < MADE
-    assert world.sent["cut"] < 300
+    assert world.sent["snapshot"] < 300

@@ -11,20 +11,20 @@ from psjob_client.cli.render import documents
 from psjob_client.doctor.findings import (
     GIB,
     MIB,
-    Claim,
+    ClaimFacts,
     ClusterFacts,
     Disk,
     Finding,
     Limit,
     MachineFacts,
-    Node,
+    NodeFacts,
     Operator,
     Quota,
     StorageClass,
     judge_cluster,
     judge_machine,
 )
-from psjob_client.doctor.fitting import judge_fit, pods_of
+from psjob_client.doctor.fitting import judge_fit, pod_groups
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, MANY_NODES, MY_CLAIM, changed
@@ -58,7 +58,7 @@ FINE = ClusterFacts(
     classes=(StorageClass("standard", "nfs.example.com", True),),
     quotas=(),
     limits=(),
-    nodes=tuple(Node(f"n{i}", True, {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "4"}) for i in range(2)),
+    nodes=tuple(NodeFacts(f"n{i}", True, {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "4"}) for i in range(2)),
     pull_secrets=("regcred",),
     claims={},
 )
@@ -91,7 +91,7 @@ def test_a_good_machine_and_a_good_cluster_have_nothing_but_ok() -> None:
     assert {finding.level for finding in judge_machine(WELL, made)} == {"ok"}
     assert {finding.level for finding in judge_cluster(FINE)} == {"ok"}
     wanted = job()
-    assert {finding.level for finding in judge_fit(FINE, wanted, pods_of(wanted, documents(wanted)))} == {"ok"}
+    assert {finding.level for finding in judge_fit(FINE, wanted, pod_groups(wanted, documents(wanted)))} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_machine(change: dict[str, Any], about: str, level: str, words: str) -> 
         ({"classes": None}, "storage", "warning", "seen"),
         ({"classes": (StorageClass("a", "b", False),)}, "storage", "warning", "a claim"),
         ({"nodes": None}, "nodes", "warning", "seen"),
-        ({"nodes": (Node("a", False, {}),)}, "nodes", "problem", "none is ready"),
+        ({"nodes": (NodeFacts("a", False, {}),)}, "nodes", "problem", "none is ready"),
         ({"pull_secrets": ()}, "image pull", "ok", "imagePullSecrets"),
     ],
 )
@@ -162,7 +162,7 @@ def quota(resource: str, hard: str, used: str = "0") -> dict[str, Any]:
 
 def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
     wanted, small = job(), dataclasses.replace(FINE, limits=(Limit("l", "max", "memory", "512Mi"),))
-    asking, given = (pods_of(wanted, documents(wanted, asks_nothing=bare)) for bare in (False, True))
+    asking, given = (pod_groups(wanted, documents(wanted, asks_nothing=bare)) for bare in (False, True))
     minded = [finding.figure for finding in judge_fit(small, wanted, asking, given) if finding.about == "job: limit range l"]
     assert minded == ["a worker asks for 4Gi memory"]
     assert any("shard" in finding.figure for finding in judge_fit(small, wanted, asking) if finding.about == "job: limit range l")
@@ -171,8 +171,8 @@ def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
 @pytest.mark.parametrize(
     ("change", "spec", "about", "level", "words"),
     [
-        ({"nodes": (Node("a", True, {"cpu": "1", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "2 cpu 1"),
-        ({"nodes": (Node("a", True, {"cpu": "9", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "nvidia.com/gpu 0"),
+        ({"nodes": (NodeFacts("a", True, {"cpu": "1", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "2 cpu 1"),
+        ({"nodes": (NodeFacts("a", True, {"cpu": "9", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "nvidia.com/gpu 0"),
         ({"nodes": FINE.nodes[:1]}, {"spec__workers__replicas": 5}, "job: worker pods", "problem", "5 4 nodes"),
         ({"nodes": FINE.nodes[:1]}, {"spec__workers__replicas": 4}, "job: worker pods", "ok", "4"),
         (quota("requests.cpu", "4"), {"spec__workers__replicas": 2}, "job: quota q", "problem", "5 4"),
@@ -206,21 +206,24 @@ def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
         ),
         ({}, {"spec__checkpoint": MY_CLAIM}, "job: checkpoints", "problem", "mine not there"),
         (
-            {"claims": {"mine": Claim(("ReadWriteOnce",), "Bound", False)}}, {"spec__checkpoint": MY_CLAIM},
+            {"claims": {"mine": ClaimFacts(("ReadWriteOnce",), "Bound", False)}}, {"spec__checkpoint": MY_CLAIM},
             "job: checkpoints", "ok", "mine Bound",
         ),
-        ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", False)}}, {}, "job: checkpoints", "problem", "not psjob's"),
-        ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Lost", True)}}, {}, "job: checkpoints", "problem", "Lost"),
         (
-            {"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", True)}},
+            {"claims": {"digits-checkpoints": ClaimFacts(("ReadWriteOnce",), "Bound", False)}}, {},
+            "job: checkpoints", "problem", "not psjob's",
+        ),
+        ({"claims": {"digits-checkpoints": ClaimFacts(("ReadWriteOnce",), "Lost", True)}}, {}, "job: checkpoints", "problem", "Lost"),
+        (
+            {"claims": {"digits-checkpoints": ClaimFacts(("ReadWriteOnce",), "Bound", True)}},
             {"spec__checkpoint": MANY_NODES}, "job: checkpoints", "problem", "ReadWriteOnce ReadWriteMany",
         ),
         ({}, {"spec__checkpoint": {"disabled": True}}, "job: checkpoints", "warning", "lost shard"),
         ({"pull_secrets": ()}, {f"{WORKER}.image": "registry.example.com/a:1"}, "job: image", "warning", "docker-registry"),
         ({}, DATA, "job: claim data", "problem", "not there team-a"),
-        ({"claims": {"data": Claim(("ReadWriteOnce",), "Bound", False, True)}}, DATA, "job: claim data", "problem", "being deleted"),
+        ({"claims": {"data": ClaimFacts(("ReadWriteOnce",), "Bound", False, True)}}, DATA, "job: claim data", "problem", "being deleted"),
         (
-            {"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", True, True)}}, {},
+            {"claims": {"digits-checkpoints": ClaimFacts(("ReadWriteOnce",), "Bound", True, True)}}, {},
             "job: claim digits-checkpoints", "problem", "being deleted",
         ),
         ({"priorities": ("high",)}, {f"{POD}.priorityClassName": "higher"}, "job: priority class higher", "problem", "not there"),
@@ -231,6 +234,6 @@ def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
 )  # fmt: skip
 def test_whether_a_job_fits(change: dict[str, Any], spec: dict[str, Any], about: str, level: str, words: str) -> None:
     wanted = job(**spec)
-    found = line(judge_fit(dataclasses.replace(FINE, **change), wanted, pods_of(wanted, documents(wanted))), about)
+    found = line(judge_fit(dataclasses.replace(FINE, **change), wanted, pod_groups(wanted, documents(wanted))), about)
     text = f"{found.figure} {found.limit} {found.remedy}"
     assert found.level == level and all(word in text for word in words.split()), found

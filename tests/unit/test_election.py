@@ -16,7 +16,7 @@ import pytest
 
 from psjob_operator.cluster import leader_election as election
 from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.leader_election import Do, Lease, Move, Standing, Timing
+from psjob_operator.cluster.leader_election import Do, Lease, LeaseMove, Standing, Timing
 from tests.soaking import rotating
 from tests.unit.election_world import Register, Replica, VirtualLoop
 
@@ -36,32 +36,37 @@ def standing(
 @pytest.mark.parametrize(
     ("case", "known", "now", "move"),
     [
-        ("nothing known: look", NEW, 100.0, Move(Do.LOOK)),
-        ("nothing known, and the last try failed: wait", election.failed(NEW, 100.0), 101.0, Move(Do.WAIT, 102.0)),
-        ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, Move(Do.WRITE)),
-        ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, Move(Do.WRITE)),
-        ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, Move(Do.WAIT, 102.0)),
-        ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, Move(Do.LOOK)),
-        ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, Move(Do.WAIT, 112.0)),
-        ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, Move(Do.WRITE)),
-        ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, Move(Do.WAIT, 113.5)),
-        ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, Move(Do.WRITE)),
-        ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, Move(Do.WAIT, 102.0)),
-        ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, Move(Do.WRITE)),
-        ("held, renewal failed: not at once", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5), 105.0, Move(Do.WAIT, 106.5)),
-        ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, Move(Do.WAIT, 108.0)),
-        ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, Move(Do.STEP_DOWN)),
-        ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, Move(Do.STEP_DOWN)),
+        ("nothing known: look", NEW, 100.0, LeaseMove(Do.LOOK)),
+        ("nothing known, and the last try failed: wait", election.renewal_failed(NEW, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+        ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, LeaseMove(Do.WRITE)),
+        ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+        ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+        ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, LeaseMove(Do.LOOK)),
+        ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, LeaseMove(Do.WAIT, 112.0)),
+        ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, LeaseMove(Do.WRITE)),
+        ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, LeaseMove(Do.WAIT, 113.5)),
+        ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+        ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+        ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, LeaseMove(Do.WRITE)),
+        (
+            "held, renewal failed: not at once",
+            standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5),
+            105.0,
+            LeaseMove(Do.WAIT, 106.5),
+        ),
+        ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, LeaseMove(Do.WAIT, 108.0)),
+        ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, LeaseMove(Do.STEP_DOWN)),
+        ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, LeaseMove(Do.STEP_DOWN)),
         (
             "held, another write came before ours",
-            election.lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)),
+            election.lease_lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)),
             102.0,
-            Move(Do.LOOK),
+            LeaseMove(Do.LOOK),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_to_do(case: str, known: Standing, now: float, move: Move) -> None:
+def test_what_to_do(case: str, known: Standing, now: float, move: LeaseMove) -> None:
     assert election.decide(known, now) == move, case
 
 
@@ -80,8 +85,8 @@ def test_the_holders_own_duration_holds() -> None:
 
 def test_a_lease_deleted_under_its_holder_is_free_only_when_it_would_have_run_out() -> None:
     gone = election.saw(election.saw(NEW, THEIRS, 100.0), None, 103.0)
-    assert election.decide(gone, 103.0) == Move(Do.WAIT, 105.0)
-    assert election.decide(replace(gone, looked_at=112.0), 112.0) == Move(Do.WRITE)
+    assert election.decide(gone, 103.0) == LeaseMove(Do.WAIT, 105.0)
+    assert election.decide(replace(gone, looked_at=112.0), 112.0) == LeaseMove(Do.WRITE)
     assert election.bid(gone, "now").version == "", "it is to be created"
 
 
@@ -90,7 +95,7 @@ def test_a_holder_counts_from_when_it_sent_its_renewal() -> None:
     late = election.wrote(standing(NOBODYS, 99.0, 99.0), replace(bid, version="8"), sent_at=100.0, now=103.0)
     assert election.leads(late, 107.9) and not election.leads(late, 108.0)
     too_late = election.wrote(standing(NOBODYS, 99.0, 99.0), replace(bid, version="8"), sent_at=100.0, now=109.0)
-    assert not election.leads(too_late, 109.0) and election.decide(too_late, 109.0) == Move(Do.STEP_DOWN)
+    assert not election.leads(too_late, 109.0) and election.decide(too_late, 109.0) == LeaseMove(Do.STEP_DOWN)
 
 
 def test_a_holder_that_reads_another_name_holds_it_no_longer() -> None:

@@ -13,8 +13,8 @@ import pytest
 from psjob_client.jobs import translate
 from psjob_client.jobs.translate import coordinator_facts, finite, shard_view, worker_view
 from psjob_client.local import console, record, run, status
-from psjob_client.local.faults import Faults, Recovery, parse_faults
-from psjob_client.local.monitor import Standstill, Watch
+from psjob_client.local.faults import FaultRecovery, Faults, parse_faults
+from psjob_client.local.monitor import RunWatch, Standstill
 from psjob_client.local.status import lateness, shaped
 from psjob_operator import keys
 from psjob_operator.cluster import node_loss, observe
@@ -93,27 +93,27 @@ def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
 @counts(100, 100_000)
 def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
     """As `psjob run` watches its own shards, and as the other verbs show a job."""
-    hit = [Recovery(fault, "shard-0", 0, 1.0, 1) for fault in parse_faults(["kill:shard-0@step=1", "kill:worker-0@step=1"], 1, 1)]
+    hit = [FaultRecovery(fault, "shard-0", 0, 1.0, 1) for fault in parse_faults(["kill:shard-0@step=1", "kill:worker-0@step=1"], 1, 1)]
     child: Any = Child()
 
     def read(case: Case) -> None:
         told = status._object(raw(case))
-        watch = Watch(10.0, KEY)
+        watch = RunWatch(10.0, KEY)
         watch.hearers.append(Faults(recoveries=[replace(one) for one in hit]).hear)
         watch.hear(child, told)
         watch.ended(child, raw(case).decode("utf-8", "replace"))
         assert watch.step >= -(1 << 1000) and watch.total("applied") is not None and watch.unsaved in (True, False)
         coordinator = watch.coordinator
         record.News().of(told, time.time())
-        json.dumps([record.waste(watch), run.metrics(coordinator), lateness(watch.told.values())])
+        json.dumps([record.waste(watch), run.last_metrics(coordinator), lateness(watch.told.values())])
         Standstill().see(watch.step, coordinator, 1.0)
-        console.progress(coordinator, "step"), console.checkpoint(coordinator, 1.0, "step")
+        console.progress_words(coordinator, "step"), console.checkpoint_words(coordinator, 1.0, "step")
         for one in (told, shaped(dict(observe.parse_status(raw(case)) or {}))):
             coordinator_facts(status.part(one, "coordinator"), 1.0)
             shard_view(0, "Serving", 1, one)
             for worker in status.part(one, "coordinator").get("workers") or ():
                 worker_view(0, "Running", 1, worker, 5)
-            translate.history([entry for entry in [status.part(one, "coordinator")] if entry])
+            translate.history_view([entry for entry in [status.part(one, "coordinator")] if entry])
 
     fuzz(cases, make, read, MOST)
 

@@ -11,7 +11,7 @@ from psjob.protocol.coordinator import membership
 from psjob.protocol.coordinator.actions import Tell
 from psjob.protocol.coordinator.events import JobFacts, Stream
 from psjob.protocol.coordinator.membership import HUNG_SECONDS, REPORT_SECONDS
-from psjob.protocol.coordinator.schedule import Cut
+from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.protocol.messages import WorkersAwaited
 from psjob.wire.frame import Kind
@@ -119,10 +119,10 @@ def test_a_new_process_and_one_that_is_through_are_not_named(event: str) -> None
     assert job.hung() == []
 
 
-def test_who_does_not_mark_while_others_hold_for_a_cut_is_told() -> None:
+def test_who_does_not_mark_while_others_hold_for_a_snapshot_is_told() -> None:
     job = Job()
-    cut = Cut(1, None, True, job.now, pins={0: 4, 2: 4}, asked=job.now)
-    job.cuts.current = cut
+    snapshot = Snapshot(1, None, True, job.now, pins={0: 4, 2: 4}, asked=job.now)
+    job.snapshots.current = snapshot
     job.after(4.8, {})
     assert job.told == []
     job.after(0.3, {})

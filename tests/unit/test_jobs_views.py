@@ -15,11 +15,11 @@ from psjob_client.cli.output import (
     PROCESS_COLUMNS,
     WATCHED_COLUMNS,
     WIDE_COLUMNS,
-    curve,
     job_facts,
     job_row,
     process_rows,
-    short,
+    short_name,
+    sparkline,
     stage_rows,
 )
 from psjob_client.jobs import translate
@@ -28,7 +28,7 @@ from psjob_client.jobs.runs import _some
 from psjob_client.jobs.translate import RunFiles
 from psjob_client.jobs.view import HistoryView, JobView, job_html
 from psjob_client.local.record import Samples
-from psjob_client.problems import call, no_such_job
+from psjob_client.problems import no_such_job, verb_step
 from psjob_client.text import amount, span
 
 TOLD = {
@@ -102,7 +102,7 @@ def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
     ]
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job
     assert translate.run_view(files()).stages == ()
-    status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idle": 0.5, "peakDeviceBytes": 1 << 30}]}
+    status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idleFraction": 0.5, "peakDeviceBytes": 1 << 30}]}
     stored = translate.cluster_view({**RAW, "status": status}, "kind")
     assert stage_rows(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
     live = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
@@ -177,7 +177,7 @@ RAW: dict[str, Any] = {
     "status": {
         "phase": "Running", "run": "u", "shards": [{"index": 0, "attempt": 2, "state": "Serving", "pod": "j-shard-0-a2"}],
         "workers": {"problems": [{"index": 1, "reason": "ImagePullBackOff", "message": "no such image"}]},
-        "progress": {"step": 9, "loss": 0.5, "rate": 2.0, "time": "2026-01-01T00:01:00Z"},
+        "progress": {"step": 9, "loss": 0.5, "stepsPerSecond": 2.0, "time": "2026-01-01T00:01:00Z"},
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "Running", "message": "all run", "lastTransitionTime": "2026-01-01T00:00:10Z"},
         ],
@@ -219,7 +219,7 @@ def test_the_manifest_of_a_job_is_what_its_author_wrote() -> None:
 def test_the_timeline_of_a_cluster() -> None:
     raw = [pod("shard", 0, 1, containerStatuses=ended("shard", 0)), pod("worker", 0, 1, conditions=[{"type": "Ready", "status": "True"}])]
     pods = processes(raw, "u")
-    spans = translate.cluster_timeline(translate.cluster_view(RAW, "kind", pods), pods, RAW, translate.finished(raw))
+    spans = translate.cluster_timeline(translate.cluster_view(RAW, "kind", pods), pods, RAW, translate.pod_ends(raw))
     assert [(one.lane, one.state, one.ending) for one in spans] == [
         ("job", "Pending", ""),
         ("job", "Running", ""),
@@ -255,7 +255,7 @@ def test_series_skip_what_is_no_number_and_no_news() -> None:
         {"time": 3, "step": 2, "rate": 6.0, "metrics": {"loss": float("nan"), "acc": 0.2}},
         {"step": 3},
     ]
-    history = translate.history(lines)
+    history = translate.history_view(lines)
     assert [(one.name, one.steps, one.values) for one in history.series] == [
         ("loss", (1,), (2.0,)), ("rate", (1, 2), (5.0, 6.0)), ("acc", (1, 2), (0.1, 0.2)),
     ]  # fmt: skip
@@ -268,7 +268,7 @@ def test_a_report_is_one_point_at_its_own_step() -> None:
         {"time": at, "step": at, "rate": 1.0, "metrics": {"loss": loss, "acc": acc}, "reported": [of_loss, of_acc]}
         for at, loss, of_loss, acc, of_acc in told
     ]
-    history = translate.history(lines)
+    history = translate.history_view(lines)
     loss, acc = history.of("loss"), history.of("acc")
     assert loss is not None and (loss.steps, loss.values) == ((5, 6, 7, 9, 10), (0.9, 0.8, 0.8, 0.7, 0.7))
     assert acc is not None and (acc.steps, acc.values) == ((4, 8, 10), (0.5, 0.5, 0.6)), "the same value again is a report too"
@@ -308,9 +308,9 @@ def test_rows_are_as_wide_as_their_heads() -> None:
     assert all(len(job_row(job, 1000.0, head)) == len(head) for head in (JOB_COLUMNS, WATCHED_COLUMNS, WIDE_COLUMNS))
     assert {len(row) for row in process_rows(job)} == {len(PROCESS_COLUMNS)}
     assert dict(job_facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"
-    assert curve([1.0] * 100) == BARS[0] * 20 or len(curve([1.0] * 100)) <= CURVE
-    assert curve([0.0, 1.0]) == "▁█"
-    assert short("j-worker-0-r1", "j") == "worker-0"
+    assert sparkline([1.0] * 100) == BARS[0] * 20 or len(sparkline([1.0] * 100)) <= CURVE
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert short_name("j-worker-0-r1", "j") == "worker-0"
 
 
 def test_spans_and_sizes_are_read_by_people() -> None:
@@ -319,6 +319,6 @@ def test_spans_and_sizes_are_read_by_people() -> None:
 
 
 def test_near_names_are_suggested() -> None:
-    assert "did you mean digits?" in str(no_such_job("digit", "here", ["digits", "lda"], call("list")))
-    unknown = no_such_job("zzz", "here", ["digits"], call("list"))
+    assert "did you mean digits?" in str(no_such_job("digit", "here", ["digits", "lda"], verb_step("list")))
+    unknown = no_such_job("zzz", "here", ["digits"], verb_step("list"))
     assert "`client.list()` shows" in str(unknown) and "`psjob list` shows" in unknown.in_terminal

@@ -17,7 +17,7 @@ from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, said
 from tests.unit.plan_given import running as up
 
 NODES = {"checkpoint": MANY_NODES}
-PAIRS = job(shards={"replicas": 2, "placement": "colocated"}, **NODES)
+PAIRS = job(shards={"replicas": 2, "placement": "Colocated"}, **NODES)
 """Two shards beside the first two of three workers."""
 DRAINED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
 WORDS = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
@@ -169,7 +169,7 @@ def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
     mine = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}, "nodeAffinity": {"x": 1}}
     container = {"name": "worker", "image": "i", "command": ["python", "t.py"]}
     laid = {"replicas": 3, "template": {"spec": {"containers": [container], "affinity": mine}}}
-    snapshot = job(shards={"replicas": 2, "placement": "colocated"}, workers=laid, **NODES)
+    snapshot = job(shards={"replicas": 2, "placement": "Colocated"}, workers=laid, **NODES)
     made = render.Pods(snapshot)
     back = made.pod(CreateProcess("worker", 1, 2, 3, "job-worker-1-r2", beside=Beside("shard", 1, 4)))
     first, second = back["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -184,8 +184,8 @@ def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
 
 
 @pytest.mark.parametrize(("placement", "modes", "refused"), [
-    ("colocated", ("ReadWriteOnce",), True), ("spread", ("ReadWriteOncePod",), True), ("packed", ("ReadWriteOnce",), False),
-    ("colocated", ("ReadWriteOnce", "ReadWriteMany"), False), ("colocated", None, False), (None, ("ReadWriteOnce",), False),
+    ("Colocated", ("ReadWriteOnce",), True), ("Spread", ("ReadWriteOncePod",), True), ("Packed", ("ReadWriteOnce",), False),
+    ("Colocated", ("ReadWriteOnce", "ReadWriteMany"), False), ("Colocated", None, False), (None, ("ReadWriteOnce",), False),
 ])  # fmt: skip
 def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: str, modes: tuple[str, ...] | None, refused: bool) -> None:
     snapshot = job(
@@ -197,7 +197,7 @@ def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: 
     assert not refused or f"claim mine has the modes {', '.join(modes or ())}; name a claim" in said(decided.status)["Failed"].message
 
 
-@pytest.mark.parametrize("placement", ["colocated", "packed"])
+@pytest.mark.parametrize("placement", ["Colocated", "Packed"])
 def test_a_shard_beside_a_worker_tolerates_what_that_tolerates(placement: str) -> None:
     """It could not follow to a node with the taint of GPUs otherwise, and both would start again for ever."""
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -205,7 +205,7 @@ def test_a_shard_beside_a_worker_tolerates_what_that_tolerates(placement: str) -
     laid = {"replicas": 3, "template": {"spec": {"containers": [container], "tolerations": [gpu]}}}
     snapshot = job(shards={"replicas": 2, "placement": placement}, workers=laid, **NODES)
     made = render.pod(snapshot, CreateProcess("shard", 1, 4, 3, "job-shard-1-a4"))
-    assert (gpu in made["spec"]["tolerations"]) == (placement == "colocated") and len(made["spec"]["tolerations"]) >= 2
+    assert (gpu in made["spec"]["tolerations"]) == (placement == "Colocated") and len(made["spec"]["tolerations"]) >= 2
 
 
 def test_spread_and_packed_say_so_to_the_scheduler_and_bind_nothing() -> None:
@@ -216,12 +216,12 @@ def test_spread_and_packed_say_so_to_the_scheduler_and_bind_nothing() -> None:
             assert where.items() <= made["metadata"]["labels"].items()
         return dict(made["spec"])
 
-    spread, packed, usual = spec("spread"), spec("packed"), spec(None)
+    spread, packed, usual = spec("Spread"), spec("Packed"), spec(None)
     (constraint,) = spread["topologySpreadConstraints"]
     assert (constraint["whenUnsatisfiable"], constraint["maxSkew"]) == ("ScheduleAnyway", 1) and "affinity" not in spread
     assert list(packed["affinity"]["podAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert not {"affinity", "topologySpreadConstraints"} & usual.keys() and "topologySpreadConstraints" not in packed
-    own = spec("spread", template={"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 2}]}})
+    own = spec("Spread", template={"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 2}]}})
     assert [it["topologyKey"] for it in own["topologySpreadConstraints"]] == ["kubernetes.io/hostname", "zone"]
 
 

@@ -52,7 +52,7 @@ def test_a_newer_operator_makes_the_pods_of_a_run_as_it_was_begun() -> None:
 
 
 def test_without_injection_no_image_is_pinned() -> None:
-    pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.internal.pinned
+    pinned = plan(job(runtime_image=NEW, injection="None"), NOW).status.internal.pinned
     assert pinned == DIGESTED(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
 
 

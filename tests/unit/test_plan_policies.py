@@ -12,6 +12,7 @@ from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import CreateProcess, DeleteJob, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.observed_state import Claim, Exit, Objects, ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
+from psjob_operator.render.objects import pods_of
 from tests.unit.api_manifest import MY_CLAIM
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
@@ -36,6 +37,8 @@ def test_first_sight_is_one_intent_and_everything_in_one_turn() -> None:
     assert status.observed_generation == 1 and status.start_time == stamp(NOW)
     assert stands(status) == {"Ready": "False", "Reconciling": "True"}
     assert not decided.events
+    assert status.selector == ",".join(f"{label}={value}" for label, value in pods_of(job(), "worker").items())
+    assert (status.replicas, plan(running(), NOW).status.replicas) == (0, 3)
 
 
 def test_a_status_of_another_run_gives_only_minimum_numbers() -> None:

@@ -24,9 +24,9 @@ from psjob_client.compare.report import page as report
 from psjob_client.doctor.findings import Finding
 from psjob_client.jobs.view import EventView, JobView, ProcessView, Series, ShardView, WorkerView, job_html
 from psjob_client.local.console import Display, screen
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import RunWatch
 from psjob_client.problems import JobProblem
-from psjob_client.text import as_json, as_yaml
+from psjob_client.text import json_text, yaml_text
 from psjob_client.ui import shown
 from psjob_operator.api.status import short
 from psjob_operator.cluster import scrub
@@ -129,12 +129,12 @@ def test_a_job(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     output.job_names([view])
     for word, text in output.job_facts(view, 0.0):
         output.echo(f"{word}: {text}")
-    output.emit(as_json(view.to_manifest()))
-    output.emit(as_yaml(view.to_manifest()))
+    output.emit(json_text(view.to_manifest()))
+    output.emit(yaml_text(view.to_manifest()))
     output.say(hostile)
     out, err = capsys.readouterr()
     assert "before" in out and "after" in out and not acts(out + err)
-    assert json.loads(as_json(view.to_manifest())) == yaml.safe_load(as_yaml(view.to_manifest()))
+    assert json.loads(json_text(view.to_manifest())) == yaml.safe_load(yaml_text(view.to_manifest()))
 
 
 def test_what_a_terminal_and_a_notebook_show(hostile: str) -> None:
@@ -149,7 +149,7 @@ def test_events_and_numbers(hostile: str) -> None:
     series = Series(name=hostile, times=(0.0,), steps=(1,), values=(1.0,))
     process = ProcessView(index=0, problem=hostile)
     for view in (event, series, process):
-        assert not acts(as_json(view.to_manifest()))
+        assert not acts(json_text(view.to_manifest()))
     assert not acts(" ".join(map(str, [*output.event_row(event), *output.metric_row(series)])))
 
 
@@ -177,7 +177,7 @@ def printed(act: Callable[[], object]) -> str:
 
 def of_a_run(text: str) -> str:
     """The live part of `psjob run`, of a shard 0 that says `text` wherever it says a word."""
-    watch = Watch(10.0, b"")
+    watch = RunWatch(10.0, b"")
     watch.progress = {
         "step": 1, "totalSteps": 9, "waiting": text, "checkpointProblem": text, "workers": [{"rank": 0, "state": text, "clock": 1}],
         "metrics": {text: 1.0}, "loss": text,
@@ -194,8 +194,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 OUTPUTS: dict[str, Callable[[str], str]] = {
     "get": lambda text: printed(lambda: output.table(output.WATCHED_COLUMNS, output.job_rows([job(text)], 0.0, output.WATCHED_COLUMNS))),
     "get -o name": lambda text: printed(lambda: output.job_names([job(text)])),
-    "get -o json": lambda text: as_json(job(text).to_manifest()),
-    "get -o yaml": lambda text: as_yaml(job(text).to_manifest()),
+    "get -o json": lambda text: json_text(job(text).to_manifest()),
+    "get -o yaml": lambda text: yaml_text(job(text).to_manifest()),
     "describe": lambda text: printed(lambda: [output.echo(f"{word}: {told}") for word, told in output.job_facts(job(text), 0.0)]),
     "processes": lambda text: printed(lambda: output.table(output.PROCESS_COLUMNS, output.process_rows(job(text)))),
     "top": lambda text: drawn(output.grid(output.PROCESS_COLUMNS, output.process_rows(job(text)))),
@@ -212,8 +212,8 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     ),
     "the page's list": lambda text: json.dumps(shown.row(job(text)), ensure_ascii=False),
     "a report": lambda text: report(a_comparison(text)),
-    "status": lambda text: "".join(scrub.last_words(f"first\n{text}\n")),
-    "status of JSON": lambda text: scrub.last_words(json.dumps({"error": text, text: 1}))[0],
+    "status": lambda text: "".join(scrub.last_log_words(f"first\n{text}\n")),
+    "status of JSON": lambda text: scrub.last_log_words(json.dumps({"error": text, text: 1}))[0],
     "a condition": short,
     "words of the kubelet": scrub.sentence,
     "a shard's log": lambda text: one_line(text, 4000),
@@ -237,9 +237,9 @@ def test_no_text_acts_where_it_is_shown(name: str) -> None:
 
 
 def test_status_and_events(hostile: str) -> None:
-    message, tail = scrub.last_words(f"first\n{hostile}\n")
+    message, tail = scrub.last_log_words(f"first\n{hostile}\n")
     assert "after" in tail and not acts(message + tail)
-    assert not acts(scrub.last_words(json.dumps({"error": hostile, hostile: 1}))[0])
+    assert not acts(scrub.last_log_words(json.dumps({"error": hostile, hostile: 1}))[0])
     assert not acts(scrub.sentence(hostile)) and not acts(short(hostile))
 
 

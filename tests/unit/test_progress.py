@@ -148,8 +148,8 @@ def test_the_first_step_of_a_job_is_told_and_undoes_nothing() -> None:
     comeback = RecoveryTimer()
     assert first(comeback) is None
     comeback.interrupted(0)
-    comeback.passed(1, view=1, start=1, wall=90.0)
-    comeback.passed(2, view=1, start=1, wall=95.0)
+    comeback.passed(1, term=1, start=1, wall=90.0)
+    comeback.passed(2, term=1, start=1, wall=95.0)
     assert first(comeback) == (1, 1, 0, 1, 10.0) and comeback.steps_lost == 0
 
 

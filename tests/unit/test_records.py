@@ -1,4 +1,4 @@
-"""Resume records in pieces: whole and right however streams break, behind steps, the cut's before the newest.
+"""Resume records in pieces: whole and right however streams break, behind steps, the snapshot's before the newest.
 
 - Records as what they change of the one before on their stream: the same bytes come out, or none.
 - The records of a worker that shard 0 keeps.
@@ -39,7 +39,7 @@ def carry(out: RecordsOut, into: RecordIn, pieces: int, now: float = 0.0) -> lis
 def test_a_record_comes_whole_however_often_the_stream_breaks(size: int, breaks: list[tuple[int, bool]]) -> None:
     """At a break the last piece may have come without its confirmation."""
     record, out, into = blob(size), RecordsOut(), RecordIn()
-    out.add(7, record, cut=True)
+    out.add(7, record, snapshot=True)
     came = []
     for pieces, unconfirmed in breaks:
         came += carry(out, into, pieces)
@@ -54,7 +54,7 @@ def test_a_record_comes_whole_however_often_the_stream_breaks(size: int, breaks:
 
 def test_a_break_does_not_begin_from_the_first_byte() -> None:
     record, out, into = blob(10 * PIECE), RecordsOut(), RecordIn()
-    out.add(7, record, cut=True)
+    out.add(7, record, snapshot=True)
     carry(out, into, 6)
     assert into.count == 5 * PIECE
     out.relinked()
@@ -67,7 +67,7 @@ def test_a_break_does_not_begin_from_the_first_byte() -> None:
 
 def test_another_coordinator_that_has_nothing_gets_all() -> None:
     record, out = blob(4 * PIECE), RecordsOut()
-    out.add(7, record, cut=True)
+    out.add(7, record, snapshot=True)
     carry(out, RecordIn(), 3)
     out.relinked()
     assert carry(out, RecordIn(), 100) == [record]
@@ -75,7 +75,7 @@ def test_another_coordinator_that_has_nothing_gets_all() -> None:
 
 def test_a_step_waits_behind_one_piece_only() -> None:
     out, into = RecordsOut(), RecordIn()
-    out.add(1, blob(20 * PIECE), cut=True)
+    out.add(1, blob(20 * PIECE), snapshot=True)
     carry(out, into, 8)
     sent = [out.next(0.0, stepping=True), out.next(0.0, stepping=True)]
     assert sent[0] is not None and sent[1] is None
@@ -88,7 +88,7 @@ def test_a_step_waits_behind_one_piece_only() -> None:
 @pytest.mark.parametrize(("seconds", "most"), [(0.01, WINDOW), (0.5, PIECE), (5.0, PIECE)])
 def test_what_is_under_way_goes_by_how_soon_pieces_are_confirmed(seconds: float, most: int) -> None:
     out, now = RecordsOut(), 1e6
-    out.add(1, blob(64 * PIECE), cut=True)
+    out.add(1, blob(64 * PIECE), snapshot=True)
     asked = out.next(now, stepping=False)
     assert asked is not None
     out.has(asked.record, 0, now)
@@ -103,34 +103,34 @@ def test_what_is_under_way_goes_by_how_soon_pieces_are_confirmed(seconds: float,
     assert largest == most
 
 
-def test_the_cuts_record_comes_through_and_then_the_newest_of_the_others() -> None:
+def test_the_snapshots_record_comes_through_and_then_the_newest_of_the_others() -> None:
     out, into = RecordsOut(), RecordIn()
-    cut, between, newest = (blob(size, seed) for seed, size in enumerate((3 * PIECE, 3 * PIECE, 100)))
-    out.add(4, cut, cut=True)
+    snapshot, between, newest = (blob(size, seed) for seed, size in enumerate((3 * PIECE, 3 * PIECE, 100)))
+    out.add(4, snapshot, snapshot=True)
     carry(out, into, 2)
-    out.add(5, between, cut=False)
-    out.add(6, newest, cut=False)
-    assert carry(out, into, 100) == [cut, newest]
+    out.add(5, between, snapshot=False)
+    out.add(6, newest, snapshot=False)
+    assert carry(out, into, 100) == [snapshot, newest]
 
 
 def test_a_newer_record_takes_the_place_of_a_long_one_and_waits_for_a_short_one() -> None:
     """Else one that comes with every clock would never be through."""
     out, into = RecordsOut(), RecordIn()
     long, first, second, third = (blob(size, seed) for seed, size in enumerate((3 * PIECE, 10, 20, 30)))
-    out.add(4, long, cut=False)
+    out.add(4, long, snapshot=False)
     carry(out, into, 2)
     for clock, record in enumerate((first, second, third), 5):
-        out.add(clock, record, cut=False)
+        out.add(clock, record, snapshot=False)
     assert carry(out, into, 100) == [first, third]
 
 
-def test_the_next_cuts_record_replaces_all() -> None:
+def test_the_next_snapshots_record_replaces_all() -> None:
     out, into = RecordsOut(), RecordIn()
-    out.add(4, blob(3 * PIECE, 1), cut=True)
-    out.add(5, blob(3 * PIECE, 2), cut=False)
+    out.add(4, blob(3 * PIECE, 1), snapshot=True)
+    out.add(5, blob(3 * PIECE, 2), snapshot=False)
     carry(out, into, 2)
     later = blob(2 * PIECE, 3)
-    out.add(9, later, cut=True)
+    out.add(9, later, snapshot=True)
     assert carry(out, into, 100) == [later]
 
 
@@ -138,10 +138,10 @@ def test_a_record_that_is_handed_in_again_is_told_again_not_sent_again() -> None
     """The coordinator has gone back to a checkpoint meanwhile: it is given what its process already has."""
     record, into = blob(3 * PIECE), RecordIn()
     first = RecordsOut()
-    first.add(4, record, cut=True)
+    first.add(4, record, snapshot=True)
     assert carry(first, into, 100) == [record]
     again = RecordsOut()
-    again.add(4, record, cut=False)
+    again.add(4, record, snapshot=False)
     assert carry(again, into, 1) == [record] and again.through
 
 
@@ -222,7 +222,7 @@ def test_records_of_clocks_ahead_take_a_bounded_number_of_bytes(monkeypatch: pyt
     assert sorted(member.records) == [5, 6, 7, 58, 59, 60]
 
 
-def test_what_a_cut_in_flight_pins_and_large_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_snapshot_in_flight_pins_and_large_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MOST_KEPT", 100)
     member = Member(1)
     for clock in range(5):

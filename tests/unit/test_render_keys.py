@@ -67,7 +67,7 @@ def test_the_secret_of_a_run() -> None:
     assert all(len(data[name]) == keys.BLOCK for name in blocks)
 
 
-@pytest.mark.parametrize("injection", ["auto", "none"])
+@pytest.mark.parametrize("injection", ["Auto", "None"])
 @pytest.mark.parametrize(("role", "index", "number"), ROLES)
 def test_only_the_init_container_sees_the_secret(role: Role, index: int, number: int, injection: str) -> None:
     spec = pod(role, index, number, injection=injection)["spec"]
@@ -92,7 +92,7 @@ def test_only_the_init_container_sees_the_secret(role: Role, index: int, number:
 
 
 def test_an_image_that_has_psjob_derives_with_its_own_python_and_no_more_rights() -> None:
-    (first, *_) = pod("worker", 0, 1, injection="none")["spec"]["initContainers"]
+    (first, *_) = pod("worker", 0, 1, injection="None")["spec"]["initContainers"]
     assert (first["name"], first["image"], first["imagePullPolicy"]) == ("psjob-derive", "me/digits:1", "Always")
     assert first["terminationMessagePolicy"] == "FallbackToLogsOnError", "the status tells why it ended"
     derive = ["-m", "psjob.process.derive", "--from", "/psjob-secret", "--to", "/psjob-keys/keys"]
@@ -105,7 +105,7 @@ def test_an_image_that_has_psjob_derives_with_its_own_python_and_no_more_rights(
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    (shard, *_) = pod("shard", 1, 1, injection="none")["spec"]["initContainers"]
+    (shard, *_) = pod("shard", 1, 1, injection="None")["spec"]["initContainers"]
     assert shard["command"] == first["command"] and shard["image"] == "me/digits:1"
 
 

@@ -19,7 +19,7 @@ from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.objects import cluster_config, config_digest, config_text, job_config
 from psjob_operator.render.objects import LABEL_DIGEST, LABEL_JOB
-from psjob_operator.render.shard import merge
+from psjob_operator.render.shard import merge_templates
 from tests.unit.plan_given import job
 
 DATA = [{"name": "data", "containerPort": 7070}, {"name": "status", "containerPort": 7071}]
@@ -98,7 +98,7 @@ def test_a_list_merges_by_the_keys_of_the_pod_api(case: str) -> None:
             base, over, expected = ([{"name": "one", **_inside(inner)}] for inner in (base, over, expected))
             step = step[:-2]
         base, over, expected = ({step: inner} for inner in (base, over, expected))
-    assert merge(base, over) == expected
+    assert merge_templates(base, over) == expected
 
 
 def _inside(inner: Any) -> dict[str, Any]:
@@ -109,14 +109,16 @@ def _inside(inner: Any) -> dict[str, Any]:
 def test_a_reference_is_replaced_whole() -> None:
     variable = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}}
     other = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "t", "key": "l"}}}
-    merged = merge({"spec": {"containers": [{"name": "a", "env": [variable]}]}}, {"spec": {"containers": [{"name": "a", "env": [other]}]}})
+    merged = merge_templates(
+        {"spec": {"containers": [{"name": "a", "env": [variable]}]}}, {"spec": {"containers": [{"name": "a", "env": [other]}]}}
+    )
     assert merged["spec"]["containers"][0]["env"] == [other]
 
 
 def test_a_shard_that_goes_beside_its_worker_tolerates_each_taint_once() -> None:
     given = {"tolerations": [LOST[0] | {"tolerationSeconds": 300}, {"key": "gpu", "operator": "Exists"}]}
     container = {"name": "worker", "image": "a", "command": ["python", "a.py"]}
-    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "colocated"})
+    made = _shard(workers={"replicas": 2, "template": {"spec": {"containers": [container], **given}}}, shards={"placement": "Colocated"})
     assert made["spec"]["tolerations"] == [*LOST, given["tolerations"][1]]
 
 
@@ -275,8 +277,8 @@ json_values = st.recursive(
 )
 def test_merging_never_fails_and_changes_nothing_in_place(base: dict[str, Any], over: dict[str, Any]) -> None:
     before = copy.deepcopy((base, over))
-    merged = merge(base, over)
+    merged = merge_templates(base, over)
     assert (base, over) == before
-    assert merge(base, {}) == base
+    assert merge_templates(base, {}) == base
     assert all(merged[key] == value for key, value in over.items() if isinstance(value, int | str))
     assert not [key for key, value in over.items() if value is None and key in merged]

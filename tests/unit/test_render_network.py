@@ -59,9 +59,9 @@ def test_workers_on_their_nodes_networks_are_let_in_whatever_their_address() -> 
 
 def test_a_policy_that_lets_in_something_else_is_told_from_a_harmless_change() -> None:
     spec = render.policy(job(), "shard", (OPERATOR,))["spec"]
-    assert render.rules({**spec, "egress": []}) == render.rules(spec)
+    assert render.policy_rules({**spec, "egress": []}) == render.policy_rules(spec)
     for change in ({"ingress": [{}]}, {"podSelector": {}}, {"policyTypes": ["Egress"]}, {"ingress": spec["ingress"][:1]}):
-        assert render.rules({**copy.deepcopy(spec), **change}) != render.rules(spec), change
+        assert render.policy_rules({**copy.deepcopy(spec), **change}) != render.policy_rules(spec), change
 
 
 def test_policies_are_made_before_pods_and_a_refused_one_holds_back_none() -> None:

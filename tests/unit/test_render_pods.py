@@ -96,7 +96,7 @@ def test_a_worker_of_several_processes_is_started_by_the_agent(processes: int | 
     template["spec"]["containers"][1]["resources"] = {} if limit is None else {"limits": {"nvidia.com/gpu": limit}}
     command = list(template["spec"]["containers"][1]["command"])
     laid = {} if processes is None else {"processes": processes}
-    plain = worker(job(injection="none", workers={"template": template, **laid}))["spec"]["containers"][1]
+    plain = worker(job(injection="None", workers={"template": template, **laid}))["spec"]["containers"][1]
     injected = worker(job(workers={"template": template, **laid}))["spec"]["containers"][1]
     agent = ["/opt/conda/bin/python3.11", "-m", "psjob.agent"] if several > 1 else []
     assert plain["command"] == [*agent, *command] and injected["command"][4:] == [*agent, *command]
@@ -160,11 +160,11 @@ def test_the_init_container_takes_the_pods_user(security: dict[str, Any], non_ro
 
 
 def test_without_injection_the_command_is_the_users() -> None:
-    spec = worker(rich(injection="none"))["spec"]
+    spec = worker(rich(injection="None"))["spec"]
     assert spec["containers"][1]["command"] == RICH["spec"]["containers"][1]["command"]
     assert [container["name"] for container in spec["initContainers"]] == ["psjob-derive", "fetch", "logs"]
     assert {volume["name"] for volume in spec["volumes"]} == {"data", "shm", "psjob-config", "psjob-secret", "psjob-keys"}
-    assert shard(rich(injection="none"))["spec"]["containers"][0]["command"] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
+    assert shard(rich(injection="None"))["spec"]["containers"][0]["command"] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
 
 
 # ---- shards ------------------------------------------------------------------------------------------------------------------------

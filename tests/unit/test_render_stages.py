@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psjob_client.cli.render import documents
-from psjob_client.doctor.fitting import pods_of
+from psjob_client.doctor.fitting import pod_groups
 from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.api.validate import validate_job
@@ -102,7 +102,7 @@ def test_the_plan_starts_all_of_them() -> None:
 def test_the_pods_of_each_stage_are_fitted_by_themselves() -> None:
     made, problems = validate_job(changed(GOOD, {"spec.workers.replicas": REMOVED, "spec.stages": STAGES}))
     assert made is not None, problems
-    found = [(one.words, one.count) for one in pods_of(made, documents(made))]
+    found = [(one.words, one.count) for one in pod_groups(made, documents(made))]
     assert found == [
         ("shard pods", 2),
         ("worker pods of stage embed", 2),

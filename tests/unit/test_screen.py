@@ -15,7 +15,7 @@ import pytest
 from hack.terminal import terminal
 from psjob_client.local import console
 from psjob_client.local.console import BAR
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import RunWatch
 from psjob_operator.api.status import JobStatus
 
 SCREENS = Path(__file__).parent / "screens"
@@ -75,7 +75,7 @@ STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def drawn(state: str, width: int) -> str:
     """What the terminal shows, after lines of the script, while the job is in this state."""
     status, told = STATES[state]
-    watch = Watch(30.0, b"", progress={"coordinator": told})
+    watch = RunWatch(30.0, b"", progress={"coordinator": told})
     with terminal(width) as it, os.fdopen(os.dup(it.theirs), "w") as out, patch.dict(os.environ, it.environment), patch("sys.stdout", out):
         shown = console.Display("hello", progress=True)
         with patch("time.time", lambda: NOW):

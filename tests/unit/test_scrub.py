@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.pods import parse_pod
-from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, last_words, scrub, tail
+from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, encoded_forms, last_log_words, scrub, tail
 from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
 from tests.soaking import rotating
 from tests.unit.cluster_pods import entry, pod
@@ -205,7 +205,7 @@ def test_what_helps_is_left(text: str) -> None:
 
 def test_words_of_the_kubelet_are_judged_by_form_alone() -> None:
     text = "failed to fetch anonymous token: unexpected status 401 from https://me:pw@registry.example/v2"
-    assert forms(text) == f"failed to fetch anonymous token: unexpected status 401 from https://{REMOVED}@registry.example/v2"
+    assert encoded_forms(text) == f"failed to fetch anonymous token: unexpected status 401 from https://{REMOVED}@registry.example/v2"
 
 
 def test_the_last_lines_are_kept_and_half_a_line_is_not() -> None:
@@ -287,19 +287,19 @@ def test_a_failure_is_told_without_its_credentials_or_by_its_code_alone() -> Non
 
 def test_json_that_the_planner_reads_stays_json() -> None:
     said = json.dumps({"error": 'refused: "password": "abc"', "fenced": {"view": 7}})
-    kept = json.loads(last_words(said)[0])
+    kept = json.loads(last_log_words(said)[0])
     assert "abc" not in kept["error"] and kept["fenced"] == {"view": 7}
-    assert json.loads(last_words(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
+    assert json.loads(last_log_words(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
     fields = {
         "password": "abc",
         "n": {"auth": "dXNlcjpwYXNz", "api_key": "a b", "token_accuracy": 0.5, "token": None, "hf_" + MADE: 1},
         "error": "no",
     }
-    kept = json.loads(last_words(json.dumps(fields))[0])
+    kept = json.loads(last_log_words(json.dumps(fields))[0])
     inner = {"auth": REMOVED, "api_key": REMOVED, "token_accuracy": 0.5, "token": None, REMOVED: 1}
     assert kept == {"password": REMOVED, "n": inner, "error": "no"}
-    assert last_words('{"error": "a"}\n')[0].endswith("\n") and last_words("{not json")[0] == "{not json"
-    assert last_words("[" * 5000)[0] == tail("[" * 5000)
+    assert last_log_words('{"error": "a"}\n')[0].endswith("\n") and last_log_words("{not json")[0] == "{not json"
+    assert last_log_words("[" * 5000)[0] == tail("[" * 5000)
 
 
 def test_without_tails_the_runtimes_exit_codes_mean_what_they_did() -> None:

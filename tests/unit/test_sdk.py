@@ -121,11 +121,11 @@ def test_bad_values_name_their_field(tmp_path: Path, words: dict[str, Any], said
 
 
 def test_a_name_is_made_from_what_is_trained() -> None:
-    assert manifest.named(plain, unique=False) == "plain"
-    assert manifest.named("My Train_v2.py", unique=False) == "my-train-v2"
-    assert manifest.named(["torchrun", "a/b/fit.py"], unique=False) == "fit"
-    assert manifest.named("2.py", unique=False) == "job-2"
-    assert len(manifest.named("x" * 100 + ".py")) <= 40 and manifest.named(plain) != manifest.named(plain)
+    assert manifest.training_name(plain, unique=False) == "plain"
+    assert manifest.training_name("My Train_v2.py", unique=False) == "my-train-v2"
+    assert manifest.training_name(["torchrun", "a/b/fit.py"], unique=False) == "fit"
+    assert manifest.training_name("2.py", unique=False) == "job-2"
+    assert len(manifest.training_name("x" * 100 + ".py")) <= 40 and manifest.training_name(plain) != manifest.training_name(plain)
 
 
 def test_the_folder_is_the_same_each_time_and_this_users_alone(tmp_path: Path) -> None:

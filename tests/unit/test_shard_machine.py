@@ -23,10 +23,10 @@ from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENC
 from psjob.wire.frame import WireError
 
 WORKERS = 3
-CUT = {"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None}
+SNAPSHOT = {"do": "snapshot", "snapshot": 7, "step": -1, "marks": False, "base": None}
 RESTORE = {"do": "restore", "term": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
 PLACED = o.ShardPosition(4, 4, 2, 4)
-WRITTEN = o.CutWritten(0, 7, {"table": {}}, 4, (4, 4, 3))
+WRITTEN = o.SnapshotWritten(0, 7, {"table": {}}, 4, (4, 4, 3))
 
 
 class Told:
@@ -59,41 +59,41 @@ def kinds(actions: Sequence[a.Action]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
-# -- cuts ------------------------------------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------------
 
 
-def test_a_cut_is_held_then_written_and_both_are_told() -> None:
+def test_a_snapshot_is_held_then_written_and_both_are_told() -> None:
     told = Told().serving()
-    assert kinds(told.order(CUT)) == ["AskRecords", "TellCoordinator", "Hold"]
+    assert kinds(told.order(SNAPSHOT)) == ["AskRecords", "TellCoordinator", "Hold"]
     assert told.do(e.Armed(7)) == []
     held = told.do(e.Held(7))
     assert said(held) == ["held"] and kinds(held) == ["TellCoordinator", "Release", "Write"]
     assert said(told.do(e.Wrote(WRITTEN))) == ["written"]
 
 
-def test_a_cut_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -> None:
+def test_a_snapshot_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -> None:
     for first, then in ((e.Armed(7), e.Held(7)), (e.Held(7), e.Armed(7))):
         told = Told().serving()
-        assert said(told.order(CUT | {"step": 4})) == []
+        assert said(told.order(SNAPSHOT | {"step": 4})) == []
         assert said(told.do(first, then)) == ["ready", "held"]
 
 
-def test_a_cut_of_decided_pushes_is_late_while_the_files_of_another_are_given_up() -> None:
+def test_a_snapshot_of_decided_pushes_is_late_while_the_files_of_another_are_given_up() -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     told.do(e.Held(7))
     told.do(e.Ordered(o.Void(7)))
     clocks = [[rank, 4] for rank in range(WORKERS)]
-    later = told.order(CUT | {"cut": 8, "clocks": clocks})
+    later = told.order(SNAPSHOT | {"snapshot": 8, "clocks": clocks})
     assert said(later) == ["late"] and "Hold" not in kinds(later)
     assert "Hold" not in kinds(told.do(e.GaveUp(7))), "by then its blocks have moved on"
-    assert "Hold" in kinds(told.order(CUT | {"cut": 9, "clocks": clocks}))
+    assert "Hold" in kinds(told.order(SNAPSHOT | {"snapshot": 9, "clocks": clocks}))
 
 
-def test_a_cut_with_marks_waits_for_every_live_worker() -> None:
+def test_a_snapshot_with_marks_waits_for_every_live_worker() -> None:
     told = Told(mode=Async()).serving()
-    assert said(told.order(CUT | {"marks": True})) == ["ready"]
-    assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [a.Release(6)], "of another cut: released at once"
+    assert said(told.order(SNAPSHOT | {"marks": True})) == ["ready"]
+    assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [a.Release(6)], "of another snapshot: released at once"
     assert told.do(e.Marked(1, 7)) == []
     assert told.do(e.Left(2)) == [a.Hold(7, -1, None, None)]
     assert told.do(e.Marked(2, 7)) == [a.Release(7)], "it is held: nobody waits"
@@ -101,63 +101,63 @@ def test_a_cut_with_marks_waits_for_every_live_worker() -> None:
 
 def test_a_worker_that_the_coordinator_knows_to_have_left_is_not_waited_for() -> None:
     told = Told(mode=Async()).serving()
-    acts = told.order(CUT | {"marks": True, "left": {"0": 3, "1": 4, "2": 5}})
+    acts = told.order(SNAPSHOT | {"marks": True, "left": {"0": 3, "1": 4, "2": 5}})
     assert [act for act in acts if isinstance(act, a.NoteLeft)] == [a.NoteLeft(0, 3), a.NoteLeft(1, 4), a.NoteLeft(2, 5)]
     assert isinstance(acts[-1], a.Hold)
 
 
-def test_one_writer_at_a_time_even_when_its_cut_is_void() -> None:
+def test_one_writer_at_a_time_even_when_its_snapshot_is_void() -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     told.do(e.Held(7))
-    assert kinds(told.order({"do": "void", "cut": 7})) == ["AskRecords", "GiveUp", "Release", "Discard"]
-    assert told.order(CUT | {"cut": 8}) == [], "it waits for the disk"
+    assert kinds(told.order({"do": "void", "snapshot": 7})) == ["AskRecords", "GiveUp", "Release", "Discard"]
+    assert told.order(SNAPSHOT | {"snapshot": 8}) == [], "it waits for the disk"
     assert said(told.do(e.Tick())) == ["progress"], "and is not silent meanwhile"
-    told.order({"do": "void", "cut": 8})
-    assert told.order(CUT | {"cut": 9}) == []
+    told.order({"do": "void", "snapshot": 8})
+    assert told.order(SNAPSHOT | {"snapshot": 9}) == []
     acts = told.do(e.GaveUp(7))
     assert said(acts) == ["ready"] and kinds(acts)[-1] == "Hold"
     assert said(told.do(e.Discarded(7))) == ["voided"]
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_void_cut_is_deleted_whatever_came_of_it(written: bool) -> None:
+def test_a_void_snapshot_is_deleted_whatever_came_of_it(written: bool) -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     told.do(e.Held(7), e.Wrote(WRITTEN) if written else e.Failed(7, "no room", full=True))
-    assert a.Discard(7) in told.order({"do": "void", "cut": 7})
+    assert a.Discard(7) in told.order({"do": "void", "snapshot": 7})
     assert told.do(e.Wrote(WRITTEN)) == [], "a writer that was done before it heard"
 
 
 def test_what_was_written_and_never_committed_is_deleted_when_a_later_manifest_is_known() -> None:
     told = Told().serving()
-    for cut in (7, 8, 9):
-        told.order(CUT | {"cut": cut})
-        told.do(e.Held(cut), e.Wrote(replace(WRITTEN, cut=cut)))
-        if cut == 8:
-            assert a.Discard(8) in told.order(CUT | {"cut": 9, "base": 7}) and told.machine.cutting.cut is not None
-    assert not [act for act in told.order(CUT | {"cut": 10}) if isinstance(act, a.Discard)], "without a base nothing is known"
+    for snapshot in (7, 8, 9):
+        told.order(SNAPSHOT | {"snapshot": snapshot})
+        told.do(e.Held(snapshot), e.Wrote(replace(WRITTEN, snapshot=snapshot)))
+        if snapshot == 8:
+            assert a.Discard(8) in told.order(SNAPSHOT | {"snapshot": 9, "base": 7}) and told.machine.snapshots.current is not None
+    assert not [act for act in told.order(SNAPSHOT | {"snapshot": 10}) if isinstance(act, a.Discard)], "without a base nothing is known"
 
 
 def test_a_shard_that_is_beyond_the_step_says_so_and_keeps_nothing() -> None:
     told = Told().serving()
-    told.order(CUT | {"step": 4})
+    told.order(SNAPSHOT | {"step": 4})
     late = told.do(e.TooLate(7, 6))
     assert said(late) == ["late"] and a.GiveUp(7) in late and a.AskRecords(-1) in late
-    assert told.machine.cutting.cut is None
+    assert told.machine.snapshots.current is None
 
 
 def test_a_full_disk_is_told() -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     told.do(e.Held(7))
     (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, a.TellCoordinator)]
-    assert answer == a.TellCoordinator(o.CutUnwritten(0, 7, "no room", True))
+    assert answer == a.TellCoordinator(o.SnapshotUnwritten(0, 7, "no room", True))
 
 
 def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     assert told.do(e.Tick()) == []
     told.do(e.Held(7))
     bodies = []
@@ -181,7 +181,7 @@ def test_a_restore_is_read_and_its_standing_told() -> None:
     (_, answer) = told.do(e.Placed(1, PLACED, (4, 4, 3), frozenset({2})))
     assert isinstance(answer, a.TellCoordinator)
     assert answer == a.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
-    assert told.machine.cutting.live == {0, 1}
+    assert told.machine.snapshots.live == {0, 1}
     assert kinds(told.order({"do": "open", "term": 2, "recovery": 5})) == ["Serve"]
 
 
@@ -206,9 +206,9 @@ def test_a_reading_that_was_given_up_counts_for_nothing() -> None:
     assert said(told.do(e.Unread(2, "gone"))) == ["unrestored"]
 
 
-def test_a_cut_ends_where_a_restore_begins() -> None:
+def test_a_snapshot_ends_where_a_restore_begins() -> None:
     told = Told().serving()
-    told.order(CUT)
+    told.order(SNAPSHOT)
     told.do(e.Held(7))
     acts = told.order(RESTORE)
     assert a.GiveUp(7) in acts and a.Discard(7) in acts and acts.index(a.Discard(7)) < kinds(acts).index("Read")
@@ -230,15 +230,15 @@ def linked() -> Told:
     return told
 
 
-def test_hello_says_how_the_shard_is_and_a_cut_in_flight_is_given_up() -> None:
+def test_hello_says_how_the_shard_is_and_a_snapshot_in_flight_is_given_up() -> None:
     told = linked()
     hello = told.do(e.Connected(1, 0))[0]
     assert hello == a.Hello(1, True, 1, 1, "sync", 0)
-    told.order(CUT, 1)
+    told.order(SNAPSHOT, 1)
     told.do(e.Held(7), e.Lost(1))
-    assert told.machine.cutting.cut is not None, "the coordinator may not know yet"
+    assert told.machine.snapshots.current is not None, "the coordinator may not know yet"
     assert said(told.do(e.Wrote(WRITTEN))) == [], "there is no stream"
-    told.order(CUT | {"cut": 8}, 1)
+    told.order(SNAPSHOT | {"snapshot": 8}, 1)
     acts = told.do(e.Connected(2, 0))
     assert kinds(acts)[:2] == ["Hello", "TellArrivals"]
 
@@ -297,10 +297,10 @@ def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process()
 # -- the border ------------------------------------------------------------------------------------------------------------------------
 
 BODIES = [
-    CUT, RESTORE, {"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [
+    SNAPSHOT, RESTORE, {"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [
         {"name": "w", "shape": [2], "dtype": "float32", "group": 0}]},
     {"do": "open", "term": 1, "recovery": 1}, {"do": "adopt", "term": 1}, {"do": "prepare", "number": 1, "base": None},
-    {"do": "void", "cut": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "term": 3},
+    {"do": "void", "snapshot": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "term": 3},
     {"do": "decide", "number": 1, "version": 0, "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [[0, 1]]},
 ]  # fmt: skip
 VALUES = st.sampled_from([None, -1, "x", [], {}, 1.5, True, [[1]], {"0": None}, 2**70])
@@ -330,8 +330,8 @@ def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) ->
     [
         o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)),
         o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Prepare(7, None),
-        o.Prepare(7, 6), o.TakeCut(7, 12, False, 6, left={1: 9}), o.TakeCut(8, -1, True, None, {0: 3, 1: 4}), o.Void(7), o.Where(1, (0, 2)),
-        o.Finish(), o.Stop(), o.Fence(3), o.Decide(3, 7, (o.Decision([(0, 1)], [(1, 0)], [0.5], 2),), {0: 1}),
+        o.Prepare(7, 6), o.TakeSnapshot(7, 12, False, 6, left={1: 9}), o.TakeSnapshot(8, -1, True, None, {0: 3, 1: 4}), o.Void(7),
+        o.Where(1, (0, 2)), o.Finish(), o.Stop(), o.Fence(3), o.Decide(3, 7, (o.Decision([(0, 1)], [(1, 0)], [0.5], 2),), {0: 1}),
         o.Clip(5, 2, 0.5),
     ],
     ids=lambda order: type(order).__name__,
@@ -344,32 +344,33 @@ def test_an_order_of_a_newer_version_is_left_with_a_line() -> None:
     assert kinds(Told().order({"do": "dance"})) == ["Log"]
 
 
-WORDS = ("cut", "held", "wrote", "failed", "gave-up", "void", "armed", "late", "restore", "placed", "open")
+WORDS = ("snapshot", "held", "wrote", "failed", "gave-up", "void", "armed", "late", "restore", "placed", "open")
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=40))
-def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(words: list[str]) -> None:
+def test_whatever_happens_at_most_one_snapshot_is_written_and_none_is_answered_twice(words: list[str]) -> None:
     told = Told().serving()
-    cut, reading = 7, 0
+    snapshot, reading = 7, 0
     writers: set[int] = set()
     ends: dict[int, int] = {}
     for word in words:
-        cut += word == "cut"
+        snapshot += word == "snapshot"
         event: e.Event = {
-            "cut": e.Ordered(o.decode_order(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut),
-            "wrote": e.Wrote(replace(WRITTEN, cut=cut)),
-            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
-            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.decode_order(RESTORE)), "placed": e.Placed(reading, PLACED, (0, 0, 0)),
+            "snapshot": e.Ordered(o.decode_order(SNAPSHOT | {"snapshot": snapshot, "step": snapshot % 2 * 5 - 1})),
+            "held": e.Held(snapshot), "wrote": e.Wrote(replace(WRITTEN, snapshot=snapshot)),
+            "failed": e.Failed(snapshot, "why"), "gave-up": e.GaveUp(snapshot), "void": e.Ordered(o.Void(snapshot)),
+            "armed": e.Armed(snapshot), "late": e.TooLate(snapshot, 9), "restore": e.Ordered(o.decode_order(RESTORE)),
+            "placed": e.Placed(reading, PLACED, (0, 0, 0)),
             "open": e.Ordered(o.Open(2, 5)),
         }[word]  # fmt: skip
         if word in ("wrote", "failed", "gave-up"):
-            writers.discard(cut)
+            writers.discard(snapshot)
         for act in told.do(event):
             if isinstance(act, a.Write):
                 assert not writers, "two writers"
-                writers.add(act.cut)
+                writers.add(act.snapshot)
             if isinstance(act, a.Read):
                 reading = act.reading
-            if isinstance(act, a.TellCoordinator) and isinstance(act.message, o.CutWritten | o.CutUnwritten | o.CutLate):
-                ends[act.message.cut] = ends.get(act.message.cut, 0) + 1
+            if isinstance(act, a.TellCoordinator) and isinstance(act.message, o.SnapshotWritten | o.SnapshotUnwritten | o.SnapshotLate):
+                ends[act.message.snapshot] = ends.get(act.message.snapshot, 0) + 1
         assert all(count == 1 for count in ends.values()), (words, ends)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_client.topology.choose import disjoint_rings, widest_ring
+from psjob_client.topology.choose import lane_disjoint_rings, widest_ring
 from psjob_client.topology.machine import (
     DOUBLE_LINKS,
     FIGURES,
@@ -190,7 +190,7 @@ def text_links() -> dict[frozenset[int], int]:
 @pytest.mark.parametrize("lanes", [text_links(), nvlinks(NVIDIA_SMI)], ids=["text", "nvidia-smi"])
 def test_eight_v100_make_two_rings_of_all_24_links(lanes: dict[frozenset[int], int]) -> None:
     assert sum(lanes.values()) == 24
-    rings = disjoint_rings(8, lanes)
+    rings = lane_disjoint_rings(8, lanes)
     assert [ring.lanes for ring in rings] == [2, 1]
     used: Counter[frozenset[int]] = Counter()
     for ring in rings:
@@ -201,14 +201,14 @@ def test_eight_v100_make_two_rings_of_all_24_links(lanes: dict[frozenset[int], i
 
 
 def test_the_rings_found_are_those_of_the_text() -> None:
-    first, second = disjoint_rings(8, text_links())
+    first, second = lane_disjoint_rings(8, text_links())
     assert set(first.edges) == {edge for edge, lanes in text_links().items() if lanes == 2}
     assert set(second.edges) == {edge for edge, lanes in text_links().items() if lanes == 1}
 
 
 @pytest.mark.parametrize(("n", "rings"), [(2, 0), (3, 1), (4, 1), (5, 2), (7, 3)])
 def test_a_full_mesh_of_single_links_makes_as_many_rings_as_it_can(n: int, rings: int) -> None:
-    found = disjoint_rings(n, {frozenset((i, j)): 1 for i in range(n) for j in range(i)})
+    found = lane_disjoint_rings(n, {frozenset((i, j)): 1 for i in range(n) for j in range(i)})
     assert len(found) == rings
     edges = [edge for ring in found for edge in ring.edges]
     assert len(edges) == len(set(edges))

@@ -12,9 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
-from psjob_client.compare.report import rows
+from psjob_client.compare.report import report_rows
 from psjob_client.jobs.view import EventView, HistoryView, JobView, Series
-from psjob_client.ui.shown import ALL, EVENTS, FEW, LEAST, MOST, STEP, TIME, curve, curves, detail, points_each, settings, thin, unwound
+from psjob_client.ui.shown import (
+    ALL,
+    EVENTS,
+    FEW,
+    LEAST,
+    MOST,
+    STEP,
+    TIME,
+    curve_data,
+    curves,
+    detail,
+    hyperparameters,
+    points_each,
+    thin,
+    unwound,
+)
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400), st.integers(4, 60))
@@ -52,17 +67,17 @@ def test_steps_that_a_restart_undid_are_left_out(steps: list[int]) -> None:
 
 def test_a_curve_over_time_goes_back_in_nothing() -> None:
     points = [(1.0, 10.0, 0.5), (2.0, 20.0, 0.4), (9.0, 11.0, 0.45)]
-    assert curve(points, STEP, 0.0) == {"x": [10.0, 11.0], "y": [0.5, 0.45]}
-    assert curve(points, TIME, 0.0) == {"x": [1.0, 2.0, 9.0], "y": [0.5, 0.4, 0.45]}
+    assert curve_data(points, STEP, 0.0) == {"x": [10.0, 11.0], "y": [0.5, 0.45]}
+    assert curve_data(points, TIME, 0.0) == {"x": [1.0, 2.0, 9.0], "y": [0.5, 0.4, 0.45]}
 
 
 def test_all_points_are_smoothed_and_not_those_that_are_kept() -> None:
     """The least and the largest values of stretches are kept: their mean is not that of the curve."""
     points = [(float(at), float(at), 10.0 if at % 100 == 50 else 1.0) for at in range(10_000)]
-    told = curve(points, STEP, 0.99, 100)
+    told = curve_data(points, STEP, 0.99, 100)
     assert len(told["smooth"]) == len(told["y"]) <= 100 and max(told["y"]) == 10.0
     assert 1.0 <= max(told["smooth"]) < 1.3, "the mean of the curve is 1.09, that of what is kept is above 3"
-    assert "smooth" not in curve(points[: FEW - 1], STEP, 0.99)
+    assert "smooth" not in curve_data(points[: FEW - 1], STEP, 0.99)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 10, 33, 100, 200])
@@ -85,7 +100,7 @@ def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, 
     manifest = {"spec": {"training": {"mode": "async", "local": {"innerSteps": 5}, "seed": None}, "workers": {"replicas": 2,
                 "template": {"spec": {"containers": [container]}}}}}  # fmt: skip
     rest = {"env.A": "1", "training.mode": "async", "training.local.innerSteps": "5", "workers.replicas": "2"}
-    assert settings(manifest) == found | rest
+    assert hyperparameters(manifest) == found | rest
 
 
 @pytest.mark.parametrize(
@@ -93,7 +108,7 @@ def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, 
     [None, {}, {"spec": []}, {"spec": {"workers": [], "shards": 3}}, {"spec": {"workers": {"template": {"spec": {"containers": "x"}}}}}],
 )
 def test_a_manifest_that_is_none_has_no_hyperparameters_and_no_error(manifest: Any) -> None:
-    assert all(isinstance(value, str) for value in settings(manifest).values())
+    assert all(isinstance(value, str) for value in hyperparameters(manifest).values())
 
 
 def test_old_events_are_counted() -> None:
@@ -125,13 +140,13 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 
 def test_a_side_that_was_trained_several_times_has_a_mean_and_a_spread() -> None:
     def side(loss: float, diverged: bool = False) -> SideOutcome:
-        curve = [(0.0, 0.0, 2.0), (1.0, 1.0, loss)]
-        return SideOutcome("sync", "", "Complete", 10.0 * loss, 2.0, {"loss": curve}, {"loss": loss}, diverged=diverged)
+        curve_data = [(0.0, 0.0, 2.0), (1.0, 1.0, loss)]
+        return SideOutcome("sync", "", "Complete", 10.0 * loss, 2.0, {"loss": curve_data}, {"loss": loss}, diverged=diverged)
 
     found = repeated([side(0.3), side(0.1), side(0.2)])
     assert found.repeats == 3 and found.final["loss"] == pytest.approx(0.2) and found.spread["loss"] == pytest.approx(0.1)
     assert found.curves["loss"][-1][2] == 0.2 and found.elapsed == pytest.approx(2.0)
-    table = rows(Comparison("job", "s", {}, "", [found]))
+    table = report_rows(Comparison("job", "s", {}, "", [found]))
     assert "0.2 ± 0.1" in table[1]
     spoilt = repeated([side(0.3), side(0.1, diverged=True)])
     assert spoilt.verdict == "diverged" and spoilt.warnings[0] == "diverged in 1 of 2 runs"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from psjob_client.cli import main
-from psjob_client.judge import judged
+from psjob_client.judge import judge_text
 from psjob_client.local.manifest import read_job
 from psjob_client.problems import BadInput
 from tests.soaking import rotating
@@ -70,7 +70,7 @@ PLACE = "spec.workers.template.spec.containers[0]"
 
 
 def lines(text: str, **options: Any) -> list[str]:
-    return [str(finding) for finding in judged("job.yaml", text, **options).findings]
+    return [str(finding) for finding in judge_text("job.yaml", text, **options).findings]
 
 
 def test_each_finding_has_its_line() -> None:
@@ -89,7 +89,7 @@ def test_a_file_may_hold_several_jobs_a_list_and_other_objects() -> None:
     other = changed(GOOD, {"metadata.name": "other"})
     bad = changed(GOOD, {"metadata.name": "bad", "spec.workers.replicas": 0})
     text = yaml.safe_dump_all([GOOD, {"apiVersion": "v1", "kind": "List", "items": [other, bad]}, {"apiVersion": "v1", "kind": "Secret"}])
-    result = judged("many.yaml", text)
+    result = judge_text("many.yaml", text)
     assert (result.jobs, result.aside) == (("digits", "other"), 1)
     (finding,) = result.findings
     assert finding.job == "bad" and finding.problem.field == "spec.workers.replicas"
@@ -125,7 +125,7 @@ def one_of_each(cases: Iterable[Case], rule: Callable[[Case], object]) -> list[A
 def test_validate_render_and_run_give_the_same_answer(tmp_path: Path, case: Case) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(case.manifest()))
-    problems = [str(finding.problem) for finding in judged(str(path), path.read_bytes()).findings]
+    problems = [str(finding.problem) for finding in judge_text(str(path), path.read_bytes()).findings]
     with pytest.raises(BadInput) as refused:  # what run, render and compare read with
         read_job(path)
     assert list(refused.value.lines) == [f"{path}: {problem}" for problem in problems] != []
@@ -133,7 +133,7 @@ def test_validate_render_and_run_give_the_same_answer(tmp_path: Path, case: Case
 
 @pytest.mark.parametrize("case", one_of_each(PASSED, lambda case: tuple(case.change)))
 def test_what_passes_is_valid(case: Case) -> None:
-    assert judged("job.yaml", json.dumps(case.manifest())).findings == ()
+    assert judge_text("job.yaml", json.dumps(case.manifest())).findings == ()
 
 
 def test_a_good_job_has_no_warning() -> None:

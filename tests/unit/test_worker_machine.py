@@ -178,11 +178,11 @@ def test_wishes_and_the_last_record_are_said_again_to_the_coordinator_alone() ->
     assert sent(m.handle(welcome(1), 1.0)) == []
 
 
-def test_a_wish_that_a_cut_has_granted_is_not_said_again() -> None:
+def test_a_wish_that_a_snapshot_has_granted_is_not_said_again() -> None:
     m = joined()
     m.handle(e.Said(Kind.CHECKPOINT, {}), 0.0)
     m.clock = 5
-    m.handle(e.CutTold(5, False), 0.0)
+    m.handle(e.SnapshotTold(5, False), 0.0)
     m.handle(e.AtStepBoundary(b"record"), 0.0)
     assert Kind.CHECKPOINT not in m.told
 
@@ -210,9 +210,9 @@ def test_pieces_wait_for_the_stream() -> None:
     assert m.next_piece(2.0) is not None
 
 
-def test_a_short_record_does_not_overtake_the_cuts() -> None:
+def test_a_short_record_does_not_overtake_the_snapshots() -> None:
     m = joined()
-    m.handle(e.CutTold(3, False), 0.0)
+    m.handle(e.SnapshotTold(3, False), 0.0)
     m.handle(e.AtStepBoundary(bytes(3 * PIECE)), 0.0)
     m.clock = 4
     assert not of(m.handle(e.AtStepBoundary(b"short"), 1.0), a.SendRecord)
@@ -231,19 +231,19 @@ def test_a_record_nobody_hands_in_is_nothing_to_the_machine() -> None:
     assert joined().handle(e.RecordHas(RecordId(1, 2, 3), 3), 0.0) == []
 
 
-# -- cuts and stops ------------------------------------------------------------------------------------
+# -- snapshots and stops ------------------------------------------------------------------------------------
 
 
-def test_a_cut_takes_the_record_of_its_clock_and_the_weights_where_workers_step() -> None:
+def test_a_snapshot_takes_the_record_of_its_clock_and_the_weights_where_workers_step() -> None:
     m = joined(reduces=True)
-    m.handle(e.CutTold(3, True), 0.0)
+    m.handle(e.SnapshotTold(3, True), 0.0)
     assert m.needs_record(False)
     made = m.handle(e.AtStepBoundary(b"r"), 0.0)
     assert of(made, a.Store) == [a.Store(0), a.Store(1)] and of(made, a.SendRecord)
     assert m.may_step
 
 
-def test_a_marked_cut_holds_the_script_until_every_shard_has_copied() -> None:
+def test_a_marked_snapshot_holds_the_script_until_every_shard_has_copied() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
     assert m.stands(small=True)
@@ -255,7 +255,7 @@ def test_a_marked_cut_holds_the_script_until_every_shard_has_copied() -> None:
     assert m.may_step
 
 
-def test_a_shard_that_comes_anew_releases_since_it_knows_nothing_of_the_cut() -> None:
+def test_a_shard_that_comes_anew_releases_since_it_knows_nothing_of_the_snapshot() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
     m.handle(e.AtStepBoundary(b"r"), 0.0)
@@ -271,7 +271,7 @@ def test_a_mark_waits_for_an_edge_at_which_every_answer_is_here() -> None:
     assert sent(m.handle(e.AtStepBoundary(b"r"), 1.0)) == [(0, Kind.MARK), (1, Kind.MARK)]
 
 
-def test_a_void_cut_is_not_marked() -> None:
+def test_a_void_snapshot_is_not_marked() -> None:
     m = joined(mode=Async())
     m.handle(e.MarkWanted(4), 0.0)
     m.handle(e.Released(0, 4), 0.0)
@@ -288,7 +288,7 @@ def test_who_is_asked_to_stop_asks_for_the_clock_and_goes_on_to_it() -> None:
     assert sent(m.handle(e.AtStepBoundary(b"r"), 2.0)) == [] and not m.may_step
 
 
-def test_who_stands_still_marks_the_last_cut() -> None:
+def test_who_stands_still_marks_the_last_snapshot() -> None:
     m = joined(mode=Async())
     m.handle(e.StopSet(3), 0.0)
     m.handle(e.AtStepBoundary(b"r"), 0.0)

@@ -65,7 +65,7 @@ class Judged:
     findings: tuple[FileFinding, ...]
 
 
-def judged(file: str, text: str | bytes, *, strict: bool = False, asked: Asked = lambda _: ()) -> Judged:
+def judge_text(file: str, text: str | bytes, *, strict: bool = False, asked: Asked = lambda _: ()) -> Judged:
     """Every PSTrainingJob in `text` (several documents, and Lists), by the rules of the API server, and by what is `asked`; with `strict`,
     warnings too."""
     documents, problems = load_documents(text)

@@ -25,7 +25,7 @@ class Step:
     terminal: str
 
 
-def call(verb: str, name: str = "", namespace: str | None = None) -> Step:
+def verb_step(verb: str, name: str = "", namespace: str | None = None) -> Step:
     """A verb that clients and the command line share, of a job or of all."""
     given = json.dumps(name) if name else ""
     words = " ".join(filter(None, ("psjob", verb, name, f"-n {namespace}" if namespace else "")))

@@ -13,12 +13,12 @@ from psjob_operator.api.crd import NoAnchors
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def as_yaml(data: Any) -> str:
+def yaml_text(data: Any) -> str:
     """YAML without anchors, in the order of the data; a text of several lines is a block of lines."""
     return yaml.dump(data, Dumper=Readable, sort_keys=False, width=140, allow_unicode=True)
 
 
-def as_json(data: Any) -> str:
+def json_text(data: Any) -> str:
     """Indented JSON."""
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 

@@ -50,7 +50,7 @@ class SimCoordinator:
         self._links: dict[int, End] = {}
         self._posted: deque[e.Event] = deque()
         self._handling = False
-        self._facts: dict[int, messages.CutWritten] = {}
+        self._facts: dict[int, messages.SnapshotWritten] = {}
 
     def take_up(self, event: e.TookUp) -> None:
         """This process goes on from the memory of another."""
@@ -97,15 +97,15 @@ class SimCoordinator:
         if self.world.shards[0] is not self.shard:
             return
         machine = self.machine.state
-        state, cut = machine.phase, machine.cuts.current
+        state, snapshot = machine.phase, machine.snapshots.current
         phase = {"reading": "gathering", "electing": "gathering", "fresh": "gathering"}.get(state, state)
         if state == "open":
             if machine.ending.over or machine.members.alive < self.world.plan.workers:
                 phase = "ending"
-            elif cut is None:
+            elif snapshot is None:
                 phase = "training"
             else:
-                phase = "committing" if cut.committing else "writing" if cut.held else "cutting"
+                phase = "committing" if snapshot.committing else "writing" if snapshot.held else "snapshot"
         self.world.enter(phase)
 
     # -- workers -----------------------------------------------------------------------------------
@@ -258,23 +258,23 @@ class SimCoordinator:
 
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
-    def _commit(self, action: a.CommitCut) -> None:
+    def _commit(self, action: a.CommitSnapshot) -> None:
         self._ask(
             self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem)
         )
 
-    def _committed(self, action: a.CommitCut, saved: Saved) -> e.Event:
+    def _committed(self, action: a.CommitSnapshot, saved: Saved) -> e.Event:
         if saved.final:
             self.world.promises.finished(saved, self.machine.state.restore_id)
-        return e.ManifestCommitted(action.cut, saved.facts)
+        return e.ManifestCommitted(action.snapshot, saved.facts)
 
-    def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
-        return e.ManifestUncommitted(action.cut, str(problem), "ENOSPC" in str(problem))
+    def _uncommitted(self, action: a.CommitSnapshot, problem: CheckpointProblem) -> e.Event:
+        return e.ManifestUncommitted(action.snapshot, str(problem), "ENOSPC" in str(problem))
 
-    def _committing(self, action: a.CommitCut) -> Job:
+    def _committing(self, action: a.CommitSnapshot) -> Job:
         world, pod, volume = self.world, self.shard.pod, self.world.volume
         yield from records.check(volume, pod, action.term)
-        stem = f"v{action.term:06d}-c{action.cut:06d}"
+        stem = f"v{action.term:06d}-c{action.snapshot:06d}"
         name = records.manifest_name(action.term, action.step)
         parts, versions, where, tables = {}, {}, {}, {}
         for shard, body in action.parts.items():
@@ -292,8 +292,8 @@ class SimCoordinator:
             action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None, action.request,
         )  # fmt: skip
         saved = Saved(
-            name, action.term, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
-            action.workers, dict(action.records), action.initial, facts, tuple(files),
+            name, action.term, action.step, action.snapshot, action.final, action.mode.partition(":")[0], pod, parts, versions, where,
+            tables, action.workers, dict(action.records), action.initial, facts, tuple(files),
         )  # fmt: skip
         size = world.plan.record_bytes * len(action.records)
         yield from volume.write_whole(
@@ -352,12 +352,12 @@ class SimCoordinator:
     def standing(self) -> str:
         """A few words for who looks at a run that hangs."""
         machine = self.machine.state
-        cut = machine.cuts.current
+        snapshot = machine.snapshots.current
         members = {
             m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()
         }
         return (
-            f"coordinator {machine.phase} because {recovery.reason(machine, machine.now)}; cut {cut}; members {members}; "
+            f"coordinator {machine.phase} because {recovery.reason(machine, machine.now)}; snapshot {snapshot}; members {members}; "
             f"checkpoint {machine.progress.checkpoint}; problem {machine.progress.checkpoint_problem}"
         )
 
@@ -372,7 +372,7 @@ _CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
     a.ClaimTerm: SimCoordinator._claim,
     a.LookForClaim: SimCoordinator._look_for_claim,
     a.ReadNewest: SimCoordinator._read_newest,
-    a.CommitCut: SimCoordinator._commit,
+    a.CommitSnapshot: SimCoordinator._commit,
     a.SweepOrphans: SimCoordinator._sweep,
     a.MeasureRoom: SimCoordinator._room,
     a.ReadWish: SimCoordinator._read_wish,

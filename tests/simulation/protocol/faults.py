@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MEGABIT = 125_000.0
 """Bytes a second of a link of 1 Mbit/s."""
 ILL_TIMES = 3.0
-"""A disk is ill for longer than other faults last: a cut is tried again each few seconds, and many tries shall fail in a row."""
+"""A disk is ill for longer than other faults last: a snapshot is tried again each few seconds, and many tries shall fail in a row."""
 
 
 @dataclass(frozen=True)

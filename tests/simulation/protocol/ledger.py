@@ -63,7 +63,7 @@ class LedgerCell(_Ledger, ParameterBlock):
     """A block."""
 
     def put(self, state: Any, n: int, borrowed: bool = False) -> None:
-        self.void_cut()
+        self.void_snapshot()
         self.content = object()
         self.state, self.held, self.n, self.stored = state, state, n, n
         self._clips = None
@@ -109,7 +109,7 @@ class LedgerRowCell(_Ledger, ServedTable):
         self.held, self.n = table.content, n
         self.pending.clear()
         self.waiters.clear()
-        self._cut = None
+        self._snapshot = None
 
     def decide(self, decision: Any) -> None:
         self.drop([self.pending[key] for key in decision.dropped if key in self.pending])

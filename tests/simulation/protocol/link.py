@@ -151,6 +151,6 @@ class SimLink:
         if request is None or self._part(request) != self._part(header):
             return
         worker.land(self._part(request), header, content)
-        if header.flags & Flag.CUT and self.index == 0:
-            worker.machine.handle(e.CutTold(request.clock + (request.kind in PUSHES), False), 0.0)
+        if header.flags & Flag.SNAPSHOT and self.index == 0:
+            worker.machine.handle(e.SnapshotTold(request.clock + (request.kind in PUSHES), False), 0.0)
         self.requests.settle(header.request)

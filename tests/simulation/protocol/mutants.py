@@ -60,9 +60,9 @@ def _several(*mutants: Mutant) -> Mutant:
 def _void_after_minute(was: Any) -> Any:
     def tick(state: Any) -> None:
         was(state)
-        cut = state.cuts.current
-        if cut is not None and state.now - cut.began > 60.0:
-            checkpoints.void(state, "a minute is over", state.cuts.failed)
+        snapshot = state.snapshots.current
+        if snapshot is not None and state.now - snapshot.began > 60.0:
+            checkpoints.void(state, "a minute is over", state.snapshots.failed)
 
     return tick
 
@@ -83,10 +83,10 @@ def _payload_seconds(was: Any) -> Any:
 
 def _early(was: Any) -> Any:
     def try_commit(state: Any) -> None:
-        cut = state.cuts.current
-        if cut is not None and not cut.committing and len(cut.written) == state.job.shards - 1:
-            missing = next(index for index in range(state.job.shards) if index not in cut.written)
-            cut.written[missing] = next(iter(cut.written.values()))
+        snapshot = state.snapshots.current
+        if snapshot is not None and not snapshot.committing and len(snapshot.written) == state.job.shards - 1:
+            missing = next(index for index in range(state.job.shards) if index not in snapshot.written)
+            snapshot.written[missing] = next(iter(snapshot.written.values()))
         was(state)
 
     return try_commit
@@ -184,9 +184,9 @@ ISSUED: dict[str, Mutant] = {
     "1: a shard that reads counts as hung": _wrap(
         shard.SimShard, "healthy", lambda was: lambda self: was(self) and not (self.up and self.machine.reading)
     ),
-    "2: a cut that is written for a minute is void": _wrap(checkpoints, "tick", _void_after_minute),
-    "3: void cuts leave their files": _several(
-        _wrap(shard_machine.Cutting, "void", _without(Discard)), _wrap(shard_machine.Cutting, "drop", _without(Discard))
+    "2: a snapshot that is written for a minute is void": _wrap(checkpoints, "tick", _void_after_minute),
+    "3: void snapshots leave their files": _several(
+        _wrap(shard_machine.ShardSnapshots, "void", _without(Discard)), _wrap(shard_machine.ShardSnapshots, "drop", _without(Discard))
     ),
     "4: a control body above the limit is lost silently": _wrap(shard.SimShard, "answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
@@ -235,19 +235,19 @@ OWN: dict[str, Mutant] = {
         worker_machine.Requests, "attempt_rose", lambda was: lambda self, clock: None
     ),
     "a checkpoint does not wait for records": _wrap(Members, "missing_records", lambda was: lambda self, step, pins: set()),
-    "a cut outlives the rewind": _several(
+    "a snapshot outlives the rewind": _several(
         _wrap(recovery, "announced", lambda was: _undropped(was)),
         _wrap(recovery, "_restore", lambda was: _undropped(was)),
     ),
-    "a void cut releases nobody": _several(
-        _wrap(shard_machine.Cutting, "drop", _without(Release)),
+    "a void snapshot releases nobody": _several(
+        _wrap(shard_machine.ShardSnapshots, "drop", _without(Release)),
         _wrap(
             CoordinatorState,
             "tell_all",
             lambda was: lambda self, kind, **kw: None if kind is Kind.RELEASE else was(self, kind, **kw),
         ),
     ),
-    "a decided cut is held when the one before has let go": _wrap(shard_machine.Cutting, "order", _held_later),
+    "a decided snapshot is held when the one before has let go": _wrap(shard_machine.ShardSnapshots, "order", _held_later),
     "an older process of a rank may join": _several(
         _wrap(admission.Admission, "meet", _unfenced_row),
         _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),
@@ -255,8 +255,8 @@ OWN: dict[str, Mutant] = {
     ),
     "what a crash lost counts as taken": _wrap(admission, "taken_by", _versions(lambda version: version + 1)),
     "what outlived a crash is taken again": _wrap(admission, "taken_by", _versions(lambda version: max(0, version - 1))),
-    "a cut's number is given again after a crash": _wrap(
-        recovery, "take_up", lambda was: lambda state, event: was(state, dataclasses.replace(event, cut=0))
+    "a snapshot's number is given again after a crash": _wrap(
+        recovery, "take_up", lambda was: lambda state, event: was(state, dataclasses.replace(event, snapshot=0))
     ),
     "training continues after a crash though another shard is behind": _wrap(recovery, "_serve_all", lambda was: lambda state, *args: True),
     "a crash forgets who has left": _wrap(
@@ -318,16 +318,16 @@ class Hurried(Plan):
 HANGS = "the job hangs"
 FOUND: dict[str, Found] = {
     "1: a shard that reads counts as hung": Found(119, HANGS),
-    "2: a cut that is written for a minute is void": Found(119, HANGS),
-    "3: void cuts leave their files": Found(355, "files pile up"),
+    "2: a snapshot that is written for a minute is void": Found(119, HANGS),
+    "3: void snapshots leave their files": Found(355, "files pile up"),
     "4: a control body above the limit is lost silently": Found(8, HANGS),
     "5: a record has a second in all, and begins anew": Found(43, HANGS),
     "6: an older record's residual is put back": Found(1114, "a residual counts twice"),
-    "a commit does not wait for one shard": Found(0, "not one cut"),
+    "a commit does not wait for one shard": Found(0, "not one snapshot"),
     "a worker resumes a clock too far (sync)": Found(15, HANGS, "sync"),
     "a worker resumes a clock too far (async)": Found(5, HANGS),
     "a push that is here is taken again": Found(200, "applied twice"),
-    "orders are not repeated after a break": Found(484, "not one cut"),
+    "orders are not repeated after a break": Found(484, "not one snapshot"),
     "arrivals are not repeated after a break": Found(17, HANGS),
     "squares are not told again after a break": Found(3217, HANGS, "sync"),
     "an order to clip is not repeated after a break": Found(3217, HANGS, "sync"),
@@ -342,13 +342,13 @@ FOUND: dict[str, Found] = {
     "training begins when one shard has read": Found(1, HANGS),
     "a later attempt is not given what the one before had answered": Found(14, HANGS),
     "a checkpoint does not wait for records": Found(190, HANGS),
-    "a cut outlives the rewind": Found(364, "a finished job trains again"),
-    "a void cut releases nobody": Found(184, HANGS),
-    "a decided cut is held when the one before has let go": Found(2, "not one cut"),
+    "a snapshot outlives the rewind": Found(364, "a finished job trains again"),
+    "a void snapshot releases nobody": Found(184, HANGS),
+    "a decided snapshot is held when the one before has let go": Found(2, "not one snapshot"),
     "an older process of a rank may join": Found(273, "an older process counts"),
     "what a crash lost counts as taken": Found(7, HANGS, CRASHING),
     "what outlived a crash is taken again": Found(11, HANGS, CRASHING),
-    "a cut's number is given again after a crash": Found(32, "the job failed", CRASHING),
+    "a snapshot's number is given again after a crash": Found(32, "the job failed", CRASHING),
     "training continues after a crash though another shard is behind": Found(752, HANGS, CRASHING),
     "a crash forgets who has left": Found(11, HANGS, CRASHING),
     "squares told before training continues are lost": Found(0, HANGS, CRASHING),

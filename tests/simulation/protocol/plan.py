@@ -11,7 +11,7 @@ from tests.simulation.protocol.faults import MEGABIT, Fault
 MODES = ("sync", "async", "bounded", "backup", "softsync", "threshold", "local", "local-quorum", "local-async")
 CRASHING = "crashing"
 """Stands for a mode: see `draw`."""
-PHASES = ("gathering", "restoring", "initialising", "training", "cutting", "writing", "committing", "ending", "finished")
+PHASES = ("gathering", "restoring", "initialising", "training", "snapshot", "writing", "committing", "ending", "finished")
 """Where a job can stand when a fault comes."""
 
 
@@ -38,7 +38,7 @@ class Plan:
     disk_rate: float
     disk_delay: float
     shard_bytes: int
-    """What a shard writes at a cut."""
+    """What a shard writes at a snapshot."""
     record_bytes: int
     policy: str
     clips: bool
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def patience(self) -> float:
-        """Seconds after the last fault in which the job must be complete: some cuts, restores and restarts."""
+        """Seconds after the last fault in which the job must be complete: some snapshots, restores and restarts."""
         return 240.0 + 12 * self.shard_bytes / self.disk_rate + 40 * self.record_bytes * self.workers / self.rate
 
     def words(self) -> str:
@@ -61,7 +61,7 @@ class Plan:
             f"{self.blocks} blocks, "
             f"{self.tables} tables, checkpoint every {self.every} steps and {self.interval} s, policy {self.policy}, "
             f"{'clipped, ' if self.clips else ''}"
-            f"a shard's cut {self.shard_bytes} B at {self.disk_rate:.0f} B/s, record {self.record_bytes} B"
+            f"a shard's snapshot {self.shard_bytes} B at {self.disk_rate:.0f} B/s, record {self.record_bytes} B"
         )
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
@@ -80,7 +80,7 @@ def draw(seed: int, mode: str | None = None) -> Plan:
     slow_disk = random.random() < 0.2
     large = random.random() < 0.15
     minutes = random.random() < 0.02
-    """Writing a cut takes more than one."""
+    """Writing a snapshot takes more than one."""
     step_seconds = random.choice((0.02, 0.1, 0.4))
     count = random.choice((0, 1, 1, 2, 2, 3, 4, 6))
     until = 1.0 + steps * step_seconds * 2 + random.uniform(0.0, 6.0)

@@ -1,4 +1,4 @@
-"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a cut is one cut.
+"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a snapshot is one.
 
 A block's content is a chain: each update's digest stands on the one before and names every push in it. A push's value is made of what
 its worker knew: its cursor and the digests of all blocks that it computed on. So equal digests are equal histories, to the last detail.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 MOST_ORPHANS = 6
-"""Cuts that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
+"""Snapshots that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
 SUPERSEDED_SECONDS = 12.0
 """A coordinator looks for a higher claim each five seconds; its disk may have other work."""
 
@@ -73,7 +73,7 @@ class Saved:
     name: str
     term: int
     step: int
-    cut: int
+    snapshot: int
     final: bool
     mode: str
     writer: str
@@ -155,27 +155,27 @@ class Promises:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def committed(self, saved: Saved, writer: Any) -> None:
-        """A manifest was renamed into place: is it one consistent cut?"""
+        """A manifest was renamed into place: is it one consistent snapshot?"""
         self.counts["commits"] += 1
         newer = [term for term in self.sources if term > saved.term]
         if newer:
             self.zombies.add(saved.name)
         if (saved.facts.request or 0) > self.world.planner.request:
-            raise Broken("an answer without a request", f"cut {saved.cut} answers {saved.facts.request}, nobody has asked for it")
-        self._one_cut(saved)
+            raise Broken("an answer without a request", f"snapshot {saved.snapshot} answers {saved.facts.request}, nobody has asked for it")
+        self._one_snapshot(saved)
 
-    def _one_cut(self, saved: Saved) -> None:
+    def _one_snapshot(self, saved: Saved) -> None:
         world = self.world
         parts = set(world.parts())
         if set(saved.parts) != parts:
-            raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
+            raise Broken("not one snapshot", f"snapshot {saved.snapshot} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
         opened = self._opened(saved)
         for part, content in saved.parts.items():
             for rank, clock in enumerate(worker.clock for worker in saved.workers):
                 if content.next[rank] > clock + ((rank, part) in opened):
                     raise Broken(
-                        "not one cut",
-                        f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}",
+                        "not one snapshot",
+                        f"snapshot {saved.snapshot}: part {part} has worker {rank}'s clocks below {content.next[rank]}, it is at {clock}",
                     )
         if saved.mode in ("sync", "local") and not world.switched:
             wanted = self.reference(saved.step)
@@ -183,17 +183,17 @@ class Promises:
                 if content != wanted[part]:
                     raise Broken(
                         "not the undisturbed history",
-                        f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}",
+                        f"snapshot {saved.snapshot} at step {saved.step}: part {part} is {content}, expected {wanted[part]}",
                     )
         else:
             for rank in range(len(saved.workers)):
                 held = {part: content.next[rank] - ((rank, part) in opened) for part, content in saved.parts.items()}
                 if len(set(held.values())) > 1:
-                    raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
+                    raise Broken("not one snapshot", f"snapshot {saved.snapshot}: of worker {rank} the parts hold {held}")
         for rank, blob in saved.records.items():
             clock, at = read_record(blob)[0], saved.workers[rank].clock
             if clock > at or (clock != at and saved.mode in ("sync", "local", "async", "bounded") and blob != saved.initial):
-                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {clock}, the cut of {at}")
+                raise Broken("not one snapshot", f"snapshot {saved.snapshot} is of clock {at}, worker {rank}'s record of {clock}")
 
     def _opened(self, saved: Saved) -> set[tuple[int, int]]:
         """(rank, part) of pushes of an open clock: a worker died in the middle of it, and the table tells which parts have it."""
@@ -281,14 +281,14 @@ class Promises:
             raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and term {claimed} is claimed")
 
     def tidy(self) -> None:
-        """Files of cuts that came to nothing do not pile up."""
+        """Files of snapshots that came to nothing do not pile up."""
         volume = self.world.volume
         if volume.stays or len(volume.files) < MOST_ORPHANS * self.world.plan.shards:
             return
         kept = {name for file in volume.files.values() if isinstance(file.content, Saved) for name in file.content.files}
-        cuts = {name.split("-")[1] for name in volume.files if name[0] == "v" and name not in kept and not name.endswith(".tmp")}
-        if len(cuts) > MOST_ORPHANS:
-            raise Broken("files pile up", f"files of the cuts {sorted(cuts)} are in no manifest")
+        snapshots = {name.split("-")[1] for name in volume.files if name[0] == "v" and name not in kept and not name.endswith(".tmp")}
+        if len(snapshots) > MOST_ORPHANS:
+            raise Broken("files pile up", f"files of the snapshots {sorted(snapshots)} are in no manifest")
 
     # -- the undisturbed history -------------------------------------------------------------------
 

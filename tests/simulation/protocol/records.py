@@ -21,9 +21,9 @@ def manifest_name(term: int, step: int) -> str:
     return f"manifest-v{term:06d}-s{step:012d}.json"
 
 
-def data_name(term: int, cut: int, shard: int, attempt: int) -> str:
-    """The file of a shard's part of a cut."""
-    return f"v{term:06d}-c{cut:06d}-shard{shard:03d}-a{attempt}.safetensors"
+def data_name(term: int, snapshot: int, shard: int, attempt: int) -> str:
+    """The file of a shard's part of a snapshot."""
+    return f"v{term:06d}-c{snapshot:06d}-shard{shard:03d}-a{attempt}.safetensors"
 
 
 def claim(volume: Volume, pod: str, term: int) -> Job:
@@ -100,11 +100,11 @@ def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
             if ordinary > max(1, keep):
                 volume.unlink(pod, name)
     yield volume.seconds(pod)
-    yield from sweep(volume, pod, (saved.term, saved.cut))
+    yield from sweep(volume, pod, (saved.term, saved.snapshot))
 
 
 def sweep(volume: Volume, pod: str, before: tuple[int, int]) -> Job:
-    """Delete data files of cuts below `before` (term, cut) that no manifest lists."""
+    """Delete data files of snapshots below `before` (term, snapshot) that no manifest lists."""
     names = yield from volume.listing(pod)
     kept = [file.content for name, file in volume.files.items() if _MANIFEST.fullmatch(name) and isinstance(file.content, Saved)]
     listed = {name for made in kept for name in (made.name, *made.files)}

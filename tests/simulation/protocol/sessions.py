@@ -92,10 +92,10 @@ class SimSession:
 
     def _answer(self, kind: Kind, cell: Any, waiter: Waiter, **which: int) -> None:
         shard, store = self.shard, self.store
-        asks = shard.wishes if store.mode.decided else shard.cut_step == waiter.version
+        asks = shard.wishes if store.mode.decided else shard.snapshot_step == waiter.version
         header = self.base._replace(
             kind=kind, term=store.term, clock=waiter.clock, request=waiter.request, version=(store.attempt, cell.n),
-            flags=Flag.CUT if asks else Flag.NONE, **which,
+            flags=Flag.SNAPSHOT if asks else Flag.NONE, **which,
         )  # fmt: skip
         self.end.send((header, cell.held), shard.world.plan.record_bytes // 100)
 

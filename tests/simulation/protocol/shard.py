@@ -56,7 +56,7 @@ class SimShard(Process):
         self.up = False
         """It has come through its imports."""
         self.final = False
-        self.cut_step = -1
+        self.snapshot_step = -1
         self.wishes = False
         self.sessions: dict[int, SimSession] = {}
         self.records = RecordsHere()
@@ -138,8 +138,8 @@ class SimShard(Process):
             workers = tuple(
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
-            cut, clip = before.coordinator.machine.state.cuts.number, held.norms.ordered
-            self.coordinator.take_up(TookUp(held.term, held.recovery, written(held.mode), self.world.layout, workers, cut, clip))
+            snapshot, clip = before.coordinator.machine.state.snapshots.number, held.norms.ordered
+            self.coordinator.take_up(TookUp(held.term, held.recovery, written(held.mode), self.world.layout, workers, snapshot, clip))
         self.post(e.TookUp(held.term, held.recovery, held.generation, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
 
@@ -415,16 +415,16 @@ class SimShard(Process):
 
     def _release(self, action: a.Release) -> None:
         for session in list(self.sessions.values()):
-            session.tell(Kind.RELEASE, request=action.cut)
+            session.tell(Kind.RELEASE, request=action.snapshot)
 
     def _tell_finished(self, action: a.TellFinished) -> None:
         self.final = True
         for session in list(self.sessions.values()):
             session.tell(Kind.FINISHED)
 
-    def marked(self, rank: int, cut: int) -> None:
+    def marked(self, rank: int, snapshot: int) -> None:
         """A worker's mark."""
-        self.post(e.Marked(rank, cut))
+        self.post(e.Marked(rank, snapshot))
 
     def left(self, rank: int) -> None:
         """A worker has left."""
@@ -510,7 +510,7 @@ def _ready(shard: SimShard, action: a.MakeReady) -> None:
 
 
 def _ask_records(shard: SimShard, action: a.AskRecords) -> None:
-    shard.cut_step = action.step
+    shard.snapshot_step = action.step
 
 
 def _take_term(shard: SimShard, action: a.TakeTerm) -> None:
@@ -547,9 +547,9 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.NoteLeft: SimShard._note_left,
     a.AskRecords: _ask_records,
     a.Hold: lambda shard, action: shard.snapshots.hold(action),
-    a.Write: lambda shard, action: shard.snapshots.write(action.cut),
-    a.GiveUp: lambda shard, action: shard.snapshots.give_up(action.cut),
-    a.Discard: lambda shard, action: shard.snapshots.discard(action.cut),
+    a.Write: lambda shard, action: shard.snapshots.write(action.snapshot),
+    a.GiveUp: lambda shard, action: shard.snapshots.give_up(action.snapshot),
+    a.Discard: lambda shard, action: shard.snapshots.discard(action.snapshot),
     a.Release: SimShard._release,
     a.TellFinished: SimShard._tell_finished,
 }

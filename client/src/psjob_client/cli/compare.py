@@ -25,9 +25,9 @@ from psjob_client import problems
 from psjob_client.cli.options import Settings, complete_modes
 from psjob_client.cli.output import TextForm, TextOutput, emit, lines, say
 from psjob_client.compare import outcome, report, sides
-from psjob_client.compare.outcome import Comparison, SideOutcome, judged, repeated
-from psjob_client.compare.report import must_be_installed
-from psjob_client.compare.sides import Side, simulate, train
+from psjob_client.compare.outcome import Comparison, SideOutcome, repeated, verdict_sentences
+from psjob_client.compare.report import must_have_matplotlib
+from psjob_client.compare.sides import Side, simulate_sides, train_side
 from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_client.problems import BadInput
@@ -84,7 +84,7 @@ def compare(
     rule: Annotated[str | None, typer.Option(help="Simulated: the rule; by default the manifest's, else nag.")] = None,
 ) -> None:
     """Run one job in several modes, or several jobs, here or simulated, and write one HTML page with table and plots."""
-    must_be_installed()
+    must_have_matplotlib()
     problems.must_be_installed("psjob compare")
     if not 0 < deadline <= LONGEST:
         raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
@@ -114,11 +114,11 @@ def compare(
     if form is TextForm.json:
         emit(json.dumps(comparison.as_json(), indent=1) + "\n")
     else:
-        _show(report.rows(comparison))
+        _show(report.report_rows(comparison))
     for one in found:
         for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
             say(f"{one.title}: {said}")
-    if verdict := judged(comparison):
+    if verdict := verdict_sentences(comparison):
         say(verdict)
     say(f"the report is {out}")
     if any(one.result.startswith("Failed") for one in found):
@@ -153,7 +153,7 @@ def _trained(planned: Sequence[Side], deadline: float, repeat: int) -> list[Side
             for run, seeded in enumerate(_seeded(side, repeat), 1):
                 which = f"{number} of {len(planned)}" + (f", run {run} of {repeat}" if repeat > 1 else "")
                 with _progress(f"{side.title} ({which})") as told:
-                    runs.append(train(seeded, deadline, told))
+                    runs.append(train_side(seeded, deadline, told))
             found.append(repeated(runs))
     except KeyboardInterrupt:
         say("psjob compare: interrupted; no report is written")
@@ -182,7 +182,7 @@ def _simulated(
     for name, value in flags.items():
         options += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{name}", str(one))]
     try:
-        return simulate([sides.simulated(word, spec.training) for word in words], options, deadline)
+        return simulate_sides([sides.simulated(word, spec.training) for word in words], options, deadline)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

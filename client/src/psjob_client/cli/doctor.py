@@ -15,7 +15,7 @@ from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.cli.render import documents
 from psjob_client.doctor import look
 from psjob_client.doctor.findings import ClusterFacts, Finding, judge_cluster, judge_machine, problem, sick
-from psjob_client.doctor.fitting import judge_fit, pods_of
+from psjob_client.doctor.fitting import judge_fit, pod_groups
 from psjob_client.local.manifest import read_job, worker_commands
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import PSTrainingJob
@@ -97,4 +97,4 @@ def against(
             labels = one["metadata"]["labels"]
             seats[labels[LABEL_ROLE], labels.get(LABEL_STAGE)] = Tried(one, bare)
     facts = asyncio.run(cluster(kubeconfig, context, place, job.to_manifest(), list(seats.values())))
-    return facts, judge_fit(facts, job, pods_of(job, asking), pods_of(job, given))
+    return facts, judge_fit(facts, job, pod_groups(job, asking), pod_groups(job, given))

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from psjob_client.cli.options import ANYWHERE, MaybeName, Name, Where, go, has_cluster, plain
+from psjob_client.cli.options import ANYWHERE, JobScope, MaybeName, Name, bare_name, go, has_cluster
 from psjob_client.cli.output import (
     CHECKPOINT_COLUMNS,
     EVENT_COLUMNS,
@@ -32,7 +32,6 @@ from psjob_client.cli.output import (
     Form,
     Output,
     checkpoint_row,
-    data,
     echo,
     emit,
     event_row,
@@ -43,9 +42,10 @@ from psjob_client.cli.output import (
     log_line,
     metric_row,
     point_rows,
+    print_data,
     process_rows,
     say,
-    short,
+    short_name,
     stage_rows,
     table,
 )
@@ -53,7 +53,7 @@ from psjob_client.jobs.view import HistoryView, JobView
 from psjob_client.local.run import EXIT_INTERRUPTED
 from psjob_client.problems import BadInput, JobProblem
 from psjob_client.sdk.client import AsyncClient
-from psjob_client.text import as_json, as_yaml
+from psjob_client.text import json_text, yaml_text
 from psjob_operator.printable import printable
 
 EVERYWHERE = ""
@@ -108,7 +108,7 @@ class Points(enum.StrEnum):
 def list_jobs(
     output: Output = Form.table,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")] = False,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """List runs of this machine and jobs of the cluster, the newest first."""
     where = replace(where, namespace=EVERYWHERE) if everywhere else where
@@ -118,15 +118,15 @@ def list_jobs(
 def get(
     name: MaybeName = None,
     output: Output = Form.table,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Show a job: phase, progress, processes, checkpoint, warnings. Without a name: as list."""
     if name is None:
         _print_jobs(_all(where), output, _nothing(where))
         return
-    client = where.of(plain(name))
-    job = go(client, client.get(plain(name)))
-    if data(output, job):
+    client = where.of(bare_name(name))
+    job = go(client, client.get(bare_name(name)))
+    if print_data(output, job):
         return
     if output is Form.name:
         job_names([job])
@@ -146,17 +146,17 @@ def logs(
     process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, shard-1, or a whole name; absent: all.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each process.")] = None,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Print what the processes of a job print; with several of them, each line begins with its process."""
-    client = where.of(plain(name))
+    client = where.of(bare_name(name))
 
     async def printing() -> int:
         lines = 0
         # The job's name, which a run of this machine does not tell by its own.
-        job = (await client.get(plain(name))).name
-        async for line in client.logs(plain(name), process, follow=follow, tail=tail):
-            log_line(line.text if process else f"{short(line.process, job):<10} | {line.text}")
+        job = (await client.get(bare_name(name))).name
+        async for line in client.logs(bare_name(name), process, follow=follow, tail=tail):
+            log_line(line.text if process else f"{short_name(line.process, job):<10} | {line.text}")
             lines += 1
         return lines
 
@@ -171,12 +171,12 @@ def logs(
 def events(
     name: Name,
     output: Output = Form.table,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Show what happened to a job, the oldest first: starts, restarts, failures, checkpoints."""
-    client = where.of(plain(name))
-    found = go(client, client.events(plain(name)))
-    if data(output, found):
+    client = where.of(bare_name(name))
+    found = go(client, client.events(bare_name(name)))
+    if print_data(output, found):
         return
     if not found:
         say(f"psjob: there are no events of {name}; a cluster keeps events for an hour")
@@ -187,12 +187,12 @@ def events(
 def checkpoints(
     name: Name,
     output: Output = Form.table,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """List a job's committed checkpoints, the newest first; on a cluster the newest alone is known."""
-    client = where.of(plain(name))
-    found = go(client, client.checkpoints(plain(name)))
-    if data(output, found):
+    client = where.of(bare_name(name))
+    found = go(client, client.checkpoints(bare_name(name)))
+    if print_data(output, found):
         return
     if not found:
         say(f"psjob: {name} has no committed checkpoint")
@@ -204,11 +204,11 @@ def metrics(
     name: Name,
     only: Annotated[list[str] | None, typer.Option("--name", help="Only this number, such as loss. Repeatable.")] = None,
     output: Annotated[Points, typer.Option("--output", "-o", help="table, csv, json or yaml.")] = Points.table,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Show loss, steps a second and the script's own numbers; csv has two points a second. Of a cluster those of running jobs are known."""
-    client = where.of(plain(name))
-    history = go(client, client.metrics(plain(name)))
+    client = where.of(bare_name(name))
+    history = go(client, client.metrics(bare_name(name)))
     unknown = [one for one in only or () if history.of(one) is None]
     if unknown:
         known = ", ".join(one.name for one in history.series) or "none yet"
@@ -216,7 +216,7 @@ def metrics(
     if only:
         history = history.model_copy(update={"series": tuple(one for one in history.series if one.name in only)})
     if output in (Points.json, Points.yaml):
-        emit((as_json if output is Points.json else as_yaml)(history.to_manifest()))
+        emit((json_text if output is Points.json else yaml_text)(history.to_manifest()))
     elif output is Points.csv:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([("time", "step", "name", "value"), *point_rows(history)])
@@ -227,15 +227,15 @@ def metrics(
         say(f"psjob: {name} has reported no number yet; a script reports with ps.report(loss=…)")
 
 
-def gather(where: Where) -> tuple[AsyncClient, ...]:
+def clients_of(where: JobScope) -> tuple[AsyncClient, ...]:
     """All places that are meant."""
     if where.says_cluster:
         return (where.cluster(),)
     return (where.machine(),) if where.says_local or not has_cluster() else (where.machine(), where.cluster())
 
 
-def _all(where: Where) -> list[JobView]:
-    clients = gather(where)
+def _all(where: JobScope) -> list[JobView]:
+    clients = clients_of(where)
 
     async def asking() -> list[JobView]:
         try:
@@ -264,7 +264,7 @@ async def _jobs(clients: tuple[AsyncClient, ...]) -> tuple[list[JobView], list[s
 
 
 def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
-    if data(output, jobs):
+    if print_data(output, jobs):
         return
     if not jobs:
         say(nothing)
@@ -275,13 +275,13 @@ def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
         table(head, job_rows(jobs, now, head))
 
 
-def _nothing(where: Where) -> str:
+def _nothing(where: JobScope) -> str:
     if where.says_cluster:
         return "psjob: there is no job in that namespace; `psjob submit JOB.yaml` makes one, `psjob list -A` shows all namespaces"
     return f"psjob: there is no run in {where.here / '.psjob'}, nor a job on a cluster; `psjob run` and `psjob submit` start one"
 
 
-def renamed(where: Where, namespace: str | None) -> Where:
+def renamed(where: JobScope, namespace: str | None) -> JobScope:
     """The same, in the namespace that a manifest names."""
     return where if where.namespace is not None or namespace is None else replace(where, namespace=namespace)
 
@@ -290,12 +290,12 @@ def top(
     name: MaybeName = None,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print once, as where this is no terminal.")] = False,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Watch running jobs, or one job and its processes; Ctrl-C ends the watching alone."""
-    clients = (where.of(plain(name)),) if name else gather(where)
+    clients = (where.of(bare_name(name)),) if name else clients_of(where)
     try:
-        asyncio.run(_watch(clients, plain(name) if name else None, every, once or not sys.stdout.isatty()))
+        asyncio.run(_watch(clients, bare_name(name) if name else None, every, once or not sys.stdout.isatty()))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
@@ -359,17 +359,17 @@ def of_job(job: JobView, history: HistoryView, now: float) -> RenderableType:
 def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
-    from psjob_client.ui.server import Page, opened
+    from psjob_client.ui.server import Page, browser_opened
 
-    with Page(gather(where), where.here, port) as page:
+    with Page(clients_of(where), where.here, port) as page:
         say("psjob: the page is at this address, only on this machine; anyone here who has the address can read it; Ctrl-C ends it")
         echo(page.address)
         sys.stdout.flush()
         try:
-            with opened(page.address) if browser else nullcontext():
+            with browser_opened(page.address) if browser else nullcontext():
                 page.wait()
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -380,7 +380,7 @@ def page_beside() -> Iterator[None]:
     """The page of this machine's runs, for as long as one trains."""
     from psjob_client.ui.server import Page
 
-    where = Where(local=True)
+    where = JobScope(local=True)
     with Page((where.machine(),), where.here) as page:
         say(f"psjob: the page is at {page.address}")
         yield

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli import compare, convert, doctor, init, looking, render, run, simulate, stages, steering, topology, validate
-from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, grouped
+from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, with_option_groups
 from psjob_client.cli.output import echo, say
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_client.problems import BadInput, JobProblem
@@ -106,7 +106,7 @@ COMMANDS = (
     ("validate", validate.validate, validate.EXAMPLES, Helped),
 )
 for _name, _command, _examples, _kind in COMMANDS:
-    cli.command(_name, cls=_kind, epilog=_examples)(grouped(_command))
+    cli.command(_name, cls=_kind, epilog=_examples)(with_option_groups(_command))
 cli.add_typer(simulate.cli, name="simulate")
 
 

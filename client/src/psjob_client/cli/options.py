@@ -55,7 +55,7 @@ GOES_ON = " \\"
 
 
 @dataclass(frozen=True)
-class Where:
+class JobScope:
     """The options of a verb that say which jobs it means."""
 
     local: Annotated[bool, typer.Option("--local", "-l", help="Runs of this machine, in ./.psjob.")] = False
@@ -111,11 +111,11 @@ class Where:
         return self.cluster()
 
 
-ANYWHERE = Where()
+ANYWHERE = JobScope()
 """No option says which jobs are meant."""
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer needs it, with an option by its name for each field of a parameter that is a dataclass."""
     kinds = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
@@ -149,7 +149,7 @@ def has_cluster() -> bool:
     return in_cluster(None) or any(Path(path).expanduser().is_file() for path in kubeconfig_path(None).split(os.pathsep))
 
 
-def plain(name: str) -> str:
+def bare_name(name: str) -> str:
     """A job's name, also of `pstrainingjob.psjob.dev/digits`, as `-o name` prints it. Raises BadInput."""
     found = name.rpartition("/")[2]
     if not found or found.startswith("-"):
@@ -172,7 +172,7 @@ def complete_names(context: typer.Context, incomplete: str) -> list[str]:
     given = {key: context.params.get(key) for key in ("local", "folder", "namespace", "context", "kubeconfig")}
     found: list[str] = []
     with contextlib.suppress(Exception):
-        where = Where(**{key: value for key, value in given.items() if value})
+        where = JobScope(**{key: value for key, value in given.items() if value})
         sources = [where.cluster()] if where.says_cluster else [where.machine()]
         if not where.says_local and not where.says_cluster and has_cluster():
             sources.append(where.cluster())
@@ -249,7 +249,7 @@ def settings_of(options: dict[str, Any]) -> list[str]:
     return [f"{FIELDS[field]}={value}" for field, value in options.items()]
 
 
-def is_script(job: Path, module: bool) -> bool:
+def takes_script(job: Path, module: bool) -> bool:
     """Is it a script, and not a manifest?"""
     return module or job.suffix == SUFFIX
 
@@ -337,13 +337,13 @@ def write_epilog(epilog: str | None, formatter: Any) -> None:
             if number:
                 formatter.write_paragraph()
             if line.startswith(STARTS):
-                for each in broken(line, formatter.width - formatter.current_indent):
+                for each in break_command(line, formatter.width - formatter.current_indent):
                     formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
             else:
                 formatter.write_text(paragraph)
 
 
-def broken(command: str, width: int) -> list[str]:
+def break_command(command: str, width: int) -> list[str]:
     """Lines of a command of this width at most, if its words allow it; each but the last ends with a backslash."""
     lines, line = list[str](), ""
     for word in _shell_words(command):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series, View
-from psjob_client.text import amount, as_json, as_yaml, number, span
+from psjob_client.text import amount, json_text, number, span, yaml_text
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
@@ -30,7 +30,7 @@ JOB_COLUMNS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RE
 WATCHED_COLUMNS = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT")
 WIDE_COLUMNS = (*JOB_COLUMNS, "RATE", "CHECKPOINT", "WHERE", "MESSAGE")
 PROCESS_COLUMNS = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
-STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
+STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
 CHECKPOINT_COLUMNS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
 EVENT_COLUMNS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
 METRIC_COLUMNS = ("NAME", "LAST", "LEAST", "MOST", "POINTS", "STEP", "CURVE")
@@ -60,12 +60,12 @@ Output = Annotated[Form, typer.Option("--output", "-o", help="table, wide, json,
 TextOutput = Annotated[TextForm, typer.Option("--output", "-o", help="text, or json for programs.")]
 
 
-def data(form: Form, views: Sequence[View] | View) -> bool:
+def print_data(form: Form, views: Sequence[View] | View) -> bool:
     """Print as JSON or YAML, where that was asked for."""
     if form not in (Form.json, Form.yaml):
         return False
     plain = views.to_manifest() if isinstance(views, View) else [view.to_manifest() for view in views]
-    text = as_json(plain) if form is Form.json else as_yaml(plain)
+    text = json_text(plain) if form is Form.json else yaml_text(plain)
     emit(text)
     return True
 
@@ -175,9 +175,9 @@ def stage_rows(view: JobView) -> list[Sequence[str]]:
     """A row a stage."""
     return [
         (
-            one.name, one.workers_ready or NONE, _count(one.step), NONE if one.delay is None else f"{one.delay:g}",
-            NONE if one.idle is None else f"{one.idle:.0%}", amount(one.memory_bytes) or NONE, amount(one.peak_memory_bytes) or NONE,
-            amount(one.peak_device_bytes) or NONE, one.waiting or "",
+            one.name, one.workers_ready or NONE, _count(one.step), NONE if one.staleness is None else f"{one.staleness:g}",
+            NONE if one.idle_fraction is None else f"{one.idle_fraction:.0%}", amount(one.memory_bytes) or NONE,
+            amount(one.peak_memory_bytes) or NONE, amount(one.peak_device_bytes) or NONE, one.waiting or "",
         )
         for one in view.stages
     ]  # fmt: skip
@@ -236,7 +236,7 @@ def metric_row(one: Series) -> Sequence[str]:
     """A row of the table of numbers, with a curve of blocks."""
     return (
         one.name, number(one.last), number(min(one.values)), number(max(one.values)), str(len(one.values)), str(one.steps[-1]),
-        curve(one.values),
+        sparkline(one.values),
     )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def point_rows(history: HistoryView) -> list[Sequence[str]]:
     ]
 
 
-def curve(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """At most 24 blocks, the highest for the largest value."""
     stride = max(1, -(-len(values) // CURVE))
     kept = values[::-1][::stride][::-1]
@@ -262,7 +262,7 @@ def when(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def short(process: str, job_row: str) -> str:
+def short_name(process: str, job_row: str) -> str:
     """`worker-0` of `digits-worker-0-r1`."""
     cut = process.removeprefix(f"{job_row}-")
     return cut.rpartition("-")[0] or process

@@ -10,7 +10,7 @@ import typer
 
 from psjob_client.cli.init import manifest_template
 from psjob_client.cli.looking import page_beside
-from psjob_client.cli.options import Mode, Module, Settings, Shards, Workers, given_options, is_script, must_exist, settings_of
+from psjob_client.cli.options import Mode, Module, Settings, Shards, Workers, given_options, must_exist, settings_of, takes_script
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import FIRST, Request
 from psjob_client.local.run import run_job
@@ -74,7 +74,7 @@ def run(
     """Train a job on this machine, each shard and worker a process."""
     given = given_options(workers=workers, shards=shards, mode=mode)
     laid, text, options, arguments = list(settings or ()), None, list[str](), list(ctx.args)
-    if is_script(job, module):
+    if takes_script(job, module):
         must_exist(job, module)
         text = Script(str(job), arguments, module, **given).manifest(manifest_template())
         options = [*(["-m"] if module else []), *(word for field, value in given.items() for word in (f"--{field}", str(value)))]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from psjob_client import problems
-from psjob_client.cli.options import HelpedGroup, grouped
+from psjob_client.cli.options import HelpedGroup, with_option_groups
 from psjob_client.cli.output import TextForm, TextOutput
 
 MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
@@ -42,7 +42,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
 
 
 @dataclass(frozen=True)
-class Speeds:
+class SpeedOptions:
     """Step times."""
 
     speeds: Annotated[
@@ -64,12 +64,12 @@ class Speeds:
     down: Annotated[float, typer.Option(metavar="T", help="Time that weights take to a worker.")] = 0.0
 
 
-USUAL = Speeds()
+USUAL = SpeedOptions()
 """No option says anything of step times."""
 
 
 @cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")
-@grouped
+@with_option_groups
 def schedule(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -77,15 +77,15 @@ def schedule(
     time_seed: TimeSeed = 0,
     interrupt: Interrupt = False,
     trace: Trace = None,
-    times: Speeds = USUAL,
+    times: SpeedOptions = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Compare modes on the same step times, without gradients."""
-    start("schedule", locals())
+    become_simulator("schedule", locals())
 
 
 @cli.command(epilog="Example: psjob simulate train --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv")
-@grouped
+@with_option_groups
 def train(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -103,15 +103,15 @@ def train(
         bool, typer.Option("--replayable", help="On torch, with constant hyperparameters, and a --trace that replay can play.")
     ] = False,
     library: Annotated[Library, typer.Option(help="The arrays that the rule runs on.")] = Library.numpy,
-    times: Speeds = USUAL,
+    times: SpeedOptions = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train once on a simulated schedule."""
-    start("train", locals())
+    become_simulator("train", locals())
 
 
 @cli.command(epilog="Example: psjob simulate compare --slow 0=4 -o json")
-@grouped
+@with_option_groups
 def compare(
     workers: WorkerCount = 8,
     mode: Modes = None,
@@ -121,15 +121,15 @@ def compare(
     rule: RuleName = "nag",
     numbers: Numbers = None,
     seed: Seed = 0,
-    times: Speeds = USUAL,
+    times: SpeedOptions = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train in several modes on the same step times; the curves with -o json."""
-    start("compare", {**locals(), "library": "numpy"})
+    become_simulator("compare", {**locals(), "library": "numpy"})
 
 
 @cli.command("digits-64", epilog="Example: psjob simulate digits-64 --quick")
-@grouped
+@with_option_groups
 def digits_64(
     quick: Annotated[bool, typer.Option("--quick", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds.")] = False,
     only: Annotated[str | None, typer.Option(metavar="A,B", help="Some of the table's entries.")] = None,
@@ -137,29 +137,29 @@ def digits_64(
     seeds: Annotated[int | None, typer.Option(metavar="N", help="How many, from 0.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
     processes: Annotated[int | None, typer.Option(metavar="N", help="Default: one a core.")] = None,
-    times: Speeds = USUAL,
+    times: SpeedOptions = USUAL,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Make the table of ten rules with 1 to 64 workers, and check its gate."""
-    start("digits-64", locals())
+    become_simulator("digits-64", locals())
 
 
 @cli.command(epilog="Example: psjob simulate trace trace.csv")
-@grouped
+@with_option_groups
 def trace(file: File, form: TextOutput = TextForm.text) -> None:
     """Print mean staleness (lag), histogram and SHA-256 of a trace file."""
-    start("trace", locals())
+    become_simulator("trace", locals())
 
 
 @cli.command(epilog="Example: psjob simulate replay trace.csv --shards 2")
-@grouped
+@with_option_groups
 def replay(
     file: File,
     shards: Annotated[int, typer.Option(metavar="N", help="Processes on this machine.")] = 2,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Play a trace of train --replayable by real shards, and compare the weights."""
-    start("replay", locals())
+    become_simulator("replay", locals())
 
 
 def request(does: str, given: dict[str, Any]) -> str:
@@ -173,7 +173,7 @@ def request(does: str, given: dict[str, Any]) -> str:
     return json.dumps({"does": does, **plain}, default=str)
 
 
-def start(does: str, given: dict[str, Any]) -> None:
+def become_simulator(does: str, given: dict[str, Any]) -> None:
     """Become the simulator."""
     problems.must_be_installed("psjob simulate")
     sys.stdout.flush()

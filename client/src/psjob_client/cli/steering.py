@@ -14,9 +14,9 @@ import typer
 import yaml
 
 from psjob_client.cli import options
-from psjob_client.cli.looking import gather, renamed
-from psjob_client.cli.options import ANYWHERE, Name, Names, Settings, Where, go, plain
-from psjob_client.cli.output import Form, data, echo, job_names, say
+from psjob_client.cli.looking import clients_of, renamed
+from psjob_client.cli.options import ANYWHERE, JobScope, Name, Names, Settings, bare_name, go
+from psjob_client.cli.output import Form, echo, job_names, print_data, say
 from psjob_client.convert.draft import image_of, job_name
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.view import JobView
@@ -55,7 +55,7 @@ CLEAN_EXAMPLES = """Examples:
   psjob clean -n team-a --older-than 30m"""
 
 
-def seconds(text: str) -> float:
+def parse_span(text: str) -> float:
     """`90s`, `10m`, `1h30m`, or a number of seconds. Raises BadInput."""
     if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text):
         return float(text)
@@ -92,11 +92,11 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is Complete.")] = False,
     timeout: Timeout = "24h",
     output: Annotated[Form, typer.Option("--output", "-o", help="table, json, yaml or name.")] = Form.table,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Start a job on the cluster, or with --local on this machine, where it goes on in the background."""
     given = options.given_options(workers=workers, shards=shards, mode=mode, image=image)
-    if options.is_script(job, module):
+    if options.takes_script(job, module):
         made = read_job(job, tuple(settings or ()), _of_script(job, ctx.args, module, in_image, where.says_local, given))
     elif in_image:
         raise BadInput(f"--in-image: {job} is a manifest, whose command says what runs; --in-image is for a script")
@@ -109,12 +109,12 @@ def submit(
         )
     where = where if where.says_local else renamed(where, made.metadata.namespace)
     client = where.machine() if where.says_local else where.cluster()
-    most = seconds(timeout)
+    most = parse_span(timeout)
 
     async def starting() -> JobView:
         place = await client.place()
         if isinstance(place, LocalJobs):
-            work_folder = Path.cwd() if str(job) == "-" or options.is_script(job, module) else job.absolute().parent
+            work_folder = Path.cwd() if str(job) == "-" or options.takes_script(job, module) else job.absolute().parent
             name = await place.submit(as_written(made), work_folder=work_folder)
         else:
             name = await place.submit(as_written(made))
@@ -126,7 +126,7 @@ def submit(
         return await client.wait(name, timeout=most) if wait else view
 
     view = go(client, starting())
-    if not data(output, view) and output is Form.name:
+    if not print_data(output, view) and output is Form.name:
         job_names([view])
     elif wait and output is Form.table:
         _tell(view)
@@ -155,15 +155,15 @@ def wait_for(
     name: Name,
     phase: Annotated[list[str] | None, typer.Option("--for", metavar="PHASE", help=f"One of {', '.join(PHASES)}. Repeatable.")] = None,
     timeout: Timeout = "24h",
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Wait until a job is Complete, or in another phase."""
     wanted = [one.capitalize() for one in phase or ["Complete"]]
     unknown = [one for one in wanted if one not in PHASES]
     if unknown:
         raise BadInput(f"--for {unknown[0]}: there is no such phase; there are {', '.join(PHASES)}")
-    client = where.of(plain(name))
-    _tell(go(client, client.wait(plain(name), phases=wanted, timeout=seconds(timeout))))
+    client = where.of(bare_name(name))
+    _tell(go(client, client.wait(bare_name(name), phases=wanted, timeout=parse_span(timeout))))
 
 
 def suspend(
@@ -171,36 +171,36 @@ def suspend(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if the checkpoints are lost by it.")] = False,
     wait: Wait = None,
     timeout: Timeout = "2m",
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Take a last checkpoint of a job and end all its processes."""
-    client, most = where.of(plain(name)), seconds(timeout)
+    client, most = where.of(bare_name(name)), parse_span(timeout)
 
     async def suspending() -> str:
         place = await client.place()
         here = isinstance(place, LocalJobs)
-        if risk := await place.at_risk(plain(name)):
+        if risk := await place.at_risk(bare_name(name)):
             say(risk)
-            _must_agree(f"the checkpoints of {plain(name)}", yes)
+            _must_agree(f"the checkpoints of {bare_name(name)}", yes)
         waits = here if wait is None else wait
-        await place.suspend(plain(name), most if waits else None)
+        await place.suspend(bare_name(name), most if waits else None)
         if waits:
-            return f"{plain(name)} is suspended"
-        return f"{plain(name)} makes a last checkpoint" if here else _patched(name, "suspend: true")
+            return f"{bare_name(name)} is suspended"
+        return f"{bare_name(name)} makes a last checkpoint" if here else _patched(name, "suspend: true")
 
     echo(go(client, suspending()))
 
 
 def resume(
     name: Name,
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Go on with a suspended job from its checkpoint; on this machine in a new run, in the background."""
-    client = where.of(plain(name))
+    client = where.of(bare_name(name))
 
     async def resuming() -> str:
         place = await client.place()
-        goes_on = await place.resume(plain(name))
+        goes_on = await place.resume(bare_name(name))
         if isinstance(place, LocalJobs):
             return f"{goes_on} continues from the last checkpoint; `psjob logs {goes_on} -f` follows it"
         return _patched(name, "suspend: false")
@@ -211,11 +211,11 @@ def resume(
 def checkpoint(
     name: Name,
     timeout: Timeout = "3m",
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Ask a running job for a checkpoint now, and wait until it is committed. A cluster needs up to two minutes for the request."""
-    client = where.of(plain(name))
-    made = go(client, client.checkpoint(plain(name), timeout=seconds(timeout)))
+    client = where.of(bare_name(name))
+    made = go(client, client.checkpoint(bare_name(name), timeout=parse_span(timeout)))
     echo(f"checkpoint of step {made.step} is committed")
 
 
@@ -223,11 +223,11 @@ def delete(
     found: Names,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before checkpoints of this machine are removed.")] = False,
     timeout: Timeout = "1m",
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """End jobs and remove them: on this machine with their checkpoints, on a cluster without those of a claim that is retained."""
-    most = seconds(timeout)
-    for name in map(plain, found):
+    most = parse_span(timeout)
+    for name in map(bare_name, found):
         client = where.of(name)
 
         async def deleting(client: AsyncClient = client, name: str = name) -> str:
@@ -257,11 +257,11 @@ def clean(
     dry: Annotated[bool, typer.Option("--dry-run", help="Name what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     timeout: Timeout = "1m",
-    where: Where = ANYWHERE,
+    where: JobScope = ANYWHERE,
 ) -> None:
     """Remove jobs that are Complete or Failed. Without an option that names a cluster: runs of this machine alone."""
-    least, most = seconds(older), seconds(timeout)
-    client = gather(where)[0]
+    least, most = parse_span(older), parse_span(timeout)
+    client = clients_of(where)[0]
     now = time.time()
 
     async def cleaning() -> None:
@@ -291,7 +291,7 @@ def _must_agree(what: str, yes: bool) -> None:
 
 
 def _patched(name: str, change: str) -> str:
-    return f"{WHAT}/{plain(name)} patched ({change})"
+    return f"{WHAT}/{bare_name(name)} patched ({change})"
 
 
 def _tell(view: JobView) -> None:

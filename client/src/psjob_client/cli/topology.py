@@ -21,7 +21,7 @@ from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
 from psjob_client.problems import BadInput
 from psjob_client.topology import costs
-from psjob_client.topology.choose import STRATEGIES, Choice, Estimate, choose
+from psjob_client.topology.choose import STRATEGIES, Choice, Estimate, choose_strategy
 from psjob_client.topology.machine import (
     FIGURES,
     MOST_DEVICES,
@@ -137,7 +137,7 @@ def _with(machines: Sequence[Machine], pairs: Sequence[dict[str, Any]]) -> list[
 
 def _choice(machine: Machine, size: float, current: str | None) -> Choice:
     try:
-        return choose(machine, size, current)
+        return choose_strategy(machine, size, current)
     except NoWay as error:
         raise BadInput(f"{machine.name}: {error}") from None
     except ValueError as error:

@@ -12,7 +12,7 @@ import typer
 
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.doctor.findings import judge_cluster
-from psjob_client.judge import FileFinding, Judged, Level, judged
+from psjob_client.judge import FileFinding, Judged, Level, judge_text
 from psjob_client.local.manifest import read_text
 from psjob_client.problems import BadInput
 from psjob_operator.api.field_rule import Problem, shown
@@ -54,7 +54,7 @@ def validate(
         if asks:
             yield from _of_cluster(job, kubeconfig, context, namespace)
 
-    results = [judged(file if file != "-" else "<stdin>", _text(file), strict=strict, asked=asked) for file in files]
+    results = [judge_text(file if file != "-" else "<stdin>", _text(file), strict=strict, asked=asked) for file in files]
     if form is TextForm.json:
         emit(json.dumps(_json(results), indent=1) + "\n")
     else:

@@ -174,7 +174,7 @@ MOST = 3
 """Sides that are named."""
 
 
-def judged(comparison: Comparison) -> str:
+def verdict_sentences(comparison: Comparison) -> str:
     """One to three sentences; empty if there is one side only."""
     sides = comparison.sides
     if len(sides) < 2:

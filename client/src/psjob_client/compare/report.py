@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape as as_html
 from typing import TYPE_CHECKING, Any
 
-from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, STEPS, Comparison, SideOutcome, judged, smooth
+from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, STEPS, Comparison, SideOutcome, smooth, verdict_sentences
 from psjob_client.problems import BadInput
 from psjob_operator.printable import LINE_ENDS, printable
 
@@ -43,7 +43,7 @@ class Plot:
     svg: str
 
 
-def must_be_installed() -> None:
+def must_have_matplotlib() -> None:
     """Raises BadInput where the library that draws is not there."""
     try:
         import matplotlib  # noqa: F401
@@ -274,7 +274,7 @@ class Column:
     """The standard deviation over the runs of a side."""
 
 
-def columns(comparison: Comparison) -> list[Column]:
+def report_columns(comparison: Comparison) -> list[Column]:
     """Those that at least one side has a number for."""
     unit, target = comparison.unit, comparison.target
     metrics = list(dict.fromkeys(name for one in comparison.sides for name in one.final))
@@ -298,9 +298,9 @@ def _metric(name: str) -> Column:
     )
 
 
-def rows(comparison: Comparison) -> list[list[str]]:
+def report_rows(comparison: Comparison) -> list[list[str]]:
     """The table as words, its head first."""
-    table = columns(comparison)
+    table = report_columns(comparison)
     return [
         ["side", "verdict", *(column.head for column in table)],
         *([one.title, one.verdict or "–", *(_cell(one, column) for column in table)] for one in comparison.sides),
@@ -309,14 +309,14 @@ def rows(comparison: Comparison) -> list[list[str]]:
 
 def explained(comparison: Comparison) -> list[dict[str, str]]:
     """What each column of its table means, by the column's head."""
-    heads = {"verdict": "verdict"} | {column.key: column.head for column in reversed(columns(comparison))}
-    order = ["verdict", *dict.fromkeys(column.key for column in columns(comparison))]
+    heads = {"verdict": "verdict"} | {column.key: column.head for column in reversed(report_columns(comparison))}
+    order = ["verdict", *dict.fromkeys(column.key for column in report_columns(comparison))]
     return [{"name": "last …" if key == "final" else heads[key], "words": EXPLAINED[key]} for key in order]
 
 
 def best(comparison: Comparison) -> list[list[int]]:
     """[row, column] of each cell of `rows` below its head that is the best of its column."""
-    found = (_best_of(column, comparison) for column in columns(comparison))
+    found = (_best_of(column, comparison) for column in report_columns(comparison))
     return [[row, at] for at, rows_of in enumerate(found, 2) for row in rows_of]
 
 
@@ -341,7 +341,7 @@ def page(comparison: Comparison) -> str:
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(comparison.name)}: {escape(_titles(sides))}</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(_titles(sides))}</p>",
-            *([f"<p class=judged>{escape(words)}</p>"] if (words := judged(comparison)) else []),
+            *([f"<p class=judged>{escape(words)}</p>"] if (words := verdict_sentences(comparison)) else []),
             f"<h2>Result</h2><div class=scroll tabindex=0 role=region aria-label=Result>{_table(comparison)}</div>",
             *failed,
             f"<details><summary>What the columns mean</summary><dl>{meant}</dl></details>",
@@ -359,7 +359,7 @@ def _titles(sides: Sequence[SideOutcome]) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    table, picked = columns(comparison), {(row, at) for row, at in best(comparison)}
+    table, picked = report_columns(comparison), {(row, at) for row, at in best(comparison)}
     head = "".join(f"<th>{escape(column.head)}</th>" for column in table)
     body = "".join(f"<tr>{_row(number, one, table, picked)}</tr>" for number, one in enumerate(comparison.sides))
     return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{body}</tbody></table>"

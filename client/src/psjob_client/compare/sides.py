@@ -137,7 +137,7 @@ LOOK = 0.2
 Told = Callable[[str], None]
 
 
-def train(side: Side, deadline: float, told: Told) -> SideOutcome:
+def train_side(side: Side, deadline: float, told: Told) -> SideOutcome:
     """Run a side to its end; `told` hears how far it is. After `deadline` seconds it is stopped, and counts as far as it came.
 
     Ends the job also where the caller is interrupted. A job that failed is an outcome with the reason.
@@ -247,7 +247,7 @@ def _json(path: Path) -> dict[str, Any]:
 ACCURACY = "accuracy"
 
 
-def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
+def simulate_sides(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
     """An outcome for each of `modes`, in the simulator's words. Raises BadInput with its sentence, or when it takes too long."""
     asked = ["simulate", "compare", "-o", "json", *options, *(word for mode in modes for word in ("--mode", mode))]
     argv = [sys.executable, "-m", "psjob_client.cli.main", *asked]

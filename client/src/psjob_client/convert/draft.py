@@ -174,7 +174,7 @@ def items(value: Mapping[str, Any], key: str, at: str) -> list[Any]:
     return list(found)
 
 
-def whole(value: Mapping[str, Any], key: str, at: str, absent: int, least: int = 0) -> int:
+def whole_number(value: Mapping[str, Any], key: str, at: str, absent: int, least: int = 0) -> int:
     """The whole number `value[key]` of at least `least`, `absent` where there is none. Raises BadInput, naming `at`."""
     found = value.get(key)
     if found is None:

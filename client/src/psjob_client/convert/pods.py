@@ -24,7 +24,7 @@ THEIRS = re.compile(r"\$[({]?(MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK
 THEIR_NAMES = re.compile(r"(MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK|LOCAL_RANK|NODE_RANK|TF_CONFIG|MX_CONFIG|DMLC_\w+|PET_\w+)")
 
 
-def worker_template(draft: Draft, template: Mapping[str, Any], at: str, trained: str) -> dict[str, Any]:
+def convert_worker_template(draft: Draft, template: Mapping[str, Any], at: str, trained: str) -> dict[str, Any]:
     """`template`, which stands at path `at`, for workers; its container `trained`, or the only one, becomes `worker`."""
     made = _template(draft, template, at)
     pod = made["spec"]
@@ -63,7 +63,7 @@ def _named(template: Mapping[str, Any], trained: str) -> Mapping[str, Any]:
     return next((item for item in given if item.get("name") == trained), given[0] if given else {})
 
 
-def shard_template(draft: Draft, template: Mapping[str, Any], at: str, trained: str) -> dict[str, Any] | None:
+def convert_shard_template(draft: Draft, template: Mapping[str, Any], at: str, trained: str) -> dict[str, Any] | None:
     """What a template of parameter servers says about shards: resources and where they run. None: nothing."""
     made = _template(draft, template, at)
     pod = made["spec"]

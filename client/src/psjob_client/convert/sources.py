@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from psjob_client.convert import pods
-from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_backend, note_framework, taken, whole
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, note_backend, note_framework, taken, whole_number
 from psjob_client.convert.launcher import Launch, line_of_text, taken_apart
-from psjob_client.convert.pods import worker_template
+from psjob_client.convert.pods import convert_worker_template
 from psjob_client.problems import BadInput
 from psjob_operator.api.crd import NoAnchors
 from psjob_operator.api.field_rule import shown
@@ -148,7 +148,7 @@ def convert_launch(words: Sequence[str], wishes: Wishes) -> Converted:
         draft.note("image", None, f"{image} stands for yours, which holds torch and the script; give --image")
     env = [{"name": name, "value": value} for name, value in launch.env]
     container = {"name": "worker", "image": image, "command": list(launch.command), **({"env": env} if env else {})}
-    draft.template = worker_template(draft, {"spec": {"containers": [container]}}, "command", "worker")
+    draft.template = convert_worker_template(draft, {"spec": {"containers": [container]}}, "command", "worker")
     if launch.restarts is not None:
         draft.policy["backoffLimit"] = min(launch.restarts, 1000)
     for option, value, remedy in launch.dropped:
@@ -195,7 +195,7 @@ def _each(draft: Draft, launch: Launch) -> int:
 
 
 @dataclass(frozen=True)
-class Kind:
+class JobKind:
     """How a kind says who trains and who serves."""
 
     replicas: str
@@ -209,13 +209,13 @@ class Kind:
 
 
 KINDS = {
-    "PyTorchJob": Kind("pytorchReplicaSpecs", "pytorch", ("Master", "Worker"), None, {}, "PyTorch"),
-    "TFJob": Kind(
+    "PyTorchJob": JobKind("pytorchReplicaSpecs", "pytorch", ("Master", "Worker"), None, {}, "PyTorch"),
+    "TFJob": JobKind(
         "tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker"), "PS",
         {"Evaluator": "psjob has no evaluator: evaluate where ps.is_first() is true, or in a job of its own"},
         "TensorFlow",
     ),
-    "MXJob": Kind(
+    "MXJob": JobKind(
         "mxReplicaSpecs", "mxnet", ("Worker",), "Server",
         {"Scheduler": "shard 0 holds the coordinator; no pod of its own is needed"},
         "MXNet",
@@ -253,7 +253,7 @@ def convert_kubeflow(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     return draft.finish()
 
 
-def _replicas(spec: dict[str, Any], kind: Kind) -> dict[str, dict[str, Any]]:
+def _replicas(spec: dict[str, Any], kind: JobKind) -> dict[str, dict[str, Any]]:
     """By name as the operator writes it, whatever the case in the source; those of no replica are dropped."""
     given = taken(spec, kind.replicas, f"spec.{kind.replicas}")
     known = {name.lower(): name for name in (*kind.workers, kind.servers or "", *kind.others)}
@@ -261,21 +261,23 @@ def _replicas(spec: dict[str, Any], kind: Kind) -> dict[str, dict[str, Any]]:
     for name in given:
         at = f"spec.{kind.replicas}.{name}"
         part = mapping(given, name, at)
-        if whole(part, "replicas", f"{at}.replicas", 1) > 0:
+        if whole_number(part, "replicas", f"{at}.replicas", 1) > 0:
             found[known.get(str(name).lower(), str(name))] = part
     if not any(name in found for name in kind.workers):
         raise BadInput(f"spec.{kind.replicas}: must hold {' or '.join(kind.workers)} with at least one replica; nothing trains here")
     return found
 
 
-def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, Any]], kind: Kind) -> None:
+def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, Any]], kind: JobKind) -> None:
     """All that train become workers of one template: that of the last named, mostly Worker."""
     there = [name for name in kind.workers if name in replicas]
     parts = {name: replicas.pop(name) for name in there}
     chosen = there[-1]
     at = f"spec.{kind.replicas}.{chosen}"
-    draft.template = pods.worker_template(draft, mapping(parts[chosen], "template", f"{at}.template"), f"{at}.template", kind.container)
-    count = sum(whole(part, "replicas", f"spec.{kind.replicas}.{name}.replicas", 1) for name, part in parts.items())
+    draft.template = pods.convert_worker_template(
+        draft, mapping(parts[chosen], "template", f"{at}.template"), f"{at}.template", kind.container
+    )
+    count = sum(whole_number(part, "replicas", f"spec.{kind.replicas}.{name}.replicas", 1) for name, part in parts.items())
     for name in there[:-1]:
         if mapping(parts[name], "template", f"spec.{kind.replicas}.{name}.template") != mapping(
             parts[chosen], "template", f"{at}.template"
@@ -312,7 +314,7 @@ def _processes(draft: Draft, spec: dict[str, Any], pods_wanted: int, at: str) ->
     restarts = elastic.pop("maxRestarts", None)
     restarts = launch.restarts if launch is not None and launch.restarts is not None else restarts
     if restarts is not None:
-        draft.policy["backoffLimit"] = min(whole({"n": restarts}, "n", "spec.elasticPolicy.maxRestarts", 0), 1000)
+        draft.policy["backoffLimit"] = min(whole_number({"n": restarts}, "n", "spec.elasticPolicy.maxRestarts", 0), 1000)
     for name, value in elastic.items():
         draft.note(f"spec.elasticPolicy.{name}", value, ELASTIC.get(name, "is left out: psjob has no such field"))
 
@@ -330,14 +332,14 @@ def count_of(draft: Draft, wanted: Any, gpus: int, at: str) -> int:
     return int(text)
 
 
-def _servers(draft: Draft, replicas: dict[str, dict[str, Any]], kind: Kind) -> None:
+def _servers(draft: Draft, replicas: dict[str, dict[str, Any]], kind: JobKind) -> None:
     if kind.servers is None or kind.servers not in replicas:
         draft.note_shards()
         return
     at = f"spec.{kind.replicas}.{kind.servers}"
     part = replicas.pop(kind.servers)
-    draft.shards = whole(part, "replicas", f"{at}.replicas", 1)
-    draft.shard_template = pods.shard_template(draft, mapping(part, "template", f"{at}.template"), f"{at}.template", kind.container)
+    draft.shards = whole_number(part, "replicas", f"{at}.replicas", 1)
+    draft.shard_template = pods.convert_shard_template(draft, mapping(part, "template", f"{at}.template"), f"{at}.template", kind.container)
     _restarts(draft, part, at)
 
 
@@ -436,8 +438,8 @@ def _trainer(draft: Draft, trainer: dict[str, Any]) -> None:
     if resources:
         container["resources"] = {kind: dict(given) if isinstance(given, Mapping) else given for kind, given in resources.items()}
     container["name"] = "node"
-    draft.template = pods.worker_template(draft, {"spec": {"containers": [container]}}, "spec.trainer", "node")
-    nodes = whole(trainer, "numNodes", "spec.trainer.numNodes", 1, 1)
+    draft.template = pods.convert_worker_template(draft, {"spec": {"containers": [container]}}, "spec.trainer", "node")
+    nodes = whole_number(trainer, "numNodes", "spec.trainer.numNodes", 1, 1)
     wanted = trainer.pop("numProcPerNode", None)
     launch = pods.launched(draft, draft.template, "spec.trainer")
     if launch is not None and launch.processes is not None:

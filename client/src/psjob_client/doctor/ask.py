@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from psjob_client.doctor.findings import RIGHTS, Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass
+from psjob_client.doctor.findings import RIGHTS, ClaimFacts, ClusterFacts, Limit, NodeFacts, Operator, Quota, StorageClass
 from psjob_operator.api.crd import schema
 from psjob_operator.cluster.client import (
     JOBS,
     PODS,
     ApiError,
-    Client,
     ConnectError,
+    KubernetesClient,
     Limits,
     limit_words,
     limited,
@@ -47,7 +47,7 @@ async def cluster(
         configuration = await load_configuration(kubeconfig, context)
     except ConnectError as error:
         return ClusterFacts("kubeconfig", namespace, mine, unreachable=str(error))
-    client = Client(configuration, Limits(timeout=SECONDS), f"psjob-doctor/{mine}")
+    client = KubernetesClient(configuration, Limits(timeout=SECONDS), f"psjob-doctor/{mine}")
     try:
         about = await client.read("/version")
         return await _facts(client, str(configuration.host), namespace, mine, str(about.get("gitVersion") or ""), manifest, pods)
@@ -58,7 +58,13 @@ async def cluster(
 
 
 async def _facts(
-    client: Client, host: str, namespace: str, mine: str, kubernetes: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried]
+    client: KubernetesClient,
+    host: str,
+    namespace: str,
+    mine: str,
+    kubernetes: str,
+    manifest: Mapping[str, Any] | None,
+    pods: Sequence[Tried],
 ) -> ClusterFacts:
     served = await client.served(JOBS)
     place = f"/api/v1/namespaces/{namespace}"
@@ -98,7 +104,7 @@ async def _seen(call: Awaitable[Answer]) -> Answer | None:
         raise
 
 
-async def _is_there(client: Client, place: str) -> bool | None:
+async def _is_there(client: KubernetesClient, place: str) -> bool | None:
     try:
         await client.read(place)
     except ApiError as error:
@@ -108,7 +114,7 @@ async def _is_there(client: Client, place: str) -> bool | None:
     return True
 
 
-async def _items(client: Client, path: str, labels: str = "") -> list[dict[str, Any]] | None:
+async def _items(client: KubernetesClient, path: str, labels: str = "") -> list[dict[str, Any]] | None:
     """Up to some thousand objects, which no line of the doctor needs more of."""
     query = {"limit": 5000, **({"labelSelector": labels} if labels else {})}
     found = await _seen(client.read(path, query))
@@ -123,7 +129,7 @@ def _flat(items: list[dict[str, Any]] | None, make: Any) -> Any:
     return None if items is None else tuple(part for item in items for part in make(item))
 
 
-async def _rights(client: Client, namespace: str) -> dict[tuple[str, str], bool]:
+async def _rights(client: KubernetesClient, namespace: str) -> dict[tuple[str, str], bool]:
     found = {}
     for group, resource, verbs in RIGHTS:
         plural, _, sub = resource.partition("/")
@@ -135,7 +141,7 @@ async def _rights(client: Client, namespace: str) -> dict[tuple[str, str], bool]
     return found
 
 
-async def _absent(client: Client) -> tuple[str, ...]:
+async def _absent(client: KubernetesClient) -> tuple[str, ...]:
     """Fields of a job that this client writes and the cluster's CRD does not have."""
     told = await _seen(client.read(f"/openapi/v3/apis/{GROUP}/{VERSION}"))
     schemas = ((told or {}).get("components") or {}).get("schemas") or {}
@@ -158,7 +164,7 @@ def _missing(mine: Mapping[str, Any], theirs: Mapping[str, Any], at: str) -> lis
 
 
 async def _tried(
-    client: Client, namespace: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried], limits: Sequence[Mapping[str, Any]]
+    client: KubernetesClient, namespace: str, manifest: Mapping[str, Any] | None, pods: Sequence[Tried], limits: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[tuple[str, str], ...], bool]:
     """What the API server, its admission included, says against the job and a pod of each role; whether it takes no pod of this user."""
     refused, untried = [], False
@@ -180,7 +186,7 @@ async def _tried(
     return tuple(refused), untried
 
 
-async def _refusal(client: Client, path: str, body: Mapping[str, Any], namespace: str) -> ApiError | None:
+async def _refusal(client: KubernetesClient, path: str, body: Mapping[str, Any], namespace: str) -> ApiError | None:
     metadata = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"} | {"namespace": namespace}
     try:
         await client.ask(path, {**body, "metadata": metadata})
@@ -213,11 +219,11 @@ def _class(one: Mapping[str, Any]) -> StorageClass:
     return StorageClass(metadata["name"], str(one.get("provisioner")), default)
 
 
-def _node(one: Mapping[str, Any]) -> Node:
+def _node(one: Mapping[str, Any]) -> NodeFacts:
     status = one.get("status") or {}
     ready = any(part.get("type") == "Ready" and part.get("status") == "True" for part in status.get("conditions") or ())
     usable = ready and not (one.get("spec") or {}).get("unschedulable")
-    return Node(one["metadata"]["name"], usable, {str(name): str(value) for name, value in (status.get("allocatable") or {}).items()})
+    return NodeFacts(one["metadata"]["name"], usable, {str(name): str(value) for name, value in (status.get("allocatable") or {}).items()})
 
 
 def _quotas(one: Mapping[str, Any]) -> list[Quota]:
@@ -235,8 +241,8 @@ def _limits(one: Mapping[str, Any]) -> list[Limit]:
     return found
 
 
-def _claim(one: Mapping[str, Any]) -> Claim:
+def _claim(one: Mapping[str, Any]) -> ClaimFacts:
     labels = one["metadata"].get("labels") or {}
     phase = str((one.get("status") or {}).get("phase") or "")
     modes = tuple((one.get("spec") or {}).get("accessModes") or ())
-    return Claim(modes, phase, LABEL_JOB in labels, bool(one["metadata"].get("deletionTimestamp")))
+    return ClaimFacts(modes, phase, LABEL_JOB in labels, bool(one["metadata"].get("deletionTimestamp")))

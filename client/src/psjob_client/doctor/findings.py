@@ -233,7 +233,7 @@ class StorageClass:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeFacts:
     """A node: what pods may use of it, as quantities."""
 
     name: str
@@ -264,7 +264,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimFacts:
     """A PersistentVolumeClaim."""
 
     modes: tuple[str, ...]
@@ -296,10 +296,10 @@ class ClusterFacts:
     classes: tuple[StorageClass, ...] | None = None
     quotas: tuple[Quota, ...] | None = None
     limits: tuple[Limit, ...] | None = None
-    nodes: tuple[Node, ...] | None = None
+    nodes: tuple[NodeFacts, ...] | None = None
     pull_secrets: tuple[str, ...] | None = None
     """Of the namespace's default service account."""
-    claims: Mapping[str, Claim] | None = None
+    claims: Mapping[str, ClaimFacts] | None = None
     priorities: tuple[str, ...] | None = None
     """Names of the priority classes."""
     untried: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from psjob_client.doctor.findings import ClusterFacts, Finding, Limit, Node, ok, problem, warning
+from psjob_client.doctor.findings import ClusterFacts, Finding, Limit, NodeFacts, ok, problem, warning
 from psjob_operator.api.base import quantity
 from psjob_operator.api.claim_template import MANY, claim_spec
 from psjob_operator.api.spec import PSTrainingJob
@@ -25,7 +25,7 @@ Amounts = Mapping[str, Decimal]
 
 
 @dataclass(frozen=True)
-class Pods:
+class PodGroup:
     """Pods of one role, and of one stage."""
 
     role: str
@@ -52,7 +52,7 @@ class Pods:
         return f"{self.role} pods of stage {self.stage}" if self.stage else f"{self.role} pods"
 
 
-def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
+def pod_groups(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[PodGroup]:
     """What the pods of `job` ask for, of the objects that the operator would create."""
     found = []
     stages = [(stage.name, stage.replicas) for stage in job.spec.stages or ()] or [("", job.spec.workers.replicas)]
@@ -63,7 +63,7 @@ def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
     return found
 
 
-def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods], given: list[Pods] | None = None) -> list[Finding]:
+def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[PodGroup], given: list[PodGroup] | None = None) -> list[Finding]:
     """Every line about `job` in this cluster. `given`: its pods without what psjob's own parts ask for, which gives way to a LimitRange."""
     if facts.unreachable:
         return []
@@ -83,14 +83,14 @@ def _seat(pod: Mapping[str, Any]) -> tuple[str, str]:
     return str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_STAGE, ""))
 
 
-def _pods(role: str, count: int, spec: Mapping[str, Any], stage: str = "") -> Pods:
+def _pods(role: str, count: int, spec: Mapping[str, Any], stage: str = "") -> PodGroup:
     containers = []
     for container in spec["containers"]:
         resources = container.get("resources") or {}
         limits = _amounts(resources.get("limits"))
         containers.append(({**limits, **_amounts(resources.get("requests"))}, limits))
     images = tuple(str(container.get("image")) for container in spec["containers"])
-    return Pods(
+    return PodGroup(
         role,
         count,
         _sum(requests for requests, _ in containers),
@@ -124,7 +124,7 @@ def _sum(parts: Any) -> dict[str, Decimal]:
     return total
 
 
-def _nodes(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+def _nodes(facts: ClusterFacts, pods: list[PodGroup]) -> Iterator[Finding]:
     if facts.nodes is None:
         return
     usable = [node for node in facts.nodes if node.usable]
@@ -148,11 +148,11 @@ def _nodes(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
             yield ok(about, f"{one.count} x {asked}", f"{len(fitting)} of {len(usable)} nodes are large enough when empty")
 
 
-def _fits(node: Node, pods: Pods) -> bool:
+def _fits(node: NodeFacts, pods: PodGroup) -> bool:
     return _places(node, pods, 1) >= 1
 
 
-def _places(node: Node, pods: Pods, most: int) -> int:
+def _places(node: NodeFacts, pods: PodGroup, most: int) -> int:
     """Pods of this role that an empty node takes, at most `most`."""
     room = most
     for name, number in pods.requests.items():
@@ -161,7 +161,7 @@ def _places(node: Node, pods: Pods, most: int) -> int:
     return room
 
 
-def _shortest(nodes: list[Node], pods: Pods) -> tuple[str, str]:
+def _shortest(nodes: list[NodeFacts], pods: PodGroup) -> tuple[str, str]:
     """The resource that no node has enough of, and the most that one has."""
     for name, number in pods.requests.items():
         most = max(nodes, key=lambda node: quantity(node.allocatable.get(name, "0")) or Decimal(0)).allocatable.get(name, "0")
@@ -180,7 +180,7 @@ def _short(name: str, number: Decimal) -> str:
     return f"{float(number):g}"
 
 
-def _quota(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+def _quota(facts: ClusterFacts, pods: list[PodGroup]) -> Iterator[Finding]:
     for quota in facts.quotas or ():
         kind = next((word for word in ("requests", "limits") if quota.resource.startswith(f"{word}.")), "")
         name = quota.resource.removeprefix(f"{kind}.")
@@ -219,7 +219,7 @@ def _defaulted(facts: ClusterFacts, resource: str) -> bool:
     return any(limit.resource == resource and limit.bound in ("default", "defaultRequest") for limit in facts.limits or ())
 
 
-def _limits(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+def _limits(facts: ClusterFacts, pods: list[PodGroup]) -> Iterator[Finding]:
     for limit in facts.limits or ():
         bound = quantity(limit.value)
         if bound is None or limit.bound not in ("min", "max"):
@@ -236,7 +236,7 @@ def _breach(limit: Limit, role: str, given: Decimal) -> Finding:
     return problem(f"job: limit range {limit.range}", figure, f"{limit.bound} {limit.value}", "change the resources of the template")
 
 
-def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> Iterator[Finding]:
+def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[PodGroup]) -> Iterator[Finding]:
     """Claims of the pods that are not there, or go; those of checkpoints have a line of their own unless they go."""
     own = {objects.claim_name(job.metadata.name), named_claim(job.spec)}
     for name in dict.fromkeys(name for one in pods for name in one.claims):
@@ -250,7 +250,7 @@ def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> Itera
             yield problem(f"job: storage class {name}", "is not there", "", "name one of kubectl get storageclass")
 
 
-def _priorities(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+def _priorities(facts: ClusterFacts, pods: list[PodGroup]) -> Iterator[Finding]:
     for name in dict.fromkeys(one.priority for one in pods if one.priority):
         if facts.priorities is not None and name not in facts.priorities:
             yield problem(f"job: priority class {name}", "is not there", "", "name one of kubectl get priorityclass, or have it made")
@@ -327,7 +327,7 @@ def _made(facts: ClusterFacts, spec: Mapping[str, Any], name: str) -> Iterator[F
         yield ok("job: checkpoints", f"claim {name} of {size} is made of class {used.name}", modes)
 
 
-def _images(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+def _images(facts: ClusterFacts, pods: list[PodGroup]) -> Iterator[Finding]:
     image = next((image for one in pods if one.role == "worker" for image in one.images), "")
     host = image.partition("/")[0] if "/" in image else ""
     private = "." in host or ":" in host

@@ -24,7 +24,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 
 from psjob_client.jobs import translate
-from psjob_client.jobs.verbs import answers_request, job_of, next_request
+from psjob_client.jobs.verbs import answers_request, checked_job, next_request
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local.status import part, shaped
 from psjob_client.problems import (
@@ -36,8 +36,8 @@ from psjob_client.problems import (
     NoWeights,
     Step,
     Unreachable,
-    call,
     no_such_job,
+    verb_step,
 )
 from psjob_operator import __version__, keys
 from psjob_operator.cluster.client import (
@@ -46,8 +46,8 @@ from psjob_operator.cluster.client import (
     PODS,
     SECRETS,
     ApiError,
-    Client,
     ConnectError,
+    KubernetesClient,
     Limits,
     ResourceKind,
     in_cluster,
@@ -142,7 +142,7 @@ class ClusterJobs:
             seen[:] = sorted({entry["time"]: entry for entry in (*seen, *remembered)}.values(), key=lambda entry: entry["time"])[
                 -MOST_SEEN:
             ]
-        return translate.history(translate.thinned(seen, most), complete=first is not None and first.attempt == 1 and told is not None)
+        return translate.history_view(translate.thinned(seen, most), complete=first is not None and first.attempt == 1 and told is not None)
 
     async def events(self, name: str) -> Sequence[EventView]:
         """Of the job, its pods and its claim; the API server forgets them after an hour."""
@@ -167,7 +167,7 @@ class ClusterJobs:
         raw = await self.raw(name)
         found = await self._pods(name)
         pods = processes(found, raw["metadata"]["uid"])
-        return translate.cluster_timeline(translate.cluster_view(raw, self.where.context, pods), pods, raw, translate.finished(found))
+        return translate.cluster_timeline(translate.cluster_view(raw, self.where.context, pods), pods, raw, translate.pod_ends(found))
 
     async def checkpoints(self, name: str) -> Sequence[CheckpointView]:
         """The newest one: the others are on the volume, which only the job's shards see."""
@@ -193,7 +193,7 @@ class ClusterJobs:
 
     async def submit(self, manifest: Mapping[str, Any]) -> str:
         """POST the job, checked strictly; its name."""
-        job = job_of(manifest)
+        job = checked_job(manifest)
         namespace = job.metadata.namespace or self.where.namespace
         if namespace != self.where.namespace:
             raise Conflict(
@@ -206,7 +206,7 @@ class ClusterJobs:
             if error.reason == "AlreadyExists":
                 raise Conflict(
                     f"there is a job {job.metadata.name} in {self.where} already; name another, or end it with ",
-                    call("delete", job.metadata.name, namespace),
+                    verb_step("delete", job.metadata.name, namespace),
                 ) from None
             raise await self._said(error) from None
         return job.metadata.name
@@ -244,7 +244,7 @@ class ClusterJobs:
 
         done = await self._wait(name, answered, seconds, "has not answered the request for a checkpoint yet")
         if done.checkpoint is None:
-            raise Conflict(f"{name} has ended without a checkpoint; ", call("get", name, self.where.namespace), " says why")
+            raise Conflict(f"{name} has ended without a checkpoint; ", verb_step("get", name, self.where.namespace), " says why")
         return done.checkpoint
 
     async def weights(self, name: str) -> Weights:
@@ -290,7 +290,7 @@ class ClusterJobs:
         known: list[str] = []
         with contextlib.suppress(ApiError):
             known = [raw["metadata"]["name"] for raw in await self.client.list(JOBS, self.where.namespace)]
-        listing = call("list", namespace=self.where.namespace)
+        listing = verb_step("list", namespace=self.where.namespace)
         return no_such_job(name, f"namespace {self.where.namespace} of {self.where.context}", known, listing)
 
     async def _said(self, error: ApiError) -> JobProblem:
@@ -357,7 +357,7 @@ class ClusterJobs:
         try:
             while True:
                 raw = await self.raw(name)
-                pods = [one for one in processes(await self._pods(name), raw["metadata"]["uid"]) if named(one, name, process)]
+                pods = [one for one in processes(await self._pods(name), raw["metadata"]["uid"]) if is_asked_for(one, name, process)]
                 over = translate.cluster_view(raw, self.where.context).over
                 for one in pods:
                     if one.name not in started and (one.started is not None or not follow):
@@ -414,13 +414,13 @@ class ClusterJobs:
             if time.monotonic() > until:
                 why = f" ({job.message})" if job.message else ""
                 raise DeadlinePassed(
-                    f"{name} {lacking} after {seconds:g} s{why}; ", call("events", name, self.where.namespace), " may say why"
+                    f"{name} {lacking} after {seconds:g} s{why}; ", verb_step("events", name, self.where.namespace), " may say why"
                 )
             await asyncio.sleep(STATUS_SECONDS)
         return job
 
 
-def named(pod: Process, job: str, process: str | None) -> bool:
+def is_asked_for(pod: Process, job: str, process: str | None) -> bool:
     """Is this the pod that was asked for: `worker-0`, `shard-1`, or its whole name?"""
     short = f"{pod.role}-{pod.index}"
     return process in (None, pod.name, short)
@@ -452,7 +452,7 @@ class Reach:
         return f"{self.context}/{self.namespace}"
 
 
-class KubeClient(Client):
+class KubeClient(KubernetesClient):
     """With the verbs that the operator never needs."""
 
     async def merge(self, kind: ResourceKind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from psjob_client.jobs import translate
 from psjob_client.jobs.translate import RunFiles
-from psjob_client.jobs.verbs import answers_request, job_of, next_request
+from psjob_client.jobs.verbs import answers_request, checked_job, next_request
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.local import run_folder
 from psjob_client.local.manifest import STANDARD_INPUT
 from psjob_client.local.run_folder import LARGEST_FILE, MANIFEST, RUNS_FOLDER, Folder, Follow, make_runs, manifests, new_run, read_file
-from psjob_client.problems import BadInput, Conflict, DeadlinePassed, JobProblem, NoWeights, Step, call, no_such_job
+from psjob_client.problems import BadInput, Conflict, DeadlinePassed, JobProblem, NoWeights, Step, no_such_job, verb_step
 from psjob_operator.contract import FINAL_WEIGHTS
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LocalJobs:
         """From the run's beginning on."""
         path = self.path(name) / run_folder.HISTORY
         if most is None:
-            return translate.history(_lines(path))
+            return translate.history_view(_lines(path))
         try:
             stat = path.stat()
         except OSError:
@@ -135,20 +135,20 @@ class LocalJobs:
             return by_run[name]
         newest = run_folder.newest_of(paths, name)
         if newest is None:
-            known = dict.fromkeys([*(run_folder.job_of(path) for path in paths), *by_run])
+            known = dict.fromkeys([*(run_folder.job_name_of(path) for path in paths), *by_run])
             raise no_such_job(name, str(self.runs), known, Step("`client.list()`", "`psjob list --local`"))
         return newest
 
     def knows(self, name: str) -> bool:
         """Is there a run, or a job with runs, of that name?"""
-        return any(name in (path.name, run_folder.job_of(path)) for path in self._paths())
+        return any(name in (path.name, run_folder.job_name_of(path)) for path in self._paths())
 
     def _paths(self) -> Sequence[Path]:
         return run_folder.runs_in(self.runs)
 
     async def submit(self, manifest: Mapping[str, Any], *, work_folder: Path | None = None, resume: Path | None = None) -> str:
         """Start `psjob run`; the name of the run. Workers start in `work_folder`, else in this place's folder."""
-        run = new_run(job_of(manifest).metadata.name)
+        run = new_run(checked_job(manifest).metadata.name)
         words = ["--run", run, "--no-progress", "--work-folder", str(work_folder or self.folder)]
         words += ["--resume", str(resume)] if resume is not None else []
         said = self._said(run)
@@ -187,14 +187,14 @@ class LocalJobs:
         _signal(path, signal.SIGINT)
         if seconds is not None and not await _until(lambda: not run_folder.alive(path), seconds):
             said = f"{path.name} still writes its last checkpoint after {seconds:g} s; "
-            raise DeadlinePassed(said, call("get", path.name), " shows how far it is")
+            raise DeadlinePassed(said, verb_step("get", path.name), " shows how far it is")
 
     async def resume(self, name: str) -> str:
         """A new run that begins with the last checkpoint of this one."""
         path = self.path(name)
         job = await self.get(name)
         if run_folder.alive(path):
-            raise Conflict(f"{path.name} runs; ", call("get", path.name), " shows it")
+            raise Conflict(f"{path.name} runs; ", verb_step("get", path.name), " shows it")
         if job.phase == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
@@ -228,10 +228,12 @@ class LocalJobs:
 
         if not await _until_async(answered, seconds):
             raise DeadlinePassed(
-                f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does ", call("get", path.name), " show any?"
+                f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does ",
+                verb_step("get", path.name),
+                " show any?",
             )
         if not found:
-            raise Conflict(f"{path.name} has ended meanwhile; ", call("get", path.name), " says how")
+            raise Conflict(f"{path.name} has ended meanwhile; ", verb_step("get", path.name), " says how")
         return found[0]
 
     async def _newest(self, path: Path) -> CheckpointView | None:
@@ -263,8 +265,8 @@ class LocalJobs:
     def _running(self, name: str) -> Path:
         path = self.path(name)
         if not run_folder.alive(path):
-            further = () if (path / FINAL_WEIGHTS).exists() else (", ", call("resume", path.name), " continues from there")
-            raise Conflict(f"{path.name} does not run; ", call("get", path.name), " says how it ended", *further)
+            further = () if (path / FINAL_WEIGHTS).exists() else (", ", verb_step("resume", path.name), " continues from there")
+            raise Conflict(f"{path.name} does not run; ", verb_step("get", path.name), " says how it ended", *further)
         return path
 
     def _said(self, run: str) -> Path:
@@ -304,7 +306,7 @@ def read_run(path: Path, *, story: bool = True) -> RunFiles:
 @functools.lru_cache(maxsize=MOST_HISTORIES)
 def _some_history(path: Path, changed: int, size: int, most: int) -> HistoryView:
     """Read once for each state of the file."""
-    return translate.history(_lines(path, most))
+    return translate.history_view(_lines(path, most))
 
 
 def _checkpoint(path: Path) -> CheckpointView | None:
@@ -385,5 +387,5 @@ def _read_weights(folder: Path, name: str) -> Weights:
     except CheckpointProblem as problem:
         raise NoWeights(f"weights of {name}: {problem}") from None
     if not found:
-        raise NoWeights(f"{name} has no checkpoint yet; while it runs, ", call("checkpoint", name), " makes one")
+        raise NoWeights(f"{name} has no checkpoint yet; while it runs, ", verb_step("checkpoint", name), " makes one")
     return found

@@ -331,7 +331,7 @@ def cluster_events(raw: Iterable[Mapping[str, Any]]) -> tuple[EventView, ...]:
     return tuple(sorted(found, key=lambda event: event.time))
 
 
-def finished(pods: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def pod_ends(pods: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """By pod, when its last container ended."""
     found: dict[str, float] = {}
     for pod in pods:
@@ -409,7 +409,9 @@ def _progress(status: JobStatus) -> ProgressView:
     if told is None:
         return ProgressView()
     metrics = {} if told.loss is None else {"loss": told.loss}
-    return ProgressView(step=told.step, rate=told.rate, eta=told.eta, loss=told.loss, metrics=metrics, time=unix(told.time))
+    return ProgressView(
+        step=told.step, rate=told.steps_per_second, eta=told.eta_seconds, loss=told.loss, metrics=metrics, time=unix(told.time)
+    )
 
 
 def _checkpoint(status: JobStatus) -> CheckpointView | None:
@@ -540,8 +542,8 @@ def stage_views(told: Mapping[str, Any]) -> tuple[StageView, ...]:
             name=str(one.get("name")),
             workers_ready=f"{int(numbers(one, 'ready'))}/{int(numbers(one, 'desired'))}",
             step=_count(one, "step"),
-            delay=finite(one.get("delay")),
-            idle=finite(one.get("idle")),
+            staleness=finite(one.get("delay")),
+            idle_fraction=finite(one.get("idle")),
             memory_bytes=int(numbers(one, "rssBytes")) or None,
             peak_memory_bytes=int(numbers(one, "peakBytes")) or None,
             peak_device_bytes=int(numbers(one, "devicePeakBytes")) or None,
@@ -587,7 +589,7 @@ def thinned(lines: Sequence[Line], most: int | None) -> Sequence[Line]:
     return lines if stride == 1 else lines[(len(lines) - 1) % stride :: stride]
 
 
-def history(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> HistoryView:
+def history_view(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> HistoryView:
     """One series a name, a point for each report, at the step that it was made at; `rate` has a point a line.
 
     A line holds each number that was given last. Lines without `reported` do not say when: there each step with a line is a point.

@@ -83,7 +83,7 @@ class JobVerbs(Protocol):
         """Give connections back."""
 
 
-def job_of(manifest: Mapping[str, Any]) -> PSTrainingJob:
+def checked_job(manifest: Mapping[str, Any]) -> PSTrainingJob:
     """The manifest, read. Raises BadManifest with every problem."""
     job, problems = every_problem(dict(manifest))
     if job is None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from psjob_client.local.manifest import Command, base_environment
-from psjob_client.local.monitor import Failures, Watch
+from psjob_client.local.monitor import Failures, RunWatch
 from psjob_client.local.process import ChildProcess, Sites, Spare, start_process
-from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, message_of, tail_of
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, message_of, tail_of
 from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
@@ -50,7 +50,7 @@ class Backend:
     commands: Sequence[Command]
     """Of each worker, by rank."""
     sites: Sites
-    watch: Watch
+    watch: RunWatch
     tell: Callable[[Event], None]
     """Called with what the plan has to say to people."""
     keys: RunKeys
@@ -75,10 +75,12 @@ class Backend:
         Raises:
             BadInput: it cannot be written.
         """
-        config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent), encryption=encryption(self._spec))
+        config = job_config(
+            self._named, self.sites.shards, checkpoints=str(self.folder.path.parent), encryption=local_encryption(self._spec)
+        )
         if self.resume is not None:
             config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
-        if self._spec.shards.placement == "colocated":
+        if self._spec.shards.placement == "Colocated":
             config["sharing"] = "index"  # each index stands for a machine, so that a laptop shows what crosses a network
         try:
             self.folder.write("config.json", config)
@@ -184,7 +186,7 @@ class Backend:
 
     @cached_property
     def _digest(self) -> str:
-        return config_digest(cluster_config(self._named, encryption=encryption(self._spec)))
+        return config_digest(cluster_config(self._named, encryption=local_encryption(self._spec)))
 
     def observe(self) -> ObservedState:
         """Everything the plan may know."""

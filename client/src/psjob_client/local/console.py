@@ -23,7 +23,7 @@ from rich.text import Text
 
 from psjob_client.local.backend import Backend
 from psjob_client.local.manifest import Command, Request
-from psjob_client.local.monitor import Standstill, Watch
+from psjob_client.local.monitor import RunWatch, Standstill
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.record import Record
 from psjob_client.local.run_folder import Folder, Follow, tail_of
@@ -187,7 +187,7 @@ class Display:
         else:
             print(line, flush=True)
 
-    def refresh(self, status: JobStatus | None, watch: Watch, drawn: str = "") -> None:
+    def refresh(self, status: JobStatus | None, watch: RunWatch, drawn: str = "") -> None:
         """Show where the job stands, if it is time to. `drawn`: a line that the script draws again and again, such as tqdm's."""
         now = time.time()
         if self._live is not None:
@@ -196,7 +196,7 @@ class Display:
                 self._live.update(screen(self._job, status, watch, now, self.unit, drawn), refresh=True)
         elif self._progress and now - self._shown >= PLAIN_EVERY:
             self._shown = now
-            line = plain(status, watch, now, self.unit)
+            line = status_line(status, watch, now, self.unit)
             if line != self._said:
                 self._said = line
                 self.say(line)
@@ -208,14 +208,14 @@ class Display:
             self._live = None
 
 
-def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step") -> str:
+def status_line(status: JobStatus | None, watch: RunWatch, now: float, unit: str = "step") -> str:
     """The job in one line: `Running  step 120/368  loss 0.21  45.2 steps/s  eta 6 s  shards 0:a1 serving 1:a1 serving  checkpoint …`."""
     told = watch.coordinator
     shards = " ".join(f"{shard.index}:a{shard.attempt} {shard.state.lower()}" for shard in (status.shards if status else ())[:8])
-    kept = checkpoint(told, now, unit)
+    kept = checkpoint_words(told, now, unit)
     words = [
         (status and status.phase) or PENDING,
-        *progress(told, unit),
+        *progress_words(told, unit),
         f"shards {shards}" if shards else "",
         f"checkpoint {kept}" if kept else "",
         *happened(status, watch),
@@ -227,11 +227,11 @@ def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step"
 """Workers at steps of their own, of which each is told; of more the first and the last step."""
 
 
-def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: str, drawn: str = "") -> RenderableType:
+def screen(job: str, status: JobStatus | None, watch: RunWatch, now: float, unit: str, drawn: str = "") -> RenderableType:
     """The live part of the terminal; lines of the script scroll above it. `drawn`: a line that the script draws again and again."""
     told = watch.coordinator
     phase = (status and status.phase) or PENDING
-    head = Text(printable(APART.join([job, phase, *progress(told, unit)])), overflow="fold")
+    head = Text(printable(APART.join([job, phase, *progress_words(told, unit)])), overflow="fold")
     head.stylize("bold", 0, len(job))
     head.stylize(STYLES.get(phase, "green"), len(job) + len(APART), len(job) + len(APART) + len(phase))
     rows = Table.grid(padding=(0, 2, 0, 0))
@@ -241,7 +241,7 @@ def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
         rows.add_row("shards", Text(printable(shards)))
     if workers := _workers(list(told.get("workers") or ()), unit):
         rows.add_row("workers", Text(printable(workers)))
-    if kept := checkpoint(told, now, unit):
+    if kept := checkpoint_words(told, now, unit):
         rows.add_row("checkpoint", Text(printable(kept)))
     if events := APART.join(happened(status, watch)):
         rows.add_row("so far", Text(printable(events)))
@@ -257,7 +257,7 @@ def screen(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     return Group(head, bar, rows)
 
 
-def progress(told: Mapping[str, Any], unit: str) -> list[str]:
+def progress_words(told: Mapping[str, Any], unit: str) -> list[str]:
     """`step 120/368`, `loss 0.21`, `45.2 steps/s`, `eta 6 s`: those that are known."""
     if not told:
         return []
@@ -274,7 +274,7 @@ def progress(told: Mapping[str, Any], unit: str) -> list[str]:
     return words
 
 
-def checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
+def checkpoint_words(told: Mapping[str, Any], now: float, unit: str) -> str:
     """`step 100, 2 s ago`, or what is wrong with it; empty before the first."""
     if told.get("checkpointProblem"):
         return f"problem: {told['checkpointProblem']}"
@@ -284,7 +284,7 @@ def checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
     return f"{unit} {int(numbers(kept, 'step'))}, {span(max(0.0, now - numbers(kept, 'time')))} ago"
 
 
-def happened(status: JobStatus | None, watch: Watch) -> list[str]:
+def happened(status: JobStatus | None, watch: RunWatch) -> list[str]:
     """What faults have cost so far."""
     restarts, crashes, again = status.restarts.total if status else 0, watch.total("crashes"), passes_again(watch.coordinator)
     return [

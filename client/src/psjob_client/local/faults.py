@@ -116,7 +116,7 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
 
 
 @dataclass
-class Recovery:
+class FaultRecovery:
     """What one fault cost. Times are unix seconds; durations are None until known."""
 
     fault: Fault
@@ -203,7 +203,7 @@ class Faults:
     """Those of one run: which wait for their time, and what those that were done have cost."""
 
     waiting: list[Fault] = field(default_factory=list)
-    recoveries: list[Recovery] = field(default_factory=list)
+    recoveries: list[FaultRecovery] = field(default_factory=list)
 
     def hear(self, index: int, told: Mapping[str, Any], now: float) -> None:
         """Take what the status port of shard `index` said."""
@@ -258,7 +258,7 @@ async def _strike(faults: Faults, fault: Fault, backend: Backend, say: Callable[
         child.send(fault.signal)
     at = time.time()
     checkpoint = part(backend.watch.coordinator, "checkpoint")
-    recovery = Recovery(
+    recovery = FaultRecovery(
         fault,
         child.name,
         child.number,

@@ -49,7 +49,9 @@ FULL_PATIENCE = 300.0
 FULL = "is full"
 
 
-async def poll_shards(watch: Watch, shards: Sequence[Listening], current: Current, close: Callable[[], bool], wake: asyncio.Event) -> None:
+async def poll_shards(
+    watch: RunWatch, shards: Sequence[Listening], current: Current, close: Callable[[], bool], wake: asyncio.Event
+) -> None:
     """Ask every shard again and again, each in its own rhythm: one that hangs holds up no other.
 
     `close`: ask more often now. `wake` is set when a shard becomes ready or silent, or names a worker that hangs.
@@ -60,7 +62,7 @@ async def poll_shards(watch: Watch, shards: Sequence[Listening], current: Curren
 
 
 @dataclass
-class Pulse:
+class ShardHealth:
     """What was heard of one process."""
 
     good: float | None = None
@@ -69,7 +71,7 @@ class Pulse:
 
 
 @dataclass
-class Watch:
+class RunWatch:
     """Everything that was heard in this run."""
 
     progress_deadline: float
@@ -86,7 +88,7 @@ class Watch:
     """Each is called with a shard, what it said, and when."""
     began_at: int | None = None
     """The step at which this run began; of one that goes on from another run, as first heard."""
-    _pulses: dict[str, Pulse] = field(default_factory=dict)
+    _pulses: dict[str, ShardHealth] = field(default_factory=dict)
     _moved_at: float = 0.0
 
     @property
@@ -96,7 +98,7 @@ class Watch:
 
     async def ask(self, child: ChildProcess, shard: Listening) -> None:
         """One round with one shard: is it well, and what does it say."""
-        pulse = self._pulses.setdefault(child.uid, Pulse())
+        pulse = self._pulses.setdefault(child.uid, ShardHealth())
         if not await is_healthy(shard, self._patience):
             pulse.misses += 1
             return
@@ -114,7 +116,7 @@ class Watch:
         """Take note of what a shard said, on its status port or at its end."""
         if numbers(told, "attempt") not in (0, child.number):
             return  # The port's last holder: its answer was on the way while it was replaced.
-        pulse = self._pulses.setdefault(child.uid, Pulse())
+        pulse = self._pulses.setdefault(child.uid, ShardHealth())
         pulse.serving = told.get("state") in ("serving", "finishing", "finished")
         # It has started: from now on silence counts, though nobody has asked for its heartbeat yet.
         pulse.good = pulse.good or time.time()
@@ -151,13 +153,13 @@ class Watch:
 
     def ready(self, child: ChildProcess) -> bool:
         """It serves."""
-        return self._pulses.setdefault(child.uid, Pulse()).serving
+        return self._pulses.setdefault(child.uid, ShardHealth()).serving
 
     def unresponsive(self, child: ChildProcess) -> bool:
         """No good answer for so long; before the first one, for as long as a start may take."""
         if child.role != "shard":
             return False
-        pulse = self._pulses.setdefault(child.uid, Pulse())
+        pulse = self._pulses.setdefault(child.uid, ShardHealth())
         silent = time.time() - (child.created if pulse.good is None else pulse.good)
         return pulse.misses >= LEAST_MISSES and silent > (STARTUP if pulse.good is None else self.progress_deadline)
 
@@ -202,7 +204,7 @@ class Watch:
 
 
 async def _poll(
-    watch: Watch,
+    watch: RunWatch,
     index: int,
     shard: Listening,
     current: Callable[[int], ChildProcess | None],
@@ -219,7 +221,7 @@ async def _poll(
         await asyncio.sleep(CLOSE_POLL_SECONDS if close() or child is None else POLL_SECONDS)
 
 
-def never_attached(watch: Watch, children: Iterable[ChildProcess], restarted: bool) -> str | None:
+def attach_verdict(watch: RunWatch, children: Iterable[ChildProcess], restarted: bool) -> str | None:
     """Names a worker that ended well without ever joining: the others, and the shards, would wait for it for ever.
 
     `restarted`: a shard has been started again.

@@ -341,7 +341,7 @@ class Ports:
         return int(held.getsockname()[1])
 
 
-def reserve(shards: int) -> Ports:
+def reserve_ports(shards: int) -> Ports:
     """Two ports a shard. Raises BadInput where the machine has no more."""
     ports = Ports()
     try:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from psjob_client.local.backend import Backend
 from psjob_client.local.manifest import as_written
-from psjob_client.local.monitor import Watch
+from psjob_client.local.monitor import RunWatch
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.run_folder import HISTORY, JOB, LIVE, LOCK, RUN, STORY, SUMMARY, Folder
 from psjob_client.local.status import histograms, numbers, part, reports
@@ -201,7 +201,7 @@ async def keep_history(backend: Backend, path: Path) -> None:
             note(news.line(backend.watch.coordinator, time.time()) | waste(backend.watch))
 
 
-def waste(watch: Watch) -> dict[str, Any]:
+def waste(watch: RunWatch) -> dict[str, Any]:
     """{"lag": histogram, "gap": histogram, "idle": [number or null, …]}: of the pushes, over all shards, as contract.STATUS_KEYS has them;
 
     and by rank the part of the time in which the script waited.

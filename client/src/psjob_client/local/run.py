@@ -17,12 +17,12 @@ from psjob_client import problems
 from psjob_client.local import run_folder
 from psjob_client.local.backend import Backend
 from psjob_client.local.console import Display, Story
-from psjob_client.local.faults import Faults, Recovery, parse_faults, strike_at
+from psjob_client.local.faults import FaultRecovery, Faults, parse_faults, strike_at
 from psjob_client.local.manifest import Request, read_job, worker_commands
-from psjob_client.local.monitor import Watch, never_attached, poll_shards
-from psjob_client.local.process import Sites, reserve
+from psjob_client.local.monitor import RunWatch, attach_verdict, poll_shards
+from psjob_client.local.process import Sites, reserve_ports
 from psjob_client.local.record import keep_history
-from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, encryption, new_folder, parse_logs, resumed
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, new_folder, parse_logs, resume_source
 from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
@@ -62,17 +62,17 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
     faults = Faults([*parse_faults(request.faults, job.spec.shards.replicas, job.spec.workers.replicas)])
     shown = parse_logs(request.logs, job.spec.workers.replicas)
-    source = resumed(request.resume, job.spec)
+    source = resume_source(request.resume, job.spec)
     resume = source[0] if source else None
     for option, path in (("--summary", request.summary), ("--history", request.history)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
     if request.history is not None:
         _writable(request.history)
-    sites = sites or reserve(job.spec.shards.replicas)
+    sites = sites or reserve_ports(job.spec.shards.replicas)
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
     keys = _keys(folder, job.spec)
-    watch = Watch(float(job.spec.shards.progress_deadline_seconds), keys.questions, began_at=0 if resume is None else None)
+    watch = RunWatch(float(job.spec.shards.progress_deadline_seconds), keys.questions, began_at=0 if resume is None else None)
     watch.hearers.append(faults.hear)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder, shown
@@ -87,7 +87,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
 
 def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
-        seats = (spec.shards.replicas, spec.workers.replicas, encryption(spec) != ONE_HOST, listening_workers(spec))
+        seats = (spec.shards.replicas, spec.workers.replicas, local_encryption(spec) != ONE_HOST, listening_workers(spec))
         return run_folder.make_keys(folder.path / "keys", *seats)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
@@ -138,7 +138,7 @@ def _verdict(backend: Backend, story: Story) -> str | None:
     now = time.time()
     failed = backend.failures.verdict(backend.watch.made, backend.watch.progress_at, now)
     restarted = any(shard.attempt > 1 for shard in (backend.status.shards if backend.status else ()))
-    unattached = never_attached(backend.watch, backend.children, restarted)
+    unattached = attach_verdict(backend.watch, backend.children, restarted)
     return failed or unattached or story.standing.verdict(backend.watch.coordinator, now)
 
 
@@ -191,7 +191,7 @@ def _listen(wake: asyncio.Event) -> list[int]:
     return seen
 
 
-def _conclude(request: Request, backend: Backend, recoveries: Sequence[Recovery], story: Story, result: str, seconds: float) -> int:
+def _conclude(request: Request, backend: Backend, recoveries: Sequence[FaultRecovery], story: Story, result: str, seconds: float) -> int:
     told, whole = backend.watch.coordinator, summary(backend, recoveries, result, seconds)
     story.record.close(backend, result, whole)
     if request.summary is not None:
@@ -221,13 +221,13 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[Recovery]
     late = lateness(backend.watch.told.values())
     if late:
         story.display.say(lateness_line(late))
-    for name, value in metrics(told).items():
+    for name, value in last_metrics(told).items():
         if name not in TOLD_ELSEWHERE:
             story.display.output(metric_line(name, value))
     return EXIT_DIVERGED if diverged else EXIT_DIFFER if told.get("drift") else EXIT_COMPLETE
 
 
-def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, seconds: float) -> dict[str, Any]:
+def summary(backend: Backend, recoveries: Sequence[FaultRecovery], result: str, seconds: float) -> dict[str, Any]:
     """The whole of a run. Counters are those last heard of each attempt of each shard; what died unheard is not in them."""
     watch, status = backend.watch, backend.status
     told = watch.coordinator
@@ -257,7 +257,7 @@ def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, secon
         "data_problem": told.get("dataProblem"),
         "buffers_differ": told.get("buffersDiffer"),
         "loss": told.get("loss"),
-        "metrics": metrics(told),
+        "metrics": last_metrics(told),
         "weights_sha256": told.get("weightsSha256"),
         "checkpoints": max(len(watch.manifests), int(numbers(told, "committed"))),
         "checkpoint": told.get("checkpoint"),
@@ -267,7 +267,7 @@ def summary(backend: Backend, recoveries: Sequence[Recovery], result: str, secon
     }
 
 
-def metrics(coordinator: Mapping[str, Any]) -> dict[str, float]:
+def last_metrics(coordinator: Mapping[str, Any]) -> dict[str, float]:
     """Numbers that the script reported, in the order in which it first did."""
     told = coordinator.get("metrics")
     return {str(name): numbers(told, name) for name in told} if isinstance(told, Mapping) else {}

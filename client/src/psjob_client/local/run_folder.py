@@ -211,7 +211,7 @@ def runs_in(runs: Path) -> Sequence[Path]:
 
 def newest_of(paths: Sequence[Path], job: str) -> Path | None:
     """The run of this job that was made last; None if there is none."""
-    return max((path for path in paths if job_of(path) == job), key=_created, default=None)
+    return max((path for path in paths if job_name_of(path) == job), key=_created, default=None)
 
 
 def is_run(path: Path) -> bool:
@@ -219,7 +219,7 @@ def is_run(path: Path) -> bool:
     return (path / "config.json").is_file() or (path / RUN).is_file()
 
 
-def job_of(path: Path) -> str:
+def job_name_of(path: Path) -> str:
     """Name of the job of which this is a run."""
     told = json_object(path / RUN) or json_object(path / "config.json")
     return str(told.get("job") or path.name)
@@ -267,7 +267,7 @@ class RunKeys:
         return path
 
 
-def encryption(spec: JobSpec) -> str:
+def local_encryption(spec: JobSpec) -> str:
     """Which streams of a run on this machine are encrypted, one of contract.ENCRYPTION."""
     return pods.encryption(spec, ONE_HOST)
 
@@ -381,7 +381,7 @@ def parse_logs(text: str, workers: int) -> frozenset[int]:
 
 
 @dataclass(frozen=True)
-class ResumeSource:
+class ResumedRun:
     """A run to go on from, as the user named it."""
 
     said: str
@@ -391,7 +391,7 @@ class ResumeSource:
     """How to start anew."""
 
 
-def resumed(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
+def resume_source(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
     """Absolute path of the run's folder that `--resume` or else `spec` names, and the step of its checkpoint; None where neither does.
 
     Raises:
@@ -421,27 +421,27 @@ def resumed(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
     return source.path.absolute(), int(newest["step"])
 
 
-def _named(option: Path | None, spec: JobSpec) -> ResumeSource | None:
+def _named(option: Path | None, spec: JobSpec) -> ResumedRun | None:
     if option is not None:
-        return ResumeSource(f"--resume {option}", option, "start anew without --resume")
+        return ResumedRun(f"--resume {option}", option, "start anew without --resume")
     asked, anew = spec.checkpoint.resume_from, "start anew with --set spec.checkpoint.resumeFrom=null"
     if asked is None:
         return None
     if asked.run:
-        return ResumeSource(f"spec.checkpoint.resumeFrom.run: {asked.run}", Path(RUNS_FOLDER) / asked.run, anew)
+        return ResumedRun(f"spec.checkpoint.resumeFrom.run: {asked.run}", Path(RUNS_FOLDER) / asked.run, anew)
     said = f"spec.checkpoint.resumeFrom.job: {asked.job}"
     there = runs_in(Path(RUNS_FOLDER))
     newest = newest_of(there, asked.job or "")
     if newest is None:
-        jobs = _list(sorted({job_of(path) for path in there})) or "none"
+        jobs = _list(sorted({job_name_of(path) for path in there})) or "none"
         raise BadInput(
             f"{said}: no run of that job is in {Path(RUNS_FOLDER).absolute()} (jobs with runs there: {jobs}); "
             f"run it first, start in the folder that it was run in, or {anew}"
         )
-    return ResumeSource(said, newest, anew)
+    return ResumedRun(said, newest, anew)
 
 
-def _near(source: ResumeSource) -> str:
+def _near(source: ResumedRun) -> str:
     runs = [path for path in Path(RUNS_FOLDER).glob("*") if (path / "config.json").is_file()]
     if not runs:
         return f"there is no run in {Path(RUNS_FOLDER).absolute()}; start in the folder that the run was started in, or {source.instead}"
@@ -471,7 +471,7 @@ def _whole(path: Path) -> Mapping[str, Any] | None:
     return None if missing or said != hashlib.sha256(raw.encode()).hexdigest() else body
 
 
-def _must_fit(source: ResumeSource, manifest: Mapping[str, Any], spec: JobSpec) -> None:
+def _must_fit(source: ResumedRun, manifest: Mapping[str, Any], spec: JobSpec) -> None:
     if manifest.get("final") is True:
         raise BadInput(
             f"{source.said}: that run is complete (step {manifest.get('step')}); load {source.path / FINAL_WEIGHTS} in the script "

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.verbs import JobVerbs
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
-from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, Step, call
+from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, Step, verb_step
 from psjob_client.sdk.manifest import Train, build, checked, read
-from psjob_client.text import as_yaml
+from psjob_client.text import yaml_text
 from psjob_operator.api.status import Phase
 
 if TYPE_CHECKING:
@@ -473,9 +473,9 @@ class AsyncClient:
         assert job is not None
         ended = "is suspended" if job.phase == "Suspended" else f"ended as {job.phase}"
         why = f" ({f'{job.reason}: ' if job.reason else ''}{job.message})" if job.message else ""
-        resume = call("resume", job.id, job.namespace)  # a view names commands
+        resume = verb_step("resume", job.id, job.namespace)  # a view names commands
         said = Step(why.replace(resume.terminal, resume.python), why)
-        raise JobFailed(f"{job.id} {ended}", said, "; its logs say more: ", call("logs", job.id, job.namespace))
+        raise JobFailed(f"{job.id} {ended}", said, "; its logs say more: ", verb_step("logs", job.id, job.namespace))
 
 
 class AsyncJob:
@@ -491,7 +491,7 @@ class AsyncJob:
         """The PSTrainingJob as YAML, for a file, for Git, for `kubectl apply -f -`. Raises Conflict where it was not kept."""
         if self._manifest is None:
             raise Conflict(f"{self.id} kept no manifest; it was started by an older psjob")
-        return as_yaml(self._manifest)
+        return yaml_text(self._manifest)
 
     def save(self, path: str | Path) -> Path:
         """Write the manifest to a file; its path. Raises OSError where that cannot be written."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from psjob_client.jobs.verbs import job_of
+from psjob_client.jobs.verbs import checked_job
 from psjob_client.local.manifest import as_written, read_job
 from psjob_client.problems import BadInput, BadManifest, JobProblem
 from psjob_operator.contract import GROUP, KIND, VERSION
@@ -75,7 +75,7 @@ def build(
     made: dict[str, Any] = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
-        "metadata": {"name": name or named(what, unique=unique)},
+        "metadata": {"name": name or training_name(what, unique=unique)},
         "spec": {
             "training": {"mode": mode},
             "shards": {"replicas": shards},
@@ -87,7 +87,7 @@ def build(
 
 def checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest, if it is valid. Raises BadManifest with every problem."""
-    job_of(manifest)
+    checked_job(manifest)
     return dict(manifest)
 
 
@@ -99,7 +99,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise BadManifest(str(error)) from None
 
 
-def named(what: Train, *, unique: bool = True) -> str:
+def training_name(what: Train, *, unique: bool = True) -> str:
     """A name for a training: `train`, or `train-3fa2`, which is its own."""
     if isinstance(what, str | Path):
         base = Path(what).stem

@@ -56,7 +56,7 @@ class Choice:
     """Two sentences."""
 
 
-def choose(machine: Machine, size: float, current: str | None = None) -> Choice:
+def choose_strategy(machine: Machine, size: float, current: str | None = None) -> Choice:
     """The strategy of the least time for `size` bytes, or `current` while that takes at most HYSTERESIS longer.
 
     Raises NoWay, and ValueError where `current` cannot run.
@@ -124,7 +124,7 @@ def bad_pairs(routes: Routes) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Ring:
+class DeviceRing:
     """Devices by number, each once, and the lanes that each link of the ring has for it."""
 
     order: tuple[int, ...]
@@ -155,7 +155,7 @@ def widest_ring(n: int, width: Width) -> tuple[int, ...] | None:
     return found
 
 
-def disjoint_rings(n: int, lanes: Mapping[frozenset[int], int]) -> tuple[Ring, ...]:
+def lane_disjoint_rings(n: int, lanes: Mapping[frozenset[int], int]) -> tuple[DeviceRing, ...]:
     """Rings of all n devices that share no lane, those of the most lanes first, until those that are left make none.
 
     `lanes` counts those between each pair. Eight V100 with 24 NVLinks give a ring of 2 lanes and one of 1: the payload is divided 2:1.
@@ -164,10 +164,10 @@ def disjoint_rings(n: int, lanes: Mapping[frozenset[int], int]) -> tuple[Ring, .
     if n < 3:
         return ()  # out and back over one link is no ring
     left = dict(lanes)
-    rings: list[Ring] = []
+    rings: list[DeviceRing] = []
     while len(rings) < MOST_RINGS and (order := widest_ring(n, lambda i, j: left.get(frozenset((i, j)), 0))) is not None:
-        ring = Ring(order, 0)
-        ring = Ring(order, min(left[edge] for edge in ring.edges))
+        ring = DeviceRing(order, 0)
+        ring = DeviceRing(order, min(left[edge] for edge in ring.edges))
         for edge in ring.edges:
             left[edge] -= ring.lanes
         rings.append(ring)
@@ -231,12 +231,12 @@ def _ps(routes: Routes, size: float) -> Estimate:
         flows = _both([(i, j) for i in devices for j in devices if i != j])
         pace = routes.pace(flows)
         port = 2 * (n - 1) * pace.bandwidth
-        seconds = costs.colocated(size, n, port, pace.latency)
+        seconds = costs.colocated_seconds(size, n, port, pace.latency)
         return Estimate("ps", seconds, port, pace.latency, "2(1-1/n)·M/B + 2(n-1)α", devices, flows, "a shard beside each worker")
     flows = _both([(device, shard) for device in devices for shard in shards])
     pace = routes.pace(flows)
     worker, shard = len(shards) * pace.bandwidth, n * pace.bandwidth
-    seconds = costs.sharded(size, n, len(shards), worker, shard, pace.latency)
+    seconds = costs.sharded_seconds(size, n, len(shards), worker, shard, pace.latency)
     where = "servers" if machine.servers else "hosts' CPUs"
     note = f"{len(shards)} shard{'s' if len(shards) > 1 else ''} on {where}, push and pull both at once"
     return Estimate("ps", seconds, worker, pace.latency, "max(M/B, mM/(nB')) + 2max(m,n)α", devices, flows, note)
@@ -251,7 +251,7 @@ def _ps_one_device(routes: Routes, size: float) -> Estimate:
         pace = routes.pace(flows)
         port = (n - 1) * pace.bandwidth
         order = (root, *(device for device in devices if device != root))
-        seconds = costs.one_device(size, n, port, pace.latency)
+        seconds = costs.one_device_seconds(size, n, port, pace.latency)
         found.append(Estimate("ps-one-device", seconds, port, pace.latency, "2(n-1)(M/B + α)", order, flows, f"all to {root}"))
     return min(found, key=lambda given: given.seconds)
 
@@ -264,7 +264,7 @@ def _ps_cpu(routes: Routes, size: float) -> Estimate:
     flows = tuple((device, machine.cpus[0]) for device in machine.devices)
     pace = routes.pace(flows)
     link = n * pace.bandwidth
-    seconds = costs.one_cpu(size, n, link, pace.latency)
+    seconds = costs.one_cpu_seconds(size, n, link, pace.latency)
     return Estimate("ps-cpu", seconds, link, pace.latency, "2n(M/B + α)", machine.devices, flows, f"all to {machine.cpus[0]}")
 
 
@@ -274,14 +274,14 @@ def _ps_split(routes: Routes, size: float) -> Estimate:
     flows = tuple((i, j) for i in devices for j in devices if i != j)
     pace = routes.pace(flows)
     port = (n - 1) * pace.bandwidth
-    return Estimate("ps-split", costs.split(size, n, port, pace.latency), port, pace.latency, "2(n-1)(M/(nB) + α)", devices, flows)
+    return Estimate("ps-split", costs.split_seconds(size, n, port, pace.latency), port, pace.latency, "2(n-1)(M/(nB) + α)", devices, flows)
 
 
 def _ring(routes: Routes, size: float) -> Estimate:
     order = _ring_order(routes)
     flows = _around(order)
     pace = routes.pace(flows)
-    seconds = costs.ring(size, len(order), pace.bandwidth, pace.latency)
+    seconds = costs.ring_seconds(size, len(order), pace.bandwidth, pace.latency)
     return Estimate("ring", seconds, pace.bandwidth, pace.latency, "2(n-1)/n·M/B + 2(n-1)α", order, flows)
 
 
@@ -294,7 +294,7 @@ def _both_ways_ring(routes: Routes, size: float) -> Estimate:
     if len(rings) > 1 and all(ring.full for ring in rings) and (many := _together(routes, rings, 2)).bandwidth > pace.bandwidth:
         pace, order, note = many, rings[0].order, f"{len(rings)} rings, each both ways"
         flows = _both([flow for ring in rings for flow in _around(ring.order)])
-    seconds = costs.both_ways_ring(size, len(order), pace.bandwidth, pace.latency)
+    seconds = costs.both_ways_ring_seconds(size, len(order), pace.bandwidth, pace.latency)
     return Estimate("both-ways-ring", seconds, pace.bandwidth, pace.latency, "(n-1)/n·M/B + 2(n-1)α", order, flows, note)
 
 
@@ -305,7 +305,7 @@ def _double_ring(routes: Routes, size: float) -> Estimate:
     pace = _together(routes, rings, 1)
     whole = sum(ring.bandwidth for ring in rings)
     order = rings[0].order
-    seconds = costs.double_ring(size, len(order), [pace.bandwidth * ring.bandwidth / whole for ring in rings], pace.latency)
+    seconds = costs.double_ring_seconds(size, len(order), [pace.bandwidth * ring.bandwidth / whole for ring in rings], pace.latency)
     many = show_seconds(costs.ring_of_many(size, pace.bandwidth))
     payload = ":".join(f"{ring.bandwidth / min(ring.bandwidth for ring in rings):.3g}" for ring in rings)
     note = f"2M/B: {many}; payload {payload}; rings {' and '.join('-'.join(ring.order) for ring in rings)}"
@@ -327,7 +327,7 @@ def _levels(routes: Routes, size: float, order: tuple[str, ...]) -> Estimate:
     # The formula has one B and one α for all levels: the means that give the sum over them.
     bandwidth = len(paces) / sum(1 / pace.bandwidth for pace in paces)
     latency = sum(pace.latency for pace in paces) / len(paces)
-    return Estimate("tree", costs.tree(size, len(order), bandwidth, latency), bandwidth, latency, "2⌊log₂n⌋(M/B + α)", order, edges)
+    return Estimate("tree", costs.tree_seconds(size, len(order), bandwidth, latency), bandwidth, latency, "2⌊log₂n⌋(M/B + α)", order, edges)
 
 
 def _pipelined_tree(routes: Routes, size: float) -> Estimate:
@@ -344,7 +344,7 @@ def _double_tree(routes: Routes, size: float) -> Estimate:
 def _pipelined(routes: Routes, size: float, order: tuple[str, ...], strategy: str, flows: tuple[Flow, ...]) -> Estimate:
     pace = routes.pace(flows)
     chunks = costs.best_chunks(size, len(order), pace.bandwidth, pace.latency)
-    seconds = costs.pipelined_tree(size, len(order), pace.bandwidth, pace.latency, chunks=chunks)
+    seconds = costs.pipelined_tree_seconds(size, len(order), pace.bandwidth, pace.latency, chunks=chunks)
     formula = f"(2⌊log₂n⌋+c-1)(M/({'2cB' if strategy == 'double-tree' else 'cB'}) + α)"
     return Estimate(strategy, seconds, pace.bandwidth, pace.latency, formula, order, flows, f"c = {chunks}, root {order[0]}")
 
@@ -364,12 +364,12 @@ def _hierarchical(routes: Routes, size: float) -> Estimate:
         flows = _both([(leader, server) for leader in leaders for server in machine.servers])
         pace = routes.pace(flows)
         bandwidth = n * pace.bandwidth
-        across = costs.sharded(size, hosts, n, bandwidth, hosts * pace.bandwidth, pace.latency)
+        across = costs.sharded_seconds(size, hosts, n, bandwidth, hosts * pace.bandwidth, pace.latency)
     else:
         flows = _around(_ring_order(routes, leaders))
         pace = routes.pace(flows)
         bandwidth = pace.bandwidth
-        across = costs.ring(size, hosts, bandwidth, pace.latency)
+        across = costs.ring_seconds(size, hosts, bandwidth, pace.latency)
     hidden = show_seconds(costs.levels(inside, across, overlapped=True))
     note = f"{show_seconds(inside)} inside + {show_seconds(across)} across; {hidden} where they overlap"
     formula = f"trees inside + {'ps' if machine.servers else 'ring'} across"
@@ -449,7 +449,7 @@ def _lane_rings(routes: Routes) -> tuple[_LaneRing, ...]:
     direct = {frozenset(link.between): link for link in routes.machine.links if all(end in number for end in link.between)}
     lanes = {frozenset(number[end] for end in pair): link.lanes for pair, link in direct.items()}
     found = []
-    for ring in disjoint_rings(len(devices), lanes):
+    for ring in lane_disjoint_rings(len(devices), lanes):
         order = tuple(devices[i] for i in ring.order)
         links = [link for flow in _around(order) if (link := routes.direct(*flow)) is not None]
         bandwidth = min(link.bandwidth for link in links) * ring.lanes

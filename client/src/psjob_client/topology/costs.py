@@ -14,22 +14,22 @@ SMALLEST_CHUNK = 64 * 1024
 """Bytes: a pipeline is not cut finer, since a message's own work then costs more than its bytes."""
 
 
-def one_device(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def one_device_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """All gradients to one device and the sum back: 2(n-1)(α + M/B). The chapter's 30 + 30 ms. B: that device's port."""
     return 2 * (n - 1) * (latency + size / bandwidth)
 
 
-def one_cpu(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def one_cpu_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """All gradients to the CPU and the sum back: 2n(α + M/B). The chapter's 40 + 40 ms. B: the CPU's link, which all share."""
     return 2 * n * (latency + size / bandwidth)
 
 
-def split(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def split_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """Part i of n is summed on device i, all at once: 2(n-1)(α + M/(nB)). The chapter's 7.5 + 7.5 ms. B: each device's port."""
     return 2 * (n - 1) * (latency + size / (n * bandwidth))
 
 
-def ring(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def ring_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """Reduce-scatter and all-gather around a ring: 2(n-1)/n·M/B + 2(n-1)α. B: the slowest link of the ring.
 
     P. Patarasu, X. Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations*, 2009. The bandwidth term hardly grows
@@ -43,20 +43,20 @@ def ring_of_many(size: float, bandwidth: float) -> float:
     return 2 * size / bandwidth
 
 
-def both_ways_ring(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def both_ways_ring_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """Half of the bytes each way around: (n-1)/n·M/B + 2(n-1)α. The chapter's first exercise. B: each direction, both at once."""
-    return ring(size / 2, n, bandwidth, latency)
+    return ring_seconds(size / 2, n, bandwidth, latency)
 
 
-def double_ring(size: float, n: int, bandwidths: Sequence[float], latency: float = 0.0) -> float:
+def double_ring_seconds(size: float, n: int, bandwidths: Sequence[float], latency: float = 0.0) -> float:
     """Rings that share no link, each with its share of the bytes in proportion to its bandwidth: one ring over the sum of them.
 
     The chapter's NVLink decomposition (after Wang et al., *Blink*, 2018): 36 and 18 GB/s, payload 2:1.
     """
-    return ring(size, n, sum(bandwidths), latency)
+    return ring_seconds(size, n, sum(bandwidths), latency)
 
 
-def tree(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def tree_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """A binary tree up and down, the whole gradient at each of ⌊log₂ n⌋ levels: 2⌊log₂ n⌋(α + M/B). B: of each link to a child."""
     return 2 * tree_depth(n) * (latency + size / bandwidth)
 
@@ -73,7 +73,9 @@ def tree_one_way(size: float, n: int, bandwidth: float, latency: float = 0.0, *,
     return (tree_depth(n) + chunks - 1) * (latency + size / (chunks * bandwidth))
 
 
-def pipelined_tree(size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int | None = None, ports: int = 3) -> float:
+def pipelined_tree_seconds(
+    size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int | None = None, ports: int = 3
+) -> float:
     """A binary tree, c chunks one behind the other, sums still rising while the first ones come down: (2d + c - 1)(α + M/(cB))·k/p.
 
     d = ⌊log₂ n⌋ is the tree's depth. k/p is at least 1. A device with two children and a parent sends k = 3 chunks a step, and receives
@@ -104,7 +106,7 @@ def best_chunks(size: float, n: int, bandwidth: float, latency: float) -> int:
     return round(min(most, max(1.0, math.sqrt((2 * tree_depth(n) - 1) * size / busy)))) if busy > 0 else int(most)
 
 
-def sharded(size: float, workers: int, shards: int, worker: float, shard: float, latency: float = 0.0) -> float:
+def sharded_seconds(size: float, workers: int, shards: int, worker: float, shard: float, latency: float = 0.0) -> float:
     """A parameter server of its own machines: max(M/B_worker, m·M/(n·B_shard)) + 2·max(m, n)·α for m workers and n shards.
 
     Push and pull go both ways at once, block by block (Li et al., *Scaling Distributed Machine Learning with the Parameter Server*,
@@ -113,12 +115,12 @@ def sharded(size: float, workers: int, shards: int, worker: float, shard: float,
     return max(size / worker, workers * size / (shards * shard)) + 2 * max(workers, shards) * latency
 
 
-def colocated(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
+def colocated_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0) -> float:
     """A shard beside each of n workers: 2(1-1/n)·M/B + 2(n-1)·α, since 1/n of the keys is at home. B: each machine's port, each way."""
     return 2 * (n - 1) * (latency + size / (n * bandwidth))
 
 
-def chain(size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int = 1) -> float:
+def chain_seconds(size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int = 1) -> float:
     """Added from the first machine to the last and sent back, each of c chunks behind the one before: (2(n-1)+c-1)(M/(cB) + α)."""
     return (2 * (n - 1) + chunks - 1) * (latency + size / (chunks * bandwidth))
 

@@ -193,7 +193,7 @@ class Host(Model):
         return {"name": data, "devices": [data]} if isinstance(data, str) else data
 
 
-class Measured(Model):
+class MeasuredLink(Model):
     """What was measured between two ends: takes the place of their link's description; ends without one are held to it."""
 
     between: list[Name] = Field(min_length=2, max_length=2)
@@ -219,7 +219,7 @@ class Machine(Model):
     """Direct links."""
     total: Rate | None = None
     """Bytes a second of everything together, where one memory or bus carries it all."""
-    measured: list[Measured] = Field(default=[], max_length=MOST_LINKS)
+    measured: list[MeasuredLink] = Field(default=[], max_length=MOST_LINKS)
     """Figures that were measured, over those described."""
 
     @property
@@ -309,7 +309,7 @@ Resource = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """What a flow passes."""
 
     resources: tuple[Resource, ...]
@@ -343,7 +343,7 @@ class Routes:
             self._near[one].append(other)
             self._near[other].append(one)
         self._room: dict[Resource, float] = {}
-        self._ways: dict[str, dict[str, Way]] = {}
+        self._ways: dict[str, dict[str, Route]] = {}
 
     def pace(self, flows: Sequence[Flow]) -> Pace:
         """Of `flows` that all go at once and end together, so that the slowest one holds. Raises NoWay."""
@@ -354,7 +354,7 @@ class Routes:
             rate = min(rate, self.machine.total / len(flows))
         return Pace(rate, max(way.latency for way in ways))
 
-    def way(self, source: str, target: str) -> Way:
+    def way(self, source: str, target: str) -> Route:
         """From one end to another. Raises NoWay."""
         if source not in self._ways:
             self._ways[source] = self._from(source)
@@ -397,19 +397,19 @@ class Routes:
                     f"give what the links carry, such as --measured {one}:{self._near[one][0]}={show_rate(bandwidth).replace(' ', '')}"
                 )
 
-    def _from(self, source: str) -> dict[str, Way]:
+    def _from(self, source: str) -> dict[str, Route]:
         """Breadth first; among ways of as many links the widest, then the quickest."""
-        best: dict[str, tuple[float, float, Way]] = {source: (float("inf"), 0.0, Way((), 0.0))}
+        best: dict[str, tuple[float, float, Route]] = {source: (float("inf"), 0.0, Route((), 0.0))}
         edge = [source]
         while edge:
-            found: dict[str, tuple[float, float, Way]] = {}
+            found: dict[str, tuple[float, float, Route]] = {}
             for at in edge:
                 width, delay, way = best[at]
                 for other in self._near[at]:
                     if other in best:
                         continue
                     key, room, latency = self._step(at, other)
-                    reached = (min(width, room), delay - latency, Way((*way.resources, key), way.latency + latency))
+                    reached = (min(width, room), delay - latency, Route((*way.resources, key), way.latency + latency))
                     if other not in found or reached[:2] > found[other][:2]:
                         found[other] = reached
             best |= found
@@ -423,7 +423,7 @@ class Routes:
         self._room[key] = link.bandwidth * link.lanes
         return key, self._room[key], link.latency
 
-    def _held(self, source: str, target: str, way: Way) -> Way:
+    def _held(self, source: str, target: str, way: Route) -> Route:
         """`way`, and what was measured between two ends that have no link of their own."""
         pair = frozenset((source, target))
         if pair not in self._bound or pair in self._links:
@@ -431,7 +431,7 @@ class Routes:
         bandwidth, latency = self._bound[pair]
         key = (source, target, "measured")
         self._room[key] = bandwidth
-        return Way((*way.resources, key), way.latency if latency is None else latency)
+        return Route((*way.resources, key), way.latency if latency is None else latency)
 
 
 Described = dict[str, Any]

@@ -220,7 +220,7 @@ async def _run(
         try:
             async with asyncio.timeout(SECONDS):
                 history = await (await clients[place].place()).history(name, LINES_READ // runs)
-            return shown.run(place, job, history, axis, smoothing, points_each(runs))
+            return shown.run_data(place, job, history, axis, smoothing, points_each(runs))
         except JobProblem as said:
             problem = str(said)
         except TimeoutError:
@@ -303,7 +303,7 @@ def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
 
 
 @contextlib.contextmanager
-def opened(address: str) -> Iterator[Path]:
+def browser_opened(address: str) -> Iterator[Path]:
     """Opens `address` in a browser; the file that does is there meanwhile."""
     folder = Path(tempfile.mkdtemp(prefix="psjob-page-"))  # of mode 0700
     try:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from psjob_client.compare.outcome import STEPS, Comparison, SideOutcome, judged, smooth
-from psjob_client.compare.report import best, explained, rows
+from psjob_client.compare.outcome import STEPS, Comparison, SideOutcome, smooth, verdict_sentences
+from psjob_client.compare.report import best, explained, report_rows
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, SpanView
-from psjob_client.text import as_yaml
+from psjob_client.text import yaml_text
 
 Point = tuple[float, float, float]
 """(time, step, value)"""
@@ -30,7 +30,7 @@ def points_each(curves: int) -> int:
     return min(MOST, max(LEAST, ALL // max(1, curves)))
 
 
-def curve(points: Sequence[Point], axis: str, smoothing: float, most: int = MOST) -> dict[str, Any]:
+def curve_data(points: Sequence[Point], axis: str, smoothing: float, most: int = MOST) -> dict[str, Any]:
     """{"x", "y"} and, if `smoothing` is above 0, "smooth": the exponential mean with this weight of what came before.
 
     All points are smoothed, and then at most `most` are kept.
@@ -77,7 +77,7 @@ LONGEST = 200
 """Characters of a value."""
 
 
-def settings(manifest: Mapping[str, Any] | None) -> dict[str, str]:
+def hyperparameters(manifest: Mapping[str, Any] | None) -> dict[str, str]:
     """`training.mode`: async, `workers.replicas`: 4, `--lr`: 0.1, `env.SEED`: 3; the script and its flags first."""
     spec = (manifest or {}).get("spec")
     if not isinstance(spec, Mapping):
@@ -168,8 +168,8 @@ def detail(
     return {
         "until": now if job.active or job.ended is None else job.ended,
         "job": job.to_manifest() | {"seconds": job.seconds(now), "active": job.active, "manifest": None},
-        "settings": settings(job.manifest),
-        "manifest": as_yaml(job.manifest) if job.manifest else "",
+        "settings": hyperparameters(job.manifest),
+        "manifest": yaml_text(job.manifest) if job.manifest else "",
         "timeline": [span.to_manifest() for span in spans[-SPANS:]],
         "events": [event.to_manifest() for event in events[-EVENTS:]],
         "moreEvents": max(0, len(events) - EVENTS),
@@ -183,18 +183,18 @@ def curves(history: HistoryView, axis: str, smoothing: float, most: int) -> dict
     found = []
     for one in history.series:
         points = [(at - begin, float(step), value) for at, step, value in zip(one.times, one.steps, one.values, strict=True)]
-        found.append({"name": one.name, "count": len(points), "last": one.last, **curve(points, axis, smoothing, most)})
+        found.append({"name": one.name, "count": len(points), "last": one.last, **curve_data(points, axis, smoothing, most)})
     return {"complete": history.complete, "series": found}
 
 
-def run(place: int, job: JobView, history: HistoryView, axis: str, smoothing: float, most: int) -> dict[str, Any]:
+def run_data(place: int, job: JobView, history: HistoryView, axis: str, smoothing: float, most: int) -> dict[str, Any]:
     """One of several that are drawn over one another."""
-    return {"place": place, **row(job), "settings": settings(job.manifest), "problem": "", **curves(history, axis, smoothing, most)}
+    return {"place": place, **row(job), "settings": hyperparameters(job.manifest), "problem": "", **curves(history, axis, smoothing, most)}
 
 
 def comparison(found: Comparison, smoothing: float) -> dict[str, Any]:
     """What it comes to in a line, the table as words, its columns explained, the warnings, and a chart for each metric and axis."""
-    table = rows(found)
+    table = report_rows(found)
     names = list(dict.fromkeys(name for one in found.sides for name, points in one.curves.items() if len(points) > 1))
     most = points_each(len(found.sides))
     charts = [
@@ -203,7 +203,7 @@ def comparison(found: Comparison, smoothing: float) -> dict[str, Any]:
         for axis, label in ((TIME, f"time ({found.unit})"), (STEP, STEPS))
     ]
     return {
-        "name": found.name, "unit": found.unit, "about": dict(found.about), "manifest": found.manifest, "judged": judged(found),
+        "name": found.name, "unit": found.unit, "about": dict(found.about), "manifest": found.manifest, "judged": verdict_sentences(found),
         "head": table[0], "rows": table[1:], "best": best(found), "explained": explained(found),
         "sides": [
             {"title": one.title, "verdict": one.verdict, "result": one.result, "warnings": list(one.warnings), "command": one.command}
@@ -214,4 +214,4 @@ def comparison(found: Comparison, smoothing: float) -> dict[str, Any]:
 
 
 def _side(one: SideOutcome, name: str, axis: str, smoothing: float, most: int) -> Mapping[str, Any]:
-    return {"title": one.title, **curve(one.curves.get(name, ()), axis, smoothing, most)}
+    return {"title": one.title, **curve_data(one.curves.get(name, ()), axis, smoothing, most)}

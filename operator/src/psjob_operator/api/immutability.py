@@ -148,7 +148,7 @@ _STATUS = (
     ),
     _transition(
         "status",
-        "!has(self.shards) || self.shards.all(s, s.index >= 0 && s.index < self.shards.size())",
+        "!has(self.shards) || self.shards.all(s, s.index < self.shards.size() && s.replica == 0)",
         about="shards",
         limit="must hold each index from 0 once",
         remedy="write all entries, none beyond the last",

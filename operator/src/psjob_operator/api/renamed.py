@@ -31,6 +31,8 @@ FIELDS: Final = {
 }
 """Path of a field that has gone -> the sentence that names the new one."""
 VALUES: Final[dict[str, dict[str, str]]] = {
+    "spec.injection": {"auto": "Auto", "none": "None"},
+    "spec.shards.placement": {"spread": "Spread", "packed": "Packed", "colocated": "Colocated"},
     "spec.training.updateAt": {"server": "shard"},
 }
 """Path of a field -> its old values, each with the new one."""

@@ -34,28 +34,28 @@ _NAMES = (
         about="metadata.name",
     ),
 )
-APART = ("spread", "colocated")
+APART = ("Spread", "Colocated")
 """Placements that put the shards on several nodes."""
 _PLACEMENT = (
     FieldRule(
         "spec",
         lambda spec: (
-            spec["shards"].get("placement") != "colocated"
+            spec["shards"].get("placement") != "Colocated"
             or spec["workers"]["replicas"] < 1
             or spec["shards"]["replicas"] <= spec["workers"]["replicas"]
         ),
-        "must be at most spec.workers.replicas with spec.shards.placement: colocated",
+        "must be at most spec.workers.replicas with spec.shards.placement: Colocated",
         "shard i stands beside worker i; have fewer shards or more workers",
-        cel=f"!has(self.shards.placement) || self.shards.placement != 'colocated' || self.shards.replicas <= ({COUNTED})",
+        cel=f"!has(self.shards.placement) || self.shards.placement != 'Colocated' || self.shards.replicas <= ({COUNTED})",
         about="shards.replicas",
     ),
     FieldRule(
         "spec",
         lambda spec: spec["shards"].get("placement") not in APART or spec["shards"]["replicas"] < 2 or not one_mount(spec),
-        f"must not be spread or colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
+        f"must not be Spread or Colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " take a volume that all nodes mount, or leave placement out",
-        cel=f"!has(self.shards.placement) || self.shards.placement == 'packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
+        cel=f"!has(self.shards.placement) || self.shards.placement == 'Packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
         about="shards.placement",
     ),
 )

@@ -65,8 +65,8 @@ class JobSpec(Model):
     managed_by: str | None = None
     """Name of the controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator.
     Another value: this operator leaves the job alone."""
-    injection: Literal["auto", "none"] = "auto"
-    """auto: put the psjob library into the worker's image when the pod starts. none: the image has it installed."""
+    injection: Literal["Auto", "None"] = "Auto"
+    """Auto: put the psjob library into the worker's image when the pod starts. None: the image has it installed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -255,8 +255,8 @@ class ShardSet(Model):
 
     replicas: int
     """Number of shards; 1..256."""
-    placement: Literal["spread", "packed", "colocated"] | None = None
-    """Machines of the shards. spread: different ones, where there are enough. packed: few, where they have room. colocated: shard i runs
+    placement: Literal["Spread", "Packed", "Colocated"] | None = None
+    """Machines of the shards. Spread: different ones, where there are enough. Packed: few, where they have room. Colocated: shard i runs
     on the machine of worker i, and workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards that share a
     volume that only one node at a time can mount then run on one node."""
     template: dict[str, Any] | None = None

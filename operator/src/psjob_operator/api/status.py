@@ -52,12 +52,11 @@ class JobStatus(StatusModel):
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
     conditions: tuple[Condition, ...] = ()
-    """One entry a type. Of the phase: Ready, Reconciling, Stalled, Suspended, Complete, Failed. Of checkpoints: CheckpointReady. Of what is
-    wrong with a job that trains on: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
-    LearningRateHigh. Of others that write: Contended. These are absent until they were True once."""
+    """One entry a type: Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady. Of what is wrong with a job that trains
+    on, absent until it was True once: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
+    LearningRateHigh, Contended."""
     run: str | None = None
-    """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
-    gives no facts, only minimum numbers."""
+    """Identity of this training run: the job's uid. Names the folder of its checkpoints."""
     internal: Internal = Field(default_factory=lambda: Internal())
     """What the operator keeps for itself. It may change with any version: no client may rely on it."""
     shards: tuple[ShardStatus, ...] = ()
@@ -65,11 +64,15 @@ class JobStatus(StatusModel):
     roles: tuple[RoleStatus, ...] | None = None
     """Shards and workers, counted, one entry a role."""
     shards_ready: str | None = None
-    """Shards that serve, of those declared, such as 2/2. Text for a printer column; `roles` has the numbers."""
+    """Shards that serve, of those declared, such as 2/2. Text for a printer column."""
     workers: WorkersStatus = Field(default_factory=lambda: WorkersStatus())
     """The workers, counted; only those with a problem are named."""
+    replicas: Count | None = None
+    """Workers whose pod is there and has not ended."""
+    selector: str | None = None
+    """Label selector of the workers' pods."""
     workers_ready: str | None = None
-    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column; `roles` has the numbers."""
+    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column."""
     stages: tuple[StageStatus, ...] | None = None
     """One entry a stage of spec.stages, in their order; absent without stages."""
     stages_ready: str | None = None
@@ -132,32 +135,32 @@ class Internal(StatusModel):
     term: Number | None = None
     """Number of the present set of attempts; rises with every start of a shard."""
     placed_term: Number | None = None
-    """Term in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
+    """Term in which all shards last began together."""
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
+    """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
     pinned: Pinned | None = None
-    """What this run began with. All its pods and its config are made of it until the run ends, by every version of the operator."""
+    """What this run began with: all its pods and its config are made of it until it ends."""
 
 
 class Pinned(StatusModel):
     """What a run was begun with."""
 
     runtime_image: str | None = None
-    """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection none, and locally."""
+    """Image from which its pods copy the library. Absent with injection None, and locally."""
     config_format: Count | None = None
-    """Format of its config, and of everything else that the operator and its processes exchange."""
+    """Format of what the operator and its processes exchange."""
     wire: Count | None = None
     """Version of the frames between its processes."""
     container: str | None = None
     """Container of spec.workers.template that is trained in."""
     encryption: str | None = None
-    """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
+    """Which streams are encrypted: none, auto (between two hosts), tls (all). Absent: none."""
     templates: str | None = None
-    """Digest of its pod templates without labels, annotations and what places pods: those may change while it is suspended."""
+    """Digest of its pod templates without labels, annotations and placement."""
     resumed_from: str | None = None
-    """Run from whose last checkpoint it began, by spec.checkpoint.resumeFrom. Absent: it began anew."""
+    """Run from whose last checkpoint it began. Absent: it began anew."""
     key: Number | None = None
     """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed."""
 
@@ -167,6 +170,8 @@ class ShardStatus(StatusModel):
 
     index: Count
     """Number of the shard, from 0."""
+    replica: Count = 0
+    """0: each shard has one process."""
     attempt: Number
     """Number of its present start, from 1; never goes back."""
     state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
@@ -229,16 +234,16 @@ class StageStatus(StatusModel):
     """Its workers that run or have succeeded, of those declared, such as 2/2."""
     step: Amount | None = None
     """Lowest complete step of its workers."""
-    delay: float | None = None
-    """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
-    idle: float | None = None
-    """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
+    staleness: float | None = None
+    """Updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
+    idle_fraction: float | None = None
+    """Mean part of the last 32 steps' time, 0..1, that its workers waited for other stages or shards."""
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
     peak_memory_bytes: Amount | None = None
     """The most bytes of RAM that one of its workers has held since its process began."""
     peak_device_bytes: Amount | None = None
-    """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
+    """The most bytes of tensors that one of its workers had on its CUDA device; absent without one."""
     waiting: str | None = None
     """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
     stages that wait say it."""
@@ -269,9 +274,9 @@ class Progress(StatusModel):
     """The mode in which it trains now."""
     loss: float | None = None
     """Last loss that the script reported; absent where it is not a number."""
-    rate: float | None = None
+    steps_per_second: float | None = None
     """Steps a second."""
-    eta: float | None = None
+    eta_seconds: float | None = None
     """Seconds until the last step, where the script reported how many there are."""
     codecs: str | None = None
     """Codecs between shard 0 and the workers, such as push int8, pull bf16; absent: none."""
@@ -303,10 +308,10 @@ class Recovery(StatusModel):
 
     cause: str
     """Why the first of the lost processes was started again."""
-    seconds: float
+    duration_seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
     steps_lost: Amount | None = None
-    """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
+    """Steps from the checkpoint to where training was. Absent in async and bounded."""
     updates_lost: Amount | None = None
     """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
     time: str
@@ -321,7 +326,7 @@ class Restarts(StatusModel):
     causes: dict[str, Count] = Field(default_factory=dict)
     """How many by cause, such as OOMKilled: 2."""
     counted: Count = 0
-    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits. What is lost together is one."""
+    """Failures that count against runPolicy.backoffLimit; 0 after ten minutes of commits. Losses at one time are one."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
     steps_lost: Amount = 0
@@ -335,7 +340,7 @@ class Restarts(StatusModel):
     last_incident: Incident | None = None
     """The failure that was counted last, with all processes that it befell."""
     by_process: tuple[ProcessRestarts, ...] = ()
-    """The eight shards and workers that were started again most often, most first. They show a process or a node that fails repeatedly."""
+    """The eight shards and workers that were started again most often, most first."""
 
 
 class Incident(StatusModel):

@@ -32,8 +32,8 @@ from psjob_operator.cluster.client import (
     SECRETS,
     SERVICES,
     ApiError,
-    Client,
-    Key,
+    JobKey,
+    KubernetesClient,
     ResourceKind,
     limit_words,
     limited,
@@ -67,8 +67,8 @@ ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
 _NEWS = frozenset({"phase", "observedGeneration", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
-_KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
-"""Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
+_KEYS = {"conditions": (("type",), "status"), "shards": (("index", "replica"), "attempt")}
+"""Lists whose entries are told apart by the first fields; what a newer operator adds to one holds while the last stays, too."""
 _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
 """What is replaced whole when it changes: parts of another moment do not belong to it."""
 CONTROLLER = "psjob.dev/operator"
@@ -103,7 +103,7 @@ class Apply:
 
     def __init__(
         self,
-        client: Client,
+        client: KubernetesClient,
         store: JobStore,
         own_key: OperatorKey,
         shard_user: int | None = NOBODY,
@@ -181,7 +181,7 @@ class Apply:
             await self._client.delete(PODS, observed.namespace, action.name, action.uid, action.grace_seconds)
         except ApiError as error:
             return error
-        self._store.dismiss(Key(observed.namespace, observed.name), action.uid)
+        self._store.dismiss(JobKey(observed.namespace, observed.name), action.uid)
         return None
 
     async def _create_all(
@@ -413,7 +413,7 @@ def _where(observed: ObservedState) -> dict[str, str]:
     return {"job": f"{observed.namespace}/{observed.name}", "uid": observed.uid}
 
 
-async def write_status(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
+async def write_status(client: KubernetesClient, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
     """Store `change` (of `difference`) if the job is still as `job` says; answers the object as stored.
 
     Raises ApiError: 409 where it has changed, 404 where it has gone, 422 where a rule of the schema refuses it.
@@ -422,7 +422,7 @@ async def write_status(client: Client, job: JobEntry, change: Mapping[str, Any])
     return await client.patch_status(JOBS, job.namespace, job.name, body)
 
 
-def difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
+def status_difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
     """The merge patch from the stored status to the wanted one; empty where nothing differs.
 
     What only a newer operator knows, or what cannot be read, is left as it is.
@@ -453,16 +453,23 @@ def _kept(stored: Mapping[str, Any], known: Mapping[str, Any], wanted: Mapping[s
     return made
 
 
-def _entries(stored: list[Any], known: list[Any], wanted: list[Any], name: str, same: str) -> list[Any]:
+def _entries(stored: list[Any], known: list[Any], wanted: list[Any], names: tuple[str, ...], same: str) -> list[Any]:
     """The same for a list: entries that were not understood stand behind the others."""
-    before = {entry[name]: entry for entry in stored if isinstance(entry, Mapping) and isinstance(entry.get(name), str | int)}
-    understood = {entry[name]: entry for entry in known}
+    before = {key: entry for entry in stored if isinstance(entry, Mapping) and (key := _key(entry, names)) is not None}
+    understood = {_key(entry, names): entry for entry in known}
     made = []
     for entry in wanted:
-        old = before.pop(entry[name], {})
-        alike = entry[name] in understood and old.get(same) == entry[same]
-        made.append(_kept(old, understood[entry[name]], entry) if alike else entry)
+        key = _key(entry, names)
+        old = before.pop(key, {}) if key is not None else {}
+        alike = key in understood and old.get(same) == entry[same]
+        made.append(_kept(old, understood[key], entry) if alike else entry)
     return [*made, *(entry for key, entry in before.items() if key not in understood)]
+
+
+def _key(entry: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """What tells an entry from the others; None where it lacks a part of that."""
+    found = tuple(entry.get(name) for name in names)
+    return found if all(isinstance(value, str | int) for value in found) else None
 
 
 def tells_news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
@@ -502,7 +509,7 @@ class EventRecorder:
     One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
     """
 
-    def __init__(self, client: Client, instance: str, busy: Callable[[], bool]) -> None:
+    def __init__(self, client: KubernetesClient, instance: str, busy: Callable[[], bool]) -> None:
         self._client = client
         self._instance = instance
         self._busy = busy

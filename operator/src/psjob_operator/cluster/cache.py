@@ -21,10 +21,10 @@ from psjob_operator.api.spec import JobSpec, with_replicas
 from psjob_operator.api.status import unix
 from psjob_operator.api.validate import LARGEST_SPEC
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.client import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, Client, Key, ResourceKind
+from psjob_operator.cluster.client import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, JobKey, KubernetesClient, ResourceKind
 from psjob_operator.plan.objects import text_digest
 from psjob_operator.plan.observed_state import Process, Refusal
-from psjob_operator.render import resolves, rules
+from psjob_operator.render import policy_rules, resolves
 from psjob_operator.render.objects import CONFIG_FILE, LABEL_JOB
 
 _TOMBSTONES = 20_000
@@ -115,7 +115,7 @@ View = JobEntry | Child | pods.PodView
 class _Entry:
     uid: str
     version: int
-    job: Key
+    job: JobKey
     view: View
 
 
@@ -125,24 +125,24 @@ class JobStore:
     def __init__(self, tails: bool = True) -> None:
         """`tails`: of scrub.told."""
         self.tails = tails
-        self._entries: dict[ResourceKind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
-        self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
+        self._entries: dict[ResourceKind, dict[JobKey, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
+        self._of_job: dict[ResourceKind, dict[JobKey, set[JobKey]]] = {kind: defaultdict(set) for kind in CHILDREN}
         self._gone: OrderedDict[str, int | None] = OrderedDict()
-        self._farewells: dict[Key, Process] = {}
-        self._removed: dict[Key, dict[tuple[str, int], Process]] = {}
-        self._tallies: dict[Key, PodTally] = {}
+        self._farewells: dict[JobKey, Process] = {}
+        self._removed: dict[JobKey, dict[tuple[str, int], Process]] = {}
+        self._tallies: dict[JobKey, PodTally] = {}
 
-    def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
+    def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> JobKey | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
         metadata = raw["metadata"]
         uid, version = metadata["uid"], int(metadata["resourceVersion"])
         if not self._rises(uid, version):
             return None
-        place = Key(metadata["namespace"], metadata["name"])
+        place = JobKey(metadata["namespace"], metadata["name"])
         known = self._entries[kind].get(place)
         if known is not None and known.version >= version:
             return None
-        job = place if kind == JOBS else Key(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
+        job = place if kind == JOBS else JobKey(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
         view = self._view(kind, raw)
         if known is not None and known.job == job and known.view == view:
             self._entries[kind][place] = _Entry(uid, version, job, known.view)
@@ -164,11 +164,11 @@ class JobStore:
             self._of_job[kind][job].add(place)
         return job
 
-    def remove(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
+    def remove(self, kind: ResourceKind, raw: Mapping[str, Any]) -> JobKey | None:
         """An object has gone; answers the job it concerned."""
         metadata = raw["metadata"]
         self._bury(metadata["uid"], int(metadata["resourceVersion"]) if "resourceVersion" in metadata else None)
-        place = Key(metadata["namespace"], metadata["name"])
+        place = JobKey(metadata["namespace"], metadata["name"])
         known = self._entries[kind].get(place)
         if known is None or known.uid != metadata["uid"]:
             return None
@@ -177,12 +177,12 @@ class JobStore:
         self._drop(kind, place)
         return known.job
 
-    def sweep(self, kind: ResourceKind, namespace: str, present: Collection[str], version: int, job: Key | None = None) -> set[Key]:
+    def sweep(self, kind: ResourceKind, namespace: str, present: Collection[str], version: int, job: JobKey | None = None) -> set[JobKey]:
         """A whole list of a kind, of one namespace or (empty) of all, or of one job's children, was put: what is not in it has gone.
 
         `present`: the uids in it; `version`: its resourceVersion. Answers the jobs for which this was news. Younger entries stay.
         """
-        news: set[Key] = set()
+        news: set[JobKey] = set()
         for place, entry in list(self._entries[kind].items()) if job is None else self._entries_of(kind, job):
             inside = not namespace or place.namespace == namespace
             if inside and entry.uid not in present and entry.version <= version:
@@ -192,32 +192,32 @@ class JobStore:
                 news.add(entry.job)
         return news
 
-    def job(self, key: Key) -> JobEntry | None:
+    def job(self, key: JobKey) -> JobEntry | None:
         """The job of this name."""
         entry = self._entries[JOBS].get(key)
         return entry.view if entry is not None and isinstance(entry.view, JobEntry) else None
 
-    def jobs(self) -> list[Key]:
+    def jobs(self) -> list[JobKey]:
         """The keys of all jobs."""
         return list(self._entries[JOBS])
 
-    def pods(self, key: Key) -> list[pods.PodView]:
+    def pods(self, key: JobKey) -> list[pods.PodView]:
         """The job's pods, by name."""
         return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
 
-    def tally(self, key: Key) -> PodTally:
+    def tally(self, key: JobKey) -> PodTally:
         """How many pods the job has, in which state."""
         return self._tallies.get(key) or PodTally()
 
-    def farewell(self, key: Key) -> Process | None:
+    def farewell(self, key: JobKey) -> Process | None:
         """The last shard 0 of this job that had ended when its pod was removed."""
         return self._farewells.get(key)
 
-    def removed(self, key: Key) -> tuple[Process, ...]:
+    def removed(self, key: JobKey) -> tuple[Process, ...]:
         """The newest process of each seat of this job whose pod was removed, as it last was."""
         return tuple(self._removed.get(key, {}).values())
 
-    def children(self, kind: ResourceKind, key: Key) -> list[Child]:
+    def children(self, kind: ResourceKind, key: JobKey) -> list[Child]:
         """The job's children of this kind that are no pods, by name."""
         return [view for view in self._children(kind, key) if isinstance(view, Child)]
 
@@ -225,13 +225,13 @@ class JobStore:
         """How many objects of each kind are known."""
         return {kind.plural: len(entries) for kind, entries in self._entries.items()}
 
-    def _children(self, kind: ResourceKind, key: Key) -> list[View]:
+    def _children(self, kind: ResourceKind, key: JobKey) -> list[View]:
         return [self._entries[kind][place].view for place in sorted(self._of_job[kind].get(key, ()))]
 
-    def _entries_of(self, kind: ResourceKind, key: Key) -> list[tuple[Key, _Entry]]:
+    def _entries_of(self, kind: ResourceKind, key: JobKey) -> list[tuple[JobKey, _Entry]]:
         return [(place, self._entries[kind][place]) for place in self._of_job[kind].get(key, ())]
 
-    def _remember(self, job: Key, view: View) -> None:
+    def _remember(self, job: JobKey, view: View) -> None:
         """A pod that ends and is removed between two turns leaves its last words here."""
         process = view.process if isinstance(view, pods.PodView) else None
         if process is not None and self.job(job) is not None:
@@ -242,7 +242,7 @@ class JobStore:
         if process is not None and (process.role, process.index) == ("shard", 0) and process.exit is not None:
             self._farewells[job] = process
 
-    def _drop(self, kind: ResourceKind, place: Key) -> None:
+    def _drop(self, kind: ResourceKind, place: JobKey) -> None:
         entry = self._entries[kind].pop(place)
         if kind == JOBS:
             self._farewells.pop(place, None)
@@ -258,7 +258,7 @@ class JobStore:
                 if not tally.there:
                     del self._tallies[entry.job]
 
-    def dismiss(self, key: Key, uid: str) -> None:
+    def dismiss(self, key: JobKey, uid: str) -> None:
         """A removed pod of this job was deleted again, to be sure: nothing need be done about it any more."""
         seats = self._removed.get(key, {})
         for seat in [seat for seat, process in seats.items() if process.uid == uid]:
@@ -283,13 +283,13 @@ class JobStore:
 
 
 async def read_list(
-    client: Client, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: Key | None = None
-) -> tuple[set[Key], int]:
+    client: KubernetesClient, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: JobKey | None = None
+) -> tuple[set[JobKey], int]:
     """Reads a whole list into the store, a page at a time: of 10,000 pods no more than a page is held as it came.
 
     Answers the jobs for which it was news, and the list's resourceVersion. Raises ApiError; what was read before it stays.
     """
-    news: set[Key] = set()
+    news: set[JobKey] = set()
     present: set[str] = set()
     version = 0
     async for page in client.pages(kind, namespace, labels):
@@ -372,7 +372,7 @@ def _config(raw: Mapping[str, Any]) -> Child:
 
 
 def _policy(raw: Mapping[str, Any]) -> Child:
-    return dataclasses.replace(_child(raw), digest=rules(raw.get("spec") or {}))
+    return dataclasses.replace(_child(raw), digest=policy_rules(raw.get("spec") or {}))
 
 
 _PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {

@@ -36,7 +36,7 @@ PAGE = 500
 CONNECT_SECONDS, WATCH_SECONDS, WATCH_SILENCE = 15.0, 600, 150.0
 
 
-class Key(NamedTuple):
+class JobKey(NamedTuple):
     """One job."""
 
     namespace: str
@@ -177,7 +177,7 @@ class _Nobody:
         return
 
 
-class Client:
+class KubernetesClient:
     """Get, list, create, apply, patch status, delete, and read a path: all answer the object as a dict or raise ApiError."""
 
     def __init__(

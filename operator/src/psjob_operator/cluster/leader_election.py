@@ -81,31 +81,31 @@ class Do(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Move:
+class LeaseMove:
     """`until` is when to decide again, where there is nothing to do before."""
 
     do: Do
     until: float = 0.0
 
 
-def decide(standing: Standing, now: float) -> Move:
+def decide(standing: Standing, now: float) -> LeaseMove:
     """Acquire or renew (both are a write), look, wait, or step down."""
     timing = standing.timing
     if standing.renewed_at is not None and not leads(standing, now):
-        return Move(Do.STEP_DOWN)
+        return LeaseMove(Do.STEP_DOWN)
     end = math.inf if standing.renewed_at is None else standing.renewed_at + timing.renew
     if now < standing.tried_at + timing.retry:
-        return Move(Do.WAIT, min(standing.tried_at + timing.retry, end))
+        return LeaseMove(Do.WAIT, min(standing.tried_at + timing.retry, end))
     if not standing.known:
-        return Move(Do.LOOK)
+        return LeaseMove(Do.LOOK)
     if standing.renewed_at is not None:
         due = standing.renewed_at + timing.retry
-        return Move(Do.WRITE) if now >= due else Move(Do.WAIT, min(due, end))
+        return LeaseMove(Do.WRITE) if now >= due else LeaseMove(Do.WAIT, min(due, end))
     free = free_at(standing)
     if now >= free:
-        return Move(Do.WRITE)
+        return LeaseMove(Do.WRITE)
     due = standing.looked_at + timing.retry
-    return Move(Do.LOOK) if now >= due else Move(Do.WAIT, min(due, free))
+    return LeaseMove(Do.LOOK) if now >= due else LeaseMove(Do.WAIT, min(due, free))
 
 
 def leads(standing: Standing, now: float) -> bool:
@@ -146,12 +146,12 @@ def wrote(standing: Standing, lease: Lease, sent_at: float, now: float) -> Stand
     return replace(standing, lease=lease, known=True, seen_at=now, looked_at=now, renewed_at=sent_at, tried_at=-math.inf)
 
 
-def lost(standing: Standing) -> Standing:
+def lease_lost(standing: Standing) -> Standing:
     """Another write came before ours: look anew, at once."""
     return replace(standing, known=False, looked_at=-math.inf)
 
 
-def failed(standing: Standing, now: float) -> Standing:
+def renewal_failed(standing: Standing, now: float) -> Standing:
     """A call brought no answer, or no use: it may have been carried out."""
     return replace(standing, tried_at=now)
 

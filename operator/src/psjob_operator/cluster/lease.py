@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from psjob_operator.cluster import leader_election
-from psjob_operator.cluster.client import LEASES, ApiError, Client, risen_version
+from psjob_operator.cluster.client import LEASES, ApiError, KubernetesClient, risen_version
 from psjob_operator.cluster.leader_election import Do, Lease, Standing, Timing
 
 ALONE_SECONDS = 30.0
@@ -29,7 +29,7 @@ class Candidate:
     """One of several operators. `run` campaigns; `check` is called before each write."""
 
     def __init__(
-        self, client: Client, namespace: str, name: str, me: str, timing: Timing, clock: Callable[[], float] = time.monotonic
+        self, client: KubernetesClient, namespace: str, name: str, me: str, timing: Timing, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._client = client
         self._namespace, self._name = namespace, name
@@ -75,7 +75,7 @@ class Candidate:
                 await _end(running)
             await self._give_back()
 
-    async def _move(self, move: leader_election.Move) -> None:
+    async def _move(self, move: leader_election.LeaseMove) -> None:
         if move.do is Do.STEP_DOWN:
             late = self._standing.timing.renew
             _log.warning("%s", f"{self._where} was not renewed for {late:g} s; this operator stops its turns")
@@ -136,13 +136,13 @@ class Candidate:
         made = {"apiVersion": f"{LEASES.group}/{LEASES.version}", "kind": LEASES.kind, "metadata": {"name": self._name}, "spec": spec}
         return await self._client.create(LEASES, self._namespace, made)
 
-    async def _fail(self, move: leader_election.Move, error: ApiError | TimeoutError) -> None:
+    async def _fail(self, move: leader_election.LeaseMove, error: ApiError | TimeoutError) -> None:
         code = error.code if isinstance(error, ApiError) else 0
         if move.do is Do.WRITE and (code == 409 or (code == 404 and self._standing.lease is not None and self._standing.lease.version)):
-            self._standing = leader_election.lost(self._standing)
+            self._standing = leader_election.lease_lost(self._standing)
             return
         now = self._clock()
-        self._standing = leader_election.failed(self._standing, now)
+        self._standing = leader_election.renewal_failed(self._standing, now)
         if code not in (403, 404, 405, 422):
             _log.warning("%s could not be reached: %s", self._where, str(error) or "no answer in time")
             return

@@ -30,14 +30,25 @@ from aiohttp import web
 
 from psjob_operator.cluster import reconcile
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.client import AGENT, JOBS, LEASES, OPTIONAL, WATCHED, ApiError, Client, Limits, ResourceKind, load_configuration
+from psjob_operator.cluster.client import (
+    AGENT,
+    JOBS,
+    LEASES,
+    OPTIONAL,
+    WATCHED,
+    ApiError,
+    KubernetesClient,
+    Limits,
+    ResourceKind,
+    load_configuration,
+)
 from psjob_operator.cluster.leader_election import Timing
 from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.metrics import CONTENT_TYPE, Meter, Sources
 from psjob_operator.cluster.observe import Settings
 from psjob_operator.cluster.operator_key import KeySecret, OperatorKey, default_file
 from psjob_operator.cluster.queue import NEAR, Queue, urgency
-from psjob_operator.cluster.watch import Places, Relist, Watch, WatchCallbacks, watch_jobs
+from psjob_operator.cluster.watch import KindWatch, Places, Relist, WatchCallbacks, watch_jobs
 from psjob_operator.render import NOBODY, Peer
 
 DEEPEST_OBJECT = 10_000
@@ -110,7 +121,7 @@ async def run(options: Options) -> int:
     gc.collect()
     gc.freeze()  # what was imported stays, and need not be looked through again and again
     meter = Meter()
-    client = Client(configuration, options.limits, AGENT, observer=meter)
+    client = KubernetesClient(configuration, options.limits, AGENT, observer=meter)
     async with _candidate(options, meter) as candidate:
         if candidate is not None:
             client.before_write = candidate.check
@@ -134,7 +145,7 @@ class Parts:
     """The parts of one operator, which `_start` makes and `_serve` runs."""
 
     options: Options
-    client: Client
+    client: KubernetesClient
     store: JobStore
     queue: Queue
     reconciler: reconcile.Reconciler
@@ -151,7 +162,7 @@ class Parts:
 
 
 async def _start(
-    options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
+    options: Options, client: KubernetesClient, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
 ) -> int:
     store = JobStore(options.log_tails)
     queue = Queue(rank=lambda key: urgency(store, key))
@@ -184,7 +195,7 @@ async def _candidate(options: Options, meter: Meter) -> AsyncIterator[Candidate 
     if options.lease is None:
         yield None
         return
-    client = Client(await load_configuration(options.kubeconfig), Limits(), f"{AGENT}/leader-election", observer=meter)
+    client = KubernetesClient(await load_configuration(options.kubeconfig), Limits(), f"{AGENT}/leader-election", observer=meter)
     try:
         me = f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
         yield Candidate(client, options.lease.namespace, options.lease.name, me, options.lease.timing)
@@ -213,7 +224,7 @@ async def _serve(parts: Parts) -> int:
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(parts)), name="ready"))
         heard, read = _counted(meter.heard, relist.heard), _counted(meter.relisted, relist.read)
         ours += [
-            asyncio.create_task(Watch(client, read, heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}")
+            asyncio.create_task(KindWatch(client, read, heard, kind, place, relist.may, relist.refused).run(), name=f"watch-{kind.plural}")
             for kind in parts.kinds
             if kind != JOBS
             for place in parts.places.all
@@ -436,7 +447,7 @@ class CheckOptions:
 
 async def check_installation(asked: CheckOptions) -> list[str]:
     """What was found, a sentence each. Raises ConnectError, and CheckFailed with the first thing that is wrong."""
-    client = Client(await load_configuration(asked.kubeconfig), Limits(), f"{AGENT}/check")
+    client = KubernetesClient(await load_configuration(asked.kubeconfig), Limits(), f"{AGENT}/check")
     try:
         async with asyncio.timeout(asked.seconds + 30):
             return [await _kind(client), await _jobs(client, asked.namespaces), await _lease(client, asked)]
@@ -470,14 +481,14 @@ def lease_holder(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     return str(spec["holderIdentity"])
 
 
-async def _kind(client: Client) -> str:
+async def _kind(client: KubernetesClient) -> str:
     if not await client.served(JOBS):
         name = f"{JOBS.plural}.{JOBS.group}"
         raise CheckFailed(f"the CRD {name} is not served; install it with the chart (crds.enabled=true) or kubectl apply -f crds/")
     return f"{JOBS.kind} is served as {JOBS.group}/{JOBS.version}"
 
 
-async def _jobs(client: Client, namespaces: tuple[str, ...]) -> str:
+async def _jobs(client: KubernetesClient, namespaces: tuple[str, ...]) -> str:
     count = 0
     for namespace in namespaces or ("",):
         async for page in client.pages(JOBS, namespace):
@@ -485,7 +496,7 @@ async def _jobs(client: Client, namespaces: tuple[str, ...]) -> str:
     return f"{count} jobs can be read in {', '.join(namespaces) or 'all namespaces'}"
 
 
-async def _lease(client: Client, asked: CheckOptions) -> str:
+async def _lease(client: KubernetesClient, asked: CheckOptions) -> str:
     if asked.lease is None:
         return "no Lease is asked for: leader election is off"
     namespace, name = asked.lease

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 import psjob_operator
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.api.status import unix
-from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, Key
+from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, JobKey
 
 Kind = Literal["counter", "gauge", "histogram"]
 JOB = ("namespace", "job")
@@ -361,7 +361,7 @@ PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 class JobReading:
     """A job as it is known now."""
 
-    key: Key
+    key: JobKey
     brief: Mapping[str, Any]
     """Of JobEntry."""
     status: Mapping[str, Any]
@@ -434,7 +434,7 @@ def _of_status(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(FAILURES, labels, restarts.get("counted", 0 if workers else None))
     page.set(STEPS_LOST, labels, restarts.get("stepsLost"))
     page.set(UPDATES_LOST, labels, restarts.get("updatesLost"))
-    page.set(LAST_RECOVERY, labels, _map(status, "lastRecovery").get("seconds"))
+    page.set(LAST_RECOVERY, labels, _map(status, "lastRecovery").get("durationSeconds"))
     page.set(INTERRUPTED, labels, _age(_map(status, "interruption").get("since"), now))
     page.set(CHECKPOINT_STEP, labels, kept.get("step"))
     page.set(CHECKPOINT_BYTES, labels, kept.get("bytes"))

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from psjob_operator.api.status import unix
 from psjob_operator.cluster.cache import STRANGER_SECONDS, Answer, Memory
-from psjob_operator.cluster.client import CHILDREN, CLAIMS, CORE_EVENTS, NODES, ApiError, Client
+from psjob_operator.cluster.client import CHILDREN, CLAIMS, CORE_EVENTS, NODES, ApiError, KubernetesClient
 from psjob_operator.cluster.pods import PodView, owner
-from psjob_operator.cluster.scrub import forms, scrub
+from psjob_operator.cluster.scrub import encoded_forms, scrub
 from psjob_operator.contract import STATUS_PORT
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.render.objects import LABEL_JOB
@@ -98,7 +98,7 @@ def joined_shard_0(progress: Mapping[str, Any] | None, worker: Process) -> bool:
 class Lookups:
     """One turn's questions; `again_at` is the earliest time at which one is due anew."""
 
-    def __init__(self, client: Client, namespace: str, memory: Memory, now: float, tails: bool = True) -> None:
+    def __init__(self, client: KubernetesClient, namespace: str, memory: Memory, now: float, tails: bool = True) -> None:
         """`tails`: of scrub.told."""
         self._tails = tails
         self._client = client
@@ -256,7 +256,7 @@ def _message(event: Mapping[str, Any], tails: bool) -> str:
     if event.get("reason") in _QUOTING:
         what, failed, _ = words.partition("failed: ")
         words = scrub(words) if tails else what + failed.rstrip(": ")
-    return " ".join(forms(words).split())
+    return " ".join(encoded_forms(words).split())
 
 
 def _event_time(event: Mapping[str, Any]) -> float:

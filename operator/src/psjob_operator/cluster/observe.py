@@ -25,7 +25,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import LARGEST_SPEC, too_large, validate_job
 from psjob_operator.cluster import node_loss
 from psjob_operator.cluster.cache import Child, JobEntry, JobStore, Memory, read_list
-from psjob_operator.cluster.client import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, Client, Key, ResourceKind
+from psjob_operator.cluster.client import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, JobKey, KubernetesClient, ResourceKind
 from psjob_operator.cluster.node_loss import Lookups
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, PROOF_HEADER, STATUS_BYTES, STATUS_PATH, STATUS_PORT
@@ -34,7 +34,7 @@ from psjob_operator.plan.objects import named_claim, volume
 from psjob_operator.plan.observed_state import Claim, Objects, ObservedState, Process, ResumeSource, Role
 from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.printable import printable
-from psjob_operator.render import LABEL_JOB, NOBODY, Peer, policy, resolves, rules, service
+from psjob_operator.render import LABEL_JOB, NOBODY, Peer, policy, policy_rules, resolves, service
 
 _NOTHING = object()
 PRUNINGS = 32
@@ -65,16 +65,16 @@ class Observation:
     """Uid of that pod."""
 
 
-async def refresh(client: Client, store: JobStore, key: Key) -> None:
+async def refresh(client: KubernetesClient, store: JobStore, key: JobKey) -> None:
     """Read the job's pods from the API server itself, so that absence may be believed."""
     await read_list(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
 async def observe(
-    client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, settings: Settings
+    client: KubernetesClient, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, settings: Settings
 ) -> Observation:
     """What is known of this job now."""
-    key = Key(job.namespace, job.name)
+    key = JobKey(job.namespace, job.name)
     views = store.pods(key)
     lookups = Lookups(client, job.namespace, memory, now, store.tails)
     shown = slow_and_shown(views, now)
@@ -145,7 +145,7 @@ class _Identity:
 
 async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec, askers: Sequence[Peer]) -> Objects:
     own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
-    key = Key(job.namespace, job.name)
+    key = JobKey(job.namespace, job.name)
     wanted = _Identity(job.name, job.namespace, job.uid, spec)
     headless = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)
     config = _mine(store, CONFIGS, key, objects.config_name(job.name), job.uid)
@@ -172,7 +172,7 @@ def _resume_source(store: JobStore, job: JobEntry, spec: JobSpec) -> ResumeSourc
     """The job that `spec` names to go on from, as the watch has it; not asked for once its run is pinned."""
     asked = spec.checkpoint.resume_from
     known = asked is None or asked.job is None or ((job.status.get("internal") or {}).get("pinned") or {}).get("resumedFrom")
-    other = None if asked is None or asked.job is None or known else store.job(Key(job.namespace, asked.job))
+    other = None if asked is None or asked.job is None or known else store.job(JobKey(job.namespace, asked.job))
     if other is None:
         return None
     # A status of another run, as a backup brings it, gives no facts.
@@ -181,16 +181,16 @@ def _resume_source(store: JobStore, job: JobEntry, spec: JobSpec) -> ResumeSourc
     return ResumeSource(run=run, checkpoint=bool(run and other.status.get("checkpoint")), volume=kept)
 
 
-def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) -> Child | None:
+def _mine(store: JobStore, kind: ResourceKind, key: JobKey, name: str, uid: str) -> Child | None:
     """The child of that name, where it is this job's and stays."""
     return next((child for child in store.children(kind, key) if child.name == name and child.owner == uid and not child.deleting), None)
 
 
 def _unguarded(store: JobStore, job: _Identity, askers: Sequence[Peer]) -> tuple[Role, ...]:
     """Roles without a NetworkPolicy of this job that lets in what it should."""
-    key, roles = Key(job.namespace, job.name), get_args(Role)
+    key, roles = JobKey(job.namespace, job.name), get_args(Role)
     there = {role: _mine(store, POLICIES, key, objects.policy_name(job.name, role), job.uid) for role in roles}
-    return tuple(role for role, it in there.items() if it is None or it.digest != rules(policy(job, role, askers)["spec"]))
+    return tuple(role for role, it in there.items() if it is None or it.digest != policy_rules(policy(job, role, askers)["spec"]))
 
 
 def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
@@ -274,45 +274,45 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Told:
+class ProgressAnswer:
     """What shard 0 said; None where it is out of reach, slow, too long or no JSON object. `problem`: why an answer is not believed."""
 
     status: Mapping[str, Any] | None = None
     problem: str = ""
 
 
-async def pull(session: aiohttp.ClientSession, ip: str, questions: bytes | None) -> Told:
+async def pull(session: aiohttp.ClientSession, ip: str, questions: bytes | None) -> ProgressAnswer:
     """Ask the process at this pod IP for its status, with the run's key `questions`; None: this operator has none yet."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
-        return Told()
+        return ProgressAnswer()
     if questions is None:
-        return Told()
+        return ProgressAnswer()
     host = f"[{address}]" if address.version == 6 else str(address)
     try:
         async with asyncio.timeout(SECONDS):
             return await _ask(session, f"http://{host}:{STATUS_PORT}", questions)
     except (TimeoutError, aiohttp.ClientError, OSError):
-        return Told()
+        return ProgressAnswer()
 
 
-async def _ask(session: aiohttp.ClientSession, base: str, questions: bytes) -> Told:
+async def _ask(session: aiohttp.ClientSession, base: str, questions: bytes) -> ProgressAnswer:
     """The challenge, then the question: over one connection, where the process keeps it."""
     async with session.get(base + CHALLENGE_PATH, allow_redirects=False) as reply:
         nonce = nonce_of(await bounded(reply.content)) if reply.status == 200 else ""
     if not nonce:
-        return Told()
+        return ProgressAnswer()
     proof = {PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, STATUS_PATH)}"}
     async with session.get(base + STATUS_PATH, headers=proof, allow_redirects=False) as reply:
         if reply.status == REFUSED:
-            return Told(problem=UNKNOWN_KEY)
+            return ProgressAnswer(problem=UNKNOWN_KEY)
         raw = await bounded(reply.content) if reply.status == 200 else None
         if raw is None:
-            return Told()
+            return ProgressAnswer()
         if not is_proven(questions, nonce, STATUS_PATH, raw, reply.headers.get(ANSWER_HEADER)):
-            return Told(problem=UNPROVEN)
-    return Told(parse_status(raw))
+            return ProgressAnswer(problem=UNPROVEN)
+    return ProgressAnswer(parse_status(raw))
 
 
 def nonce_of(raw: bytes | None) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psjob_operator import keys
-from psjob_operator.cluster.client import SECRETS, ApiError, Client
+from psjob_operator.cluster.client import SECRETS, ApiError, KubernetesClient
 
 ENTRY = "key"
 """Of the Secret."""
@@ -56,7 +56,7 @@ class OperatorKey:
         if self._secret is None:
             self._value = _read(self._file) or _made(self._file)
 
-    async def obtain(self, client: Client) -> None:
+    async def obtain(self, client: KubernetesClient) -> None:
         """Of the operator that takes turns: make the Secret where there is no key, and wait for the file where it was made before."""
         told, made_at = "", float("-inf")
         clock = asyncio.get_running_loop().time
@@ -75,7 +75,7 @@ class OperatorKey:
                 _log.warning("%s; no run begins until it has one", told)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _make(self, client: Client, secret: KeySecret) -> bytes | None:
+    async def _make(self, client: KubernetesClient, secret: KeySecret) -> bytes | None:
         """The key that was stored as the Secret; None where there is one already. Raises ApiError."""
         value = secrets.token_bytes(keys.SIZE)
         body = {

@@ -143,7 +143,7 @@ def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mappi
 def _exit(terminated: Mapping[str, Any] | None, tails: bool) -> Exit | None:
     if terminated is None:
         return None
-    message, log_tail = scrub.last_words(str(terminated.get("message") or ""), tails)
+    message, log_tail = scrub.last_log_words(str(terminated.get("message") or ""), tails)
     return Exit(
         code=int(terminated.get("exitCode", 0)),
         signal=int(terminated.get("signal") or 0),

@@ -18,7 +18,7 @@ from typing import Any
 
 from psjob_operator.api.status import TERMINAL
 from psjob_operator.cluster.cache import JobStore
-from psjob_operator.cluster.client import Key
+from psjob_operator.cluster.client import JobKey
 
 FAIR = 8
 """Each so many-th turn goes to the key that waits longest: a key with n older ones before it begins within FAIR * (n + 1) turns."""
@@ -40,32 +40,32 @@ class Queue:
         clock: Callable[[], float] = time.time,
         first_backoff: float = 0.5,
         max_backoff: float = 120.0,
-        rank: Callable[[Key], int] = lambda _: 0,
+        rank: Callable[[JobKey], int] = lambda _: 0,
     ) -> None:
         self._clock = clock
         self._rank = rank
         self._first_backoff = first_backoff
         self._max_backoff = max_backoff
-        self._ready: list[tuple[int, int, Key]] = []
+        self._ready: list[tuple[int, int, JobKey]] = []
         """A heap of (rank, arrival, key); it may hold stale entries."""
-        self._arrivals: deque[tuple[int, Key]] = deque()
+        self._arrivals: deque[tuple[int, JobKey]] = deque()
         """(arrival, key), the oldest first; it may hold stale entries."""
-        self._waiting: dict[Key, tuple[int, int]] = {}
+        self._waiting: dict[JobKey, tuple[int, int]] = {}
         """Rank and arrival of each key whose turn may begin."""
-        self._added: dict[Key, float] = {}
+        self._added: dict[JobKey, float] = {}
         """Since when each of these has waited."""
         self._numbers = itertools.count()
         self._taken = 0
-        self._running: set[Key] = set()
-        self._again: set[Key] = set()
+        self._running: set[JobKey] = set()
+        self._again: set[JobKey] = set()
         """Keys added while their turn ran."""
-        self._due: dict[Key, float] = {}
+        self._due: dict[JobKey, float] = {}
         """The earliest later time of each key; the heap may hold stale entries."""
-        self._heap: list[tuple[float, Key]] = []
-        self._failures: dict[Key, int] = {}
-        self._rests: dict[Key, float] = {}
+        self._heap: list[tuple[float, JobKey]] = []
+        self._failures: dict[JobKey, int] = {}
+        self._rests: dict[JobKey, float] = {}
         """Until when a key rests after its turn."""
-        self._gone: set[Key] = set()
+        self._gone: set[JobKey] = set()
         """Keys that were forgotten in their turn."""
         self._open = True
         self._changed = asyncio.Event()
@@ -83,7 +83,7 @@ class Queue:
         for known in (self._waiting, self._added, self._again, self._gone, self._due, self._failures, self._rests):
             known.clear()
 
-    def add(self, key: Key) -> None:
+    def add(self, key: JobKey) -> None:
         """Look at this job as soon as possible."""
         if not self._open:
             return
@@ -95,7 +95,7 @@ class Queue:
             self._rests.pop(key, None)
             self._wait(key, self._rank(key))
 
-    def _wait(self, key: Key, rank: int) -> None:
+    def _wait(self, key: JobKey, rank: int) -> None:
         known = self._waiting.get(key)
         if known is not None and known[0] <= rank:
             return
@@ -107,7 +107,7 @@ class Queue:
         heapq.heappush(self._ready, (rank, arrival, key))
         self._wake()
 
-    def add_at(self, key: Key, when: float) -> None:
+    def add_at(self, key: JobKey, when: float) -> None:
         """Look at this job at a unix time; an earlier time already asked for stays."""
         known = self._due.get(key)
         if not self._open or (known is not None and known <= when):
@@ -116,7 +116,7 @@ class Queue:
         heapq.heappush(self._heap, (when, key))
         self._wake()
 
-    def fail(self, key: Key, at_least: float = 0.0, at_most: float = math.inf) -> float:
+    def fail(self, key: JobKey, at_least: float = 0.0, at_most: float = math.inf) -> float:
         """A turn failed: look again after a delay that doubles with each failure in a row. Answers the delay."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
@@ -124,11 +124,11 @@ class Queue:
         self.add_at(key, self._clock() + delay)
         return delay
 
-    def succeed(self, key: Key) -> None:
+    def succeed(self, key: JobKey) -> None:
         """A turn went well: the next failure starts from the first delay."""
         self._failures.pop(key, None)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The job is gone: drop its later times and its failures."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
@@ -136,7 +136,7 @@ class Queue:
         if key in self._running:
             self._gone.add(key)
 
-    def take(self, most: int | None = None) -> Key | None:
+    def take(self, most: int | None = None) -> JobKey | None:
         """The next key whose turn may begin, or None; with `most` only one of at most that rank. Its turn ends with `done`."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
@@ -153,7 +153,7 @@ class Queue:
         self._running.add(chosen)
         return chosen
 
-    def _urgent(self, most: int | None) -> Key | None:
+    def _urgent(self, most: int | None) -> JobKey | None:
         while self._ready:
             rank, arrival, key = self._ready[0]
             stale = self._waiting.get(key) != (rank, arrival)
@@ -164,14 +164,14 @@ class Queue:
                 return key
         return None
 
-    def _oldest(self) -> Key | None:
+    def _oldest(self) -> JobKey | None:
         while self._arrivals:
             arrival, key = self._arrivals.popleft()
             if key in self._waiting and self._waiting[key][1] == arrival:
                 return key
         return None
 
-    def done(self, key: Key, rest: float = 0.0) -> None:
+    def done(self, key: JobKey, rest: float = 0.0) -> None:
         """The turn of this key is over; what comes in the next `rest` seconds is gathered into one turn after them."""
         self._running.discard(key)
         if rest > 0 and key not in self._gone:
@@ -181,7 +181,7 @@ class Queue:
             self._again.discard(key)
             self.add(key)
 
-    async def next(self, most: int | None = None) -> Key:
+    async def next(self, most: int | None = None) -> JobKey:
         """Wait for the next key, with `most` for one of at most that rank."""
         while True:
             key = self.take(most)
@@ -220,7 +220,7 @@ class Queue:
         return len(self._waiting) + len(self._running)
 
 
-def urgency(store: JobStore, key: Key) -> int:
+def urgency(store: JobStore, key: JobKey) -> int:
     """Of the job of this name, from RECOVERING to LATER."""
     job = store.job(key)
     if job is None or job.deleting or job.status.get("phase") in TERMINAL:

@@ -16,7 +16,7 @@ from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster import apply, observe
 from psjob_operator.cluster.apply import Apply
 from psjob_operator.cluster.cache import JobEntry, JobStore, Memory
-from psjob_operator.cluster.client import JOBS, ApiError, Client, Key
+from psjob_operator.cluster.client import JOBS, ApiError, JobKey, KubernetesClient
 from psjob_operator.cluster.metrics import JobReading, Meter, TurnResult
 from psjob_operator.cluster.observe import Settings
 from psjob_operator.cluster.operator_key import OperatorKey
@@ -48,7 +48,7 @@ class Reconciler:
 
     def __init__(
         self,
-        client: Client,
+        client: KubernetesClient,
         store: JobStore,
         queue: Queue,
         settings: Settings,
@@ -70,7 +70,7 @@ class Reconciler:
         self._own_key = own_key
         self._apply = Apply(client, store, own_key, settings.shard_user, self._busy, settings.askers)
         self.recorder = apply.EventRecorder(client, settings.instance, self._busy)
-        self._memories: dict[Key, Memory] = {}
+        self._memories: dict[JobKey, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
 
@@ -102,7 +102,7 @@ class Reconciler:
         """Does a job wait for its turn?"""
         return self._queue.waiting() > 0
 
-    async def _turn(self, key: Key) -> bool:
+    async def _turn(self, key: JobKey) -> bool:
         """One turn; whether acts are left, for which the next one is to begin at once."""
         job = self._store.job(key)
         if job is None:
@@ -164,19 +164,19 @@ class Reconciler:
     async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observation:
         return await observe.observe(self._client, self._store, job, memory, now, live, self._settings)
 
-    def _again(self, key: Key, now: float, *times: float | None) -> None:
+    def _again(self, key: JobKey, now: float, *times: float | None) -> None:
         """Look at this job at these times, whatever becomes of this turn."""
         for when in times:
             if when is not None:
                 self._queue.add_at(key, max(when, now + 0.05))
 
-    async def _settle(self, key: Key, job: JobEntry, decided: Plan, memory: Memory, now: float) -> bool:
+    async def _settle(self, key: JobKey, job: JobEntry, decided: Plan, memory: Memory, now: float) -> bool:
         """The last status write of a turn, if one is needed; then the Events that it tells of.
 
         False where the job has changed under us.
         """
         told = decided.intent
-        change = apply.difference(job.status, decided.status)
+        change = apply.status_difference(job.status, decided.status)
         if change and not (told or decided.actions or decided.events) and not apply.tells_news(job.status, change):
             due = (memory.wrote_at or 0.0) + DETAIL_SECONDS
             if now < due:
@@ -191,13 +191,13 @@ class Reconciler:
             self.recorder.record(job, decided.events, now)
             last = decided.status.last_recovery
             if last is not None and any(event.reason == RECOVERED for event in decided.events):
-                self._meter.recovered(last.cause, last.seconds)
+                self._meter.recovered(last.cause, last.duration_seconds)
         return True
 
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
         """Compare-and-swap; None where the job has changed or gone, after which it is looked at anew."""
-        key = Key(job.namespace, job.name)
-        change = apply.difference(job.status, decided.status)
+        key = JobKey(job.namespace, job.name)
+        change = apply.status_difference(job.status, decided.status)
         if not change:
             return job
         try:
@@ -227,7 +227,7 @@ class Reconciler:
             memory.unguarded = why
             words = f"the job continues without it, and other pods can reach its ports: {why}"
             self.recorder.record(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
-            _log.warning("%s", words, extra=self._where(Key(job.namespace, job.name)))
+            _log.warning("%s", words, extra=self._where(JobKey(job.namespace, job.name)))
 
     def _tell_kept(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
         """A job that has ended has a status that stands: an Event tells that it is not deleted, once for these words."""
@@ -236,7 +236,7 @@ class Reconciler:
             words = f"spec.runPolicy.ttlSecondsAfterFinished is over and the job cannot be deleted; it is tried again: {why}"
             self.recorder.record(job, [Event("Warning", "DeleteRefused", words)], now)
 
-    async def _reread(self, key: Key, job: JobEntry) -> None:
+    async def _reread(self, key: JobKey, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""
         try:
             self._store.put(JOBS, await self._client.get(JOBS, key.namespace, key.name))
@@ -246,7 +246,7 @@ class Reconciler:
             self._store.remove(JOBS, {"metadata": {"namespace": key.namespace, "name": key.name, "uid": job.uid}})
         self._queue.add(key)
 
-    def _want_progress(self, key: Key, memory: Memory, seen: observe.Observation, now: float) -> None:
+    def _want_progress(self, key: JobKey, memory: Memory, seen: observe.Observation, now: float) -> None:
         if not seen.address:
             return
         spec = seen.state.spec
@@ -260,7 +260,7 @@ class Reconciler:
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
 
-    async def _pull(self, key: Key, memory: Memory, address: str, spec: JobSpec) -> None:
+    async def _pull(self, key: JobKey, memory: Memory, address: str, spec: JobSpec) -> None:
         told = await observe.pull(self._session, address, self._own_key.questions(memory.uid))
         memory.progress, memory.progress_at = told.status, self._clock()
         if told.problem and told.problem != memory.progress_problem:
@@ -305,7 +305,7 @@ class Reconciler:
         for pull in self._pulls:
             pull.cancel()
 
-    def _where(self, key: Key) -> dict[str, str]:
+    def _where(self, key: JobKey) -> dict[str, str]:
         memory = self._memories.get(key)
         return {"job": str(key), "uid": memory.uid if memory is not None else ""}
 

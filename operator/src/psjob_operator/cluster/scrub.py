@@ -107,7 +107,7 @@ def _compiled(rules: tuple[tuple[str, int, str], ...]) -> tuple[tuple[re.Pattern
 _BY_FORM, _BY_NAME = _compiled(_FORMS), _compiled(_NAMED)
 
 
-def last_words(message: str, tails: bool = True) -> tuple[str, str]:
+def last_log_words(message: str, tails: bool = True) -> tuple[str, str]:
     """(termination message, tail of the log) as they may be shown. `tails`: False: no word of the process, only the fields of its JSON."""
     try:
         read = json.loads(message)
@@ -145,12 +145,12 @@ def _last(words: str) -> str:
 
 def scrub(text: str) -> str:
     """The text with REMOVED in place of what looks like a credential, or stands where one is named."""
-    text = forms(text)  # a private key is known by its first line, which a name before it would take away
+    text = encoded_forms(text)  # a private key is known by its first line, which a name before it would take away
     for _ in range(PASSES):
         before = text
         for pattern, instead in _BY_NAME:
             text = pattern.sub(instead, text)
-        text = forms(text)
+        text = encoded_forms(text)
         if text == before:
             break
     return text
@@ -158,10 +158,10 @@ def scrub(text: str) -> str:
 
 def sentence(text: str) -> str:
     """A sentence of the kubelet or the scheduler, as it may be shown."""
-    return forms(printable(text, LINE_ENDS))
+    return encoded_forms(printable(text, LINE_ENDS))
 
 
-def forms(text: str) -> str:
+def encoded_forms(text: str) -> str:
     """As `scrub`, by their form alone: for words of the kubelet, in which `token:` is not followed by one."""
     for pattern, instead in _BY_FORM:
         text = pattern.sub(instead, text)
@@ -174,7 +174,9 @@ def _clean(value: Any, tails: bool) -> Any:
     if isinstance(value, list):
         return [_clean(item, tails) for item in value]
     if isinstance(value, dict):
-        return {forms(printable(key)): REMOVED if tails and _tells(key, item) else _clean(item, tails) for key, item in value.items()}
+        return {
+            encoded_forms(printable(key)): REMOVED if tails and _tells(key, item) else _clean(item, tails) for key, item in value.items()
+        }
     return value
 
 

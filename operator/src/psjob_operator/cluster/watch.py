@@ -28,7 +28,17 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from psjob_operator.cluster.cache import JobStore, read_list
-from psjob_operator.cluster.client import JOBS, OPTIONAL, WATCHED, ApiError, Client, Key, ResourceKind, risen_version, watch_session
+from psjob_operator.cluster.client import (
+    JOBS,
+    OPTIONAL,
+    WATCHED,
+    ApiError,
+    JobKey,
+    KubernetesClient,
+    ResourceKind,
+    risen_version,
+    watch_session,
+)
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.render.objects import LABEL_JOB
 
@@ -199,12 +209,12 @@ def _locate(path: str) -> tuple[ResourceKind, str] | None:
     return None
 
 
-class Watch:
+class KindWatch:
     """One kind, in one namespace or (empty) in all."""
 
     def __init__(
         self,
-        client: Client,
+        client: KubernetesClient,
         read: Callable[[ResourceKind, str], Awaitable[int]],
         heard: Callable[[ResourceKind, str | None, Mapping[str, Any]], None],
         kind: ResourceKind,
@@ -278,7 +288,7 @@ class Relist:
 
     def __init__(
         self,
-        client: Client,
+        client: KubernetesClient,
         store: JobStore,
         queue: Queue,
         places: Places,
@@ -380,7 +390,7 @@ class Relist:
             self.synced.set()
             self._wake(set(self._store.jobs()))
 
-    def _wake(self, keys: set[Key]) -> None:
+    def _wake(self, keys: set[JobKey]) -> None:
         for key in sorted(keys):
             self._queue.add(key)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from psjob_operator.api.spec import JobSpec, LocalMode, Stage, SyncMode
 from psjob_operator.api.status import Pinned
-from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES, STATUS_PORT
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, GROUP, LEAST_SHARE_MEBIBYTES, STATUS_PORT
 from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsurePolicy, EnsureService
 from psjob_operator.plan.observed_state import ObservedState, Role
 
@@ -36,6 +36,11 @@ def hostname(job: str, role: Role, index: int) -> str:
 def service_name(job: str) -> str:
     """The headless Service under which shards are found."""
     return f"{job}-shards"
+
+
+def worker_selector(observed: ObservedState) -> str:
+    """Label selector of the pods of this run's workers, as text: of the labels that render.objects gives them."""
+    return f"{GROUP}/job-name={observed.name},{GROUP}/run={observed.uid},{GROUP}/role=worker"
 
 
 def shard_address(job: str, index: int) -> str:

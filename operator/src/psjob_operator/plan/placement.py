@@ -4,7 +4,7 @@ Shards that share a volume which one node can mount are one volume group, number
 (`status.internal.placedTerm`). Their pods' affinity names that number, so no new pod is drawn to the node of pods that end. The scheduler
 counts a terminating pod, and does not look again when it has gone (kubernetes#141354).
 
-With `spec.shards.placement: colocated` shard i and worker i are a pair. Of two that start together the worker goes where it can, and the
+With `spec.shards.placement: Colocated` shard i and worker i are a pair. Of two that start together the worker goes where it can, and the
 shard's pod requires the node of that worker's start. One that starts alone requires the node of the other as it is there. Affinity names
 role, index and number, so a pod that goes draws nothing to its node. Neither pod may wait for the other: where that could come about, both
 get new numbers.
@@ -39,7 +39,7 @@ Pair = tuple[Seat, Seat]
 def shares_volume(observed: ObservedState) -> bool:
     """The shards write to one volume that one node at a time can mount. A user's claim is taken for one until its modes are known:
     shards on one node work with every claim."""
-    if observed.spec.shards.placement == "colocated":  # they follow their workers; where there are several, no such volume is taken
+    if observed.spec.shards.placement == "Colocated":  # they follow their workers; where there are several, no such volume is taken
         return False
     if makes_claim(observed.spec):
         return not many_nodes(observed.spec.checkpoint.volume_claim_template)
@@ -88,13 +88,13 @@ def _leaving(seat: Seat) -> ProcessOutcome:
 
 def colocated(observed: ObservedState) -> bool:
     """Each shard stands beside the worker of its index."""
-    return observed.spec.shards.placement == "colocated"
+    return observed.spec.shards.placement == "Colocated"
 
 
 def placement_problem(observed: ObservedState) -> str:
     """Why the shards cannot be on several nodes, of what only the operator sees: the modes of the user's claim. Empty where they can."""
     spec, modes = observed.spec, observed.objects.modes
-    if spec.shards.placement not in ("spread", "colocated") or spec.shards.replicas < 2 or modes is None or "ReadWriteMany" in modes:
+    if spec.shards.placement not in ("Spread", "Colocated") or spec.shards.replicas < 2 or modes is None or "ReadWriteMany" in modes:
         return ""
     return (
         f"spec.shards.placement: {spec.shards.placement} puts shards on several nodes, and claim {named_claim(spec)} has the modes"

@@ -145,7 +145,7 @@ def pinned(state: JobState, afresh: bool) -> Pinned:
     if key == state.observed.key_taken and not state.observed.mounts(objects.key_secret_name(state.observed.name, state.observed.uid, key)):
         key += 1
     return Pinned(
-        runtime_image=kept.runtime_image or (state.observed.runtime_image or None if spec.injection == "auto" else None),
+        runtime_image=kept.runtime_image or (state.observed.runtime_image or None if spec.injection == "Auto" else None),
         config_format=kept.config_format or CONFIG_FORMAT,
         wire=kept.wire or WIRE,
         container=kept.container or (container_of(spec.workers.template, TRAINED) or {}).get("name"),

@@ -116,7 +116,9 @@ def describe(
             pinned=pods.pinned(state, decision.afresh),
         ),
         shards=_shards(state, decision),
-        roles=(_role("shard", state.shards, decision), _role("worker", state.workers, decision)),
+        roles=(_role("shard", state.shards, decision), workers := _role("worker", state.workers, decision)),
+        replicas=workers.active,
+        selector=None if state.observed.one_machine else objects.worker_selector(state.observed),
         shards_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.shards)}/{spec.shards.replicas}",
         workers=_workers(state, decision, troubles),
         workers_ready=f"{sum(seat.up and not decision.is_raised(seat) for seat in state.workers)}/{spec.workers.replicas}",
@@ -319,8 +321,8 @@ def _measured(name: str, ready: str, said: Mapping[str, Any], waits: bool) -> St
         name=name,
         workers_ready=ready,
         step=told_integer(said, "step"),
-        delay=None if delay is None or delay < 0 else round(delay, 2),
-        idle=None if idle is None else round(min(1.0, max(0.0, idle)), 3),
+        staleness=None if delay is None or delay < 0 else round(delay, 2),
+        idle_fraction=None if idle is None else round(min(1.0, max(0.0, idle)), 3),
         memory_bytes=told_integer(said, "rssBytes"),
         peak_memory_bytes=told_integer(said, "peakBytes"),
         peak_device_bytes=told_integer(said, "devicePeakBytes"),
@@ -458,7 +460,7 @@ def recovered(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
         if last.steps_lost is not None
         else f"{plural(last.updates_lost or 0, 'update')} lost"
     )
-    return (Event("Normal", RECOVERED, f"training continues {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
+    return (Event("Normal", RECOVERED, f"training continues {last.duration_seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
 
 
 def _begun(state: JobState, decision: RestartDecision) -> Interruption:
@@ -525,7 +527,7 @@ def _over(state: JobState, decision: RestartDecision, status: JobStatus, interru
     updates = 0 if together else max(updates, 0)
     last = Recovery(
         cause=interruption.cause,
-        seconds=round(max(0.0, resumed.at - (unix(interruption.since) or resumed.at)), 1),
+        duration_seconds=round(max(0.0, resumed.at - (unix(interruption.since) or resumed.at)), 1),
         steps_lost=steps if together else None,
         updates_lost=None if together else updates,
         time=stamp(resumed.at),

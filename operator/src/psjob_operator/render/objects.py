@@ -163,7 +163,7 @@ def policy(job: ConfigSource, role: Role, askers: Sequence[Peer]) -> Document:
     }
 
 
-def rules(spec: Mapping[str, Any]) -> str:
+def policy_rules(spec: Mapping[str, Any]) -> str:
     """Short name of what a policy's spec lets in. Fields that change nothing of that do not count."""
     decides = {key: spec.get(key) for key in _DECIDES}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]

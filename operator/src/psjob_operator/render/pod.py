@@ -38,7 +38,16 @@ from psjob_operator.render.objects import (
     labels,
     metadata,
 )
-from psjob_operator.render.shard import AFFINITY, NOBODY, container_security, folder, interpreter, merge, shard_template, variables
+from psjob_operator.render.shard import (
+    AFFINITY,
+    NOBODY,
+    container_security,
+    folder,
+    interpreter,
+    merge_templates,
+    shard_template,
+    variables,
+)
 
 CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
@@ -128,7 +137,7 @@ class Pods:
         containers = list(common.template["spec"]["containers"])
         trained = containers[common.position]
         # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
-        values = environment(self._job, process, trained.get("terminationMessagePath"))
+        values = pod_environment(self._job, process, trained.get("terminationMessagePath"))
         env = [*({"name": name, "value": value} for name, value in values.items()), *trained["env"]]
         containers[common.position] = {**trained, "env": env}
         first, *others = common.template["spec"]["initContainers"]
@@ -136,7 +145,7 @@ class Pods:
         host = objects.hostname(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
         if process.beside is not None:
-            spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {}, AFFINITY)
+            spec["affinity"] = merge_templates(beside(self._job, process.beside), spec.get("affinity") or {}, AFFINITY)
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -174,7 +183,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": objects.config_name(job.name)}}]
-    if job.spec.injection == "auto":
+    if job.spec.injection == "Auto":
         inject(spec, container, process.pinned.runtime_image or "", asks_nothing)
     else:
         spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]
@@ -182,7 +191,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
     return _Common(template, position)
 
 
-def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> dict[str, str]:
+def pod_environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> dict[str, str]:
     """What the process is told beyond the config, which is the same for all. `ending`: where the template has its last message read."""
     values = {
         contract.ENV_ROLE: process.role,

@@ -92,7 +92,7 @@ def shard_template(
     # A template that speaks of the whole pod, and a LimitRange, say what a container may have.
     if not asks_nothing and not (over.get("spec") or {}).get("resources"):
         base["spec"]["containers"][0]["resources"] = {"requests": _asked(laid)}
-    template: Document = merge(base, over)
+    template: Document = merge_templates(base, over)
     keep_restricted(template["spec"], interpreter(trained.get("command") or []).of_the_images_user)
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
@@ -115,13 +115,13 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     spec |= {name: worker[name] for name in INHERITED if worker.get(name) is not None}
     if worker.get("runtimeClassName") and not asks_devices(worker):
         spec["runtimeClassName"] = worker["runtimeClassName"]
-    if job.spec.shards.placement == "colocated":  # it has no other node to go to
+    if job.spec.shards.placement == "Colocated":  # it has no other node to go to
         spec["tolerations"] = tolerations(spec["tolerations"], copy.deepcopy(worker.get("tolerations") or []))
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
-    elif job.spec.shards.placement == "packed":
+    elif job.spec.shards.placement == "Packed":
         spec["affinity"] = _few_nodes(job)
-    if job.spec.shards.placement == "spread":
+    if job.spec.shards.placement == "Spread":
         spec["topologySpreadConstraints"] = [_many_nodes(job)]
     return spec
 
@@ -352,14 +352,14 @@ def _powerless(context: Document) -> Document:
     return context | {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def merge(base: Any, over: Any, at: str = "") -> Any:
+def merge_templates(base: Any, over: Any, at: str = "") -> Any:
     """`over` laid over `base`; neither is changed where they are objects. A null takes the field away. `at`: where in a pod template they
     stand, such as spec.containers[]; empty: the whole template."""
     if isinstance(base, dict) and isinstance(over, dict) and at not in ATOMIC:
         merged = {key: value for key, value in base.items() if key not in over or over[key] is not None}
         for key, value in over.items():
             if value is not None:
-                merged[key] = merge(base[key], value, f"{at}.{key}" if at else key) if key in base else value
+                merged[key] = merge_templates(base[key], value, f"{at}.{key}" if at else key) if key in base else value
         return merged
     if isinstance(base, list) and isinstance(over, list):
         if at in KEYED:
@@ -383,7 +383,7 @@ def _by_keys(base: list[Any], over: list[Any], at: str) -> list[Any]:
         if place is None:
             merged.append(item)
         else:
-            merged[place] = merge(merged[place], item, f"{at}[]")
+            merged[place] = merge_templates(merged[place], item, f"{at}[]")
     return merged
 
 

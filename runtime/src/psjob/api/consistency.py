@@ -108,7 +108,7 @@ class WeightDigests:
     def stepping(self, asked: Sequence[Mapping[str, Any]], clip: GradientClip) -> None:
         """The optimizer steps next with these hyperparameters, here or on the shards. Between steps a scheduler may be further on."""
         session, clock = self._session, self._session.clock
-        if self._together and (clock < SHORT or clock % EVERY == 0 or session.machine.cut_clock == clock):
+        if self._together and (clock < SHORT or clock % EVERY == 0 or session.machine.snapshot_clock == clock):
             groups = [_numbers(group) for group in asked[:GROUPS]]
             self._numbers = clock, [{**groups[0], CLIPPED: clip.norm or 0.0}, *groups[1:]] if groups else []
 
@@ -118,16 +118,16 @@ class WeightDigests:
             self._send([row for row in self._rows() if row[0] == FROZEN], 0, BEGIN)
         self._begun = True
 
-    def step_boundary(self, cut: bool) -> None:
-        """The script stands between two steps; `cut`: at the step of a checkpoint."""
+    def step_boundary(self, snapshot: bool) -> None:
+        """The script stands between two steps; `snapshot`: at the step of a checkpoint."""
         clock = self._clock()
         if clock is None or not clock or not (self._trained or self._together):
             return
-        look = WHOLE if cut else WINDOWS
+        look = WHOLE if snapshot else WINDOWS
         if self._last == (look, clock):  # between two passes a step boundary may come twice
             return
         self._last = look, clock
-        if cut:
+        if snapshot:
             self._whole(clock, WHOLE)
         elif clock % (LANDED if self._session.exchange.overlaps else EVERY) == 0:
             self._session.exchange.finish()

@@ -4,7 +4,7 @@ A reader takes the highest valid (term, step) of its run; damage means the one b
 which buckets, and each shard's chain of files. Of workers a checkpoint holds their resume records, and what rank 0 gave when the run
 began.
 
-`sweep_orphans` removes what void cuts and earlier lives have left in a run's folder.
+`sweep_orphans` removes what void snapshots and earlier lives have left in a run's folder.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One consistent cut of all shards and workers. `step` is the sync step, in async the lowest clock."""
+    """One consistent snapshot of all shards and workers. `step` is the sync step, in async the lowest clock."""
 
     run: str
     term: int
@@ -247,7 +247,7 @@ def read(folder: Path, name: str) -> Manifest:
 def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
     """Remove this run's manifests beyond the `keep` newest, then what no manifest lists any more; returns what was to go.
 
-    Kept are final manifests, whatever is of another run, of a higher term or of a later cut than `newest`'s. Raises Fenced first
+    Kept are final manifests, whatever is of another run, of a higher term or of a later snapshot than `newest`'s. Raises Fenced first
     where a higher term has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
     """
     claim.check(folder, newest.term)
@@ -443,7 +443,7 @@ def listing(folder: Path) -> list[tuple[int, int, str]]:
 
 
 def age_of(name: str) -> tuple[int, int] | None:
-    """(term, cut) of a data file, from its name `v<term>-c<cut>-…`."""
+    """(term, snapshot) of a data file, from its name `v<term>-c<snapshot>-…`."""
     match = re.match(r"v(\d{6,18})-c(\d{6,18})-", name)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -478,7 +478,7 @@ def _count(value: object, most: int = 1 << 63) -> int:
 
 
 def sweep_orphans(folder: Path, term: int, before: int) -> list[str]:
-    """Remove what cuts below number `before` have left and no manifest lists, of whatever term; returns what was to go.
+    """Remove what snapshots below number `before` have left and no manifest lists, of whatever term; returns what was to go.
 
     Nothing is removed where a manifest cannot be read, for what it lists is not known, and where the folder holds another run too. Raises
     Fenced where a higher term than `term` has claimed the run, CheckpointProblem where the folder cannot be listed.

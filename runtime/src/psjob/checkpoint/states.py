@@ -208,7 +208,7 @@ def staying(base: Base, contents: Mapping[int, object]) -> frozenset[int]:
 
 
 class RowSource(Protocol):
-    """A table at a cut. `take` gives the rows of a part and may be called once for each."""
+    """A table at a snapshot. `take` gives the rows of a part and may be called once for each."""
 
     @property
     def spec(self) -> TableSpec: ...

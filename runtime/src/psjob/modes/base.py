@@ -101,7 +101,7 @@ class ServedMode(Mode, Protocol):
         ...
 
     def marks(self) -> bool:
-        """Does a cut need each worker's mark, rather than a step that all pass?"""
+        """Does a snapshot need each worker's mark, rather than a step that all pass?"""
         ...
 
 

@@ -83,17 +83,17 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make memory ready for the cut that comes next. `base` is the cut that the newest manifest holds."""
+    """Make memory ready for the snapshot that comes next. `base` is the snapshot that the newest manifest holds."""
 
     number: int
     base: int | None
 
 
 @dataclass(frozen=True)
-class TakeCut:
+class TakeSnapshot:
     """Hold blocks at `step` (-1: as they stand, with `marks` once every live worker has marked) and write them."""
 
-    cut: int
+    snapshot: int
     step: int
     marks: bool
     base: int | None
@@ -105,9 +105,9 @@ class TakeCut:
 
 @dataclass(frozen=True)
 class Void:
-    """Give a cut up and delete what was written of it."""
+    """Give a snapshot up and delete what was written of it."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ class Unknown:
 
 
 Order = (
-    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Decide | Clip | Where | Finish | Stop | Fence | Unknown
+    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeSnapshot | Void | Decide | Clip | Where | Finish | Stop | Fence
+    | Unknown
 )  # fmt: skip
 
 
@@ -237,10 +238,12 @@ def _restore(body: Mapping[str, Any]) -> Order:
     )  # fmt: skip
 
 
-def _cut(body: Mapping[str, Any]) -> Order:
+def _snapshot(body: Mapping[str, Any]) -> Order:
     pairs = body.get("clocks")
     clocks = None if pairs is None else {_count(rank): _count(clock) for rank, clock in pairs}
-    return TakeCut(_count(body["cut"]), int(body["step"]), bool(body["marks"]), _base(body), clocks, _clocks(body.get("left") or {}))
+    return TakeSnapshot(
+        _count(body["snapshot"]), int(body["step"]), bool(body["marks"]), _base(body), clocks, _clocks(body.get("left") or {})
+    )
 
 
 def _decide(body: Mapping[str, Any]) -> Order:
@@ -262,7 +265,7 @@ def _clip(body: Mapping[str, Any]) -> Order:
 
 _ORDERS: Final[dict[type, str]] = {
     Nothing: "nothing", SetUp: "setup", Restore: "restore", Bound: "bound", Open: "open", Adopt: "adopt", Prepare: "prepare",
-    TakeCut: "cut", Void: "void", Decide: "decide", Clip: "clip", Where: "where", Finish: "finish", Stop: "stop", Fence: "fenced",
+    TakeSnapshot: "snapshot", Void: "void", Decide: "decide", Clip: "clip", Where: "where", Finish: "finish", Stop: "stop", Fence: "fenced",
 }  # fmt: skip
 _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "nothing": lambda body: Nothing(),
@@ -272,8 +275,8 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "open": lambda body: Open(_term(body), _count(body["recovery"])),
     "adopt": lambda body: Adopt(_term(body)),
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
-    "cut": _cut,
-    "void": lambda body: Void(_count(body["cut"])),
+    "snapshot": _snapshot,
+    "void": lambda body: Void(_count(body["snapshot"])),
     "decide": _decide,
     "clip": _clip,
     "where": lambda body: Where(_count(body["ask"]), tuple(map(_count, _list(body["ranks"])))),
@@ -394,47 +397,47 @@ class WorkerPositions:
 
 @dataclass(frozen=True)
 class MemoryReady:
-    """A shard has memory for the copies of cuts; `number` is the order's."""
+    """A shard has memory for the copies of snapshots; `number` is the order's."""
 
     shard: int
     number: int
 
 
 @dataclass(frozen=True)
-class CutReady:
-    """A shard knows of the cut: marks for it are kept from here on."""
+class SnapshotReady:
+    """A shard knows of the snapshot: marks for it are kept from here on."""
 
     shard: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
-class CutLate:
-    """A shard is beyond the cut's step, or still writes the cut before."""
+class SnapshotLate:
+    """A shard is beyond the snapshot's step, or still writes the snapshot before."""
 
     shard: int
-    cut: int
+    snapshot: int
     why: str
 
 
 @dataclass(frozen=True)
-class CutHeld:
-    """Every block and table of a shard is held for the cut; workers that marked were released."""
+class SnapshotHeld:
+    """Every block and table of a shard is held for the snapshot; workers that marked were released."""
 
     shard: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
-class CutWritten:
-    """A shard's part of a cut is on disk.
+class SnapshotWritten:
+    """A shard's part of a snapshot is on disk.
 
     `content` is what the manifest says of it, for who commits. `furthest` is the highest version in it, `complete` the clocks of
     workers by rank, `left` the clocks from which on workers have left.
     """
 
     shard: int
-    cut: int
+    snapshot: int
     content: Any
     furthest: int
     complete: tuple[int, ...]
@@ -442,26 +445,26 @@ class CutWritten:
 
 
 @dataclass(frozen=True)
-class CutUnwritten:
+class SnapshotUnwritten:
     """A shard could not write its part and has deleted it. `full`: the volume has no room."""
 
     shard: int
-    cut: int
+    snapshot: int
     why: str
     full: bool
 
 
 @dataclass(frozen=True)
-class CutVoided:
-    """Nothing of a void cut is left on a shard's disk."""
+class SnapshotVoided:
+    """Nothing of a void snapshot is left on a shard's disk."""
 
     shard: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class BytesMoved:
-    """A shard has written, or read, `done` of `total` bytes of cut or recovery `number`."""
+    """A shard has written, or read, `done` of `total` bytes of snapshot or recovery `number`."""
 
     shard: int
     doing: Literal["writing", "reading"]
@@ -513,8 +516,8 @@ class Terminating:
 
 
 ShardMessage = (
-    Terminating | Initialised | ShardRestored | Unrestored | AckedDoubted | WorkerPositions | MemoryReady | CutReady | CutLate | CutHeld
-    | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived | NormMeasured | WorkersAwaited
+    Terminating | Initialised | ShardRestored | Unrestored | AckedDoubted | WorkerPositions | MemoryReady | SnapshotReady | SnapshotLate
+    | SnapshotHeld | SnapshotWritten | SnapshotUnwritten | SnapshotVoided | BytesMoved | PushArrived | NormMeasured | WorkersAwaited
 )  # fmt: skip
 
 
@@ -526,10 +529,10 @@ def encode_message(message: ShardMessage) -> dict[str, Any]:
             body |= {"recovery": recovery} | ({} if position is None else {**_spans(position), "complete": _plain(complete)})
         case WorkerPositions(_, ask, position, rows):
             body |= {"ask": ask, **_spans(position), "rows": [[rank, *row] for rank, row in rows.items()]}
-        case CutWritten(_, cut, content, _, complete, left):
-            body |= {"cut": cut, **content, "table": {**content["table"], "complete": _plain(complete), "left": _plain(left)}}
+        case SnapshotWritten(_, snapshot, content, _, complete, left):
+            body |= {"snapshot": snapshot, **content, "table": {**content["table"], "complete": _plain(complete), "left": _plain(left)}}
         case BytesMoved(_, doing, number, done, total):
-            body |= {"doing": doing, "cut" if doing == "writing" else "recovery": number, "done": done, "total": total}
+            body |= {"doing": doing, "snapshot" if doing == "writing" else "recovery": number, "done": done, "total": total}
         case PushArrived(_, recovery, worker, clock, base, carried):
             body |= {"recovery": recovery, "push": [worker, clock], "base": base, "carried": carried}
         case NormMeasured(_, recovery, version, squares, limit):
@@ -581,11 +584,11 @@ def _written(shard: int, body: Mapping[str, Any], workers: int, content: Content
     table = body["table"]
     left = {rank_of(int(rank), workers): whole(clock, "left") for rank, clock in table["left"].items()}
     complete = _clocks_of(table["complete"], workers)
-    return CutWritten(shard, number_of(body, "cut"), content(body), furthest_of(body), complete, left)
+    return SnapshotWritten(shard, number_of(body, "snapshot"), content(body), furthest_of(body), complete, left)
 
 
 def furthest_of(content: Mapping[str, Any]) -> int:
-    """The highest version in a shard's part of a cut. Raises Malformed."""
+    """The highest version in a shard's part of a snapshot. Raises Malformed."""
     versions = [whole(block["n"], "n") for block in content["blocks"]]
     versions += [whole(n, "versions") for n in (content["rows"]["versions"] if content.get("rows") is not None else ())]
     return max(versions, default=0)
@@ -595,7 +598,7 @@ def _moved(shard: int, body: Mapping[str, Any], workers: int, content: Content) 
     doing = body["doing"]
     if doing not in ("writing", "reading"):
         raise Malformed(f"shard {shard} reports progress of {str(doing)[:40]!r}, expected writing or reading")
-    number = number_of(body, "cut" if doing == "writing" else "recovery")
+    number = number_of(body, "snapshot" if doing == "writing" else "recovery")
     return BytesMoved(shard, doing, number, number_of(body, "done"), number_of(body, "total"))
 
 
@@ -621,9 +624,9 @@ def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content
 
 _MESSAGES: Final[dict[type, str]] = {
     Initialised: "initialised", ShardRestored: "restored", Unrestored: "unrestored", AckedDoubted: "doubts", WorkerPositions: "where",
-    MemoryReady: "prepared", CutReady: "ready", CutLate: "late", CutHeld: "held", CutWritten: "written", CutUnwritten: "unwritten",
-    CutVoided: "voided", BytesMoved: "progress", PushArrived: "arrived", NormMeasured: "measured", WorkersAwaited: "awaited",
-    Terminating: "stopping",
+    MemoryReady: "prepared", SnapshotReady: "ready", SnapshotLate: "late", SnapshotHeld: "held", SnapshotWritten: "written",
+    SnapshotUnwritten: "unwritten", SnapshotVoided: "voided", BytesMoved: "progress", PushArrived: "arrived", NormMeasured: "measured",
+    WorkersAwaited: "awaited", Terminating: "stopping",
 }  # fmt: skip
 _MESSAGE_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], ShardMessage]]] = {
     "initialised": lambda shard, body, workers, content: Initialised(shard, number_of(body, "setup")),
@@ -634,14 +637,14 @@ _MESSAGE_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content
     "doubts": lambda shard, body, workers, content: AckedDoubted(shard),
     "where": _positions,
     "prepared": lambda shard, body, workers, content: MemoryReady(shard, number_of(body, "number")),
-    "ready": lambda shard, body, workers, content: CutReady(shard, number_of(body, "cut")),
-    "late": lambda shard, body, workers, content: CutLate(shard, number_of(body, "cut"), _text(body, "why")),
-    "held": lambda shard, body, workers, content: CutHeld(shard, number_of(body, "cut")),
+    "ready": lambda shard, body, workers, content: SnapshotReady(shard, number_of(body, "snapshot")),
+    "late": lambda shard, body, workers, content: SnapshotLate(shard, number_of(body, "snapshot"), _text(body, "why")),
+    "held": lambda shard, body, workers, content: SnapshotHeld(shard, number_of(body, "snapshot")),
     "written": _written,
-    "unwritten": lambda shard, body, workers, content: CutUnwritten(
-        shard, number_of(body, "cut"), _text(body, "why"), body.get("full") is True
+    "unwritten": lambda shard, body, workers, content: SnapshotUnwritten(
+        shard, number_of(body, "snapshot"), _text(body, "why"), body.get("full") is True
     ),
-    "voided": lambda shard, body, workers, content: CutVoided(shard, number_of(body, "cut")),
+    "voided": lambda shard, body, workers, content: SnapshotVoided(shard, number_of(body, "snapshot")),
     "progress": _moved,
     "arrived": _arrived,
     "measured": _measured,

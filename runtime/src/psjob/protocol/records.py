@@ -39,8 +39,8 @@ class Piece(NamedTuple):
 
 
 class _Outgoing:
-    def __init__(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int]) -> None:
-        self.id, self.view, self.cut, self.idle = RecordId(clock, zlib.crc32(blob), len(blob)), memoryview(blob), cut, idle
+    def __init__(self, clock: int, blob: bytes, snapshot: bool, idle: tuple[int, int]) -> None:
+        self.id, self.view, self.snapshot, self.idle = RecordId(clock, zlib.crc32(blob), len(blob)), memoryview(blob), snapshot, idle
         self.has = self.sent = 0
         self.asked = self.known = False
         self.window = PIECE
@@ -51,8 +51,8 @@ class _Outgoing:
 class RecordsOut:
     """Records that a worker hands in, one after the other and in their order.
 
-    The newest waits for the one that is on its way, if that is a cut's or is soon through; else it takes its place. A cut's record
-    gives way to the next cut's alone.
+    The newest waits for the one that is on its way, if that is a snapshot's or is soon through; else it takes its place. A snapshot's
+    record gives way only to the next snapshot's.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class RecordsOut:
         """Is nothing left to send or to be confirmed?"""
         return self._current is None
 
-    def add(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int] = (0, 0)) -> None:
-        """Hand in the record of `clock`; `cut`: a checkpoint needs it."""
-        made = _Outgoing(clock, blob, cut, idle)
+    def add(self, clock: int, blob: bytes, snapshot: bool, idle: tuple[int, int] = (0, 0)) -> None:
+        """Hand in the record of `clock`; `snapshot`: a checkpoint needs it."""
+        made = _Outgoing(clock, blob, snapshot, idle)
         if any(out is not None and out.id == made.id for out in (self._current, self._next)):
             return
         current = self._current
-        if current is None or cut or not (current.cut or current.id.size <= PIECE):
+        if current is None or snapshot or not (current.snapshot or current.id.size <= PIECE):
             self._current, self._next = made, None
         else:
             self._next = made

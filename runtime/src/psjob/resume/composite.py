@@ -36,7 +36,7 @@ def split_records(blob: bytes) -> list[bytes]:
 
 
 SMALL = 64 << 10
-"""A record of at most this many bytes is made at every step boundary, a larger one where a cut or a stop wants it."""
+"""A record of at most this many bytes is made at every step boundary, a larger one where a snapshot or a stop wants it."""
 
 
 class RecordMaker:

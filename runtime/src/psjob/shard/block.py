@@ -69,7 +69,7 @@ class ParameterBlock(ServedState):
 
     def put(self, state: BlockState, n: int, borrowed: bool = False) -> None:
         """Set the block to a known state (initialisation or restore) and forget what waited. What is `borrowed` stays as it is."""
-        self.void_cut()
+        self.void_snapshot()
         self.content = object()
         old = {} if self.state is None else self.state.slots
         self.state = self.update = None  # frees the old weights first: an answer may still send them, so they are not written over
@@ -173,8 +173,8 @@ class ParameterBlock(ServedState):
             self.stored = version
             self._hold_if_due()
 
-    def void_cut(self) -> None:
-        super().void_cut()
+    def void_snapshot(self) -> None:
+        super().void_snapshot()
         if self._pin is not None:
             self._pin.drop(void=True)
             self._pin = None
@@ -286,23 +286,23 @@ class ParameterBlock(ServedState):
         return self._room
 
     def _changing(self) -> None:
-        """The state is about to change: a cut that holds it keeps a copy, the only one that an update ever waits for."""
+        """The state is about to change: a snapshot that holds it keeps a copy, the only one that an update ever waits for."""
         if self._pin is not None:
             self._pin.keep()
             self._pin = None
         self.content = object()
 
     def _hold_if_due(self) -> None:
-        if self._cut is None or self.state is None:
+        if self._snapshot is None or self.state is None:
             return
-        step, stored, hold = self._cut
+        step, stored, hold = self._snapshot
         if step >= 0 and not self._at_step(step):
             return
         if step >= 0 and self.update is not None and self.stored != step:
             return
         if step < 0 and self.update is not None and self.stored < stored:
             return  # a worker has left, but its last weights are still on their way
-        self._cut = None
+        self._snapshot = None
         self._pin = hold(self)
 
     def answer(self, ranks: Iterable[int] | None = None) -> None:

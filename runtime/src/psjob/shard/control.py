@@ -112,12 +112,12 @@ class Control:
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
-            a.AskRecords: lambda act: setattr(job, "cut_step", act.step),
+            a.AskRecords: lambda act: setattr(job, "snapshot_step", act.step),
             a.Hold: self.snapshots.hold,
-            a.Write: lambda act: self.snapshots.write(act.cut),
-            a.GiveUp: lambda act: self.snapshots.give_up(act.cut),
-            a.Discard: lambda act: self.snapshots.discard(act.cut),
-            a.Release: lambda act: workers.release(act.cut),
+            a.Write: lambda act: self.snapshots.write(act.snapshot),
+            a.GiveUp: lambda act: self.snapshots.give_up(act.snapshot),
+            a.Discard: lambda act: self.snapshots.discard(act.snapshot),
+            a.Release: lambda act: workers.release(act.snapshot),
             a.TellFinished: self._tell_finished,
         }
 
@@ -132,9 +132,9 @@ class Control:
         with self._handling:
             self._drain()
 
-    def mark(self, rank: int, cut: int) -> None:
-        """A worker stands at its step boundary and holds its pushes for `cut`."""
-        self.post(e.Marked(rank, cut))
+    def mark(self, rank: int, snapshot: int) -> None:
+        """A worker stands at its step boundary and holds its pushes for `snapshot`."""
+        self.post(e.Marked(rank, snapshot))
 
     def left(self, rank: int) -> None:
         """A worker has left."""

@@ -1,7 +1,7 @@
 """A shard's part in a decided mode: it tells the coordinator which pushes are whole here, and carries out what that decides.
 
 Pushes wait in their blocks and tables until an order names them. Orders are carried out one after the other, in the thread that brings
-them. So a cut which is ordered between two of them finds every block and table at the same version.
+them. So a snapshot which is ordered between two of them finds every block and table at the same version.
 
 A shard's part in clipping by the norm of the mean gradient (`training.sync.maxGradNorm`).
 

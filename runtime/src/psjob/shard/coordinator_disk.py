@@ -1,4 +1,4 @@
-"""The coordinator's work on disk: claims, the newest manifest, and a commit, whose rename makes a cut a checkpoint.
+"""The coordinator's work on disk: claims, the newest manifest, and a commit, whose rename makes a snapshot a checkpoint.
 
 One thread does it, first in, first out: a read that is asked for after a commit sees that commit."""
 
@@ -28,14 +28,14 @@ from psjob.tables import Partition, TableSpec
 
 log = logging.getLogger("psjob.coordinator")
 Job = (
-    actions.ClaimTerm | actions.LookForClaim | actions.ReadNewest | actions.CommitCut | actions.SweepOrphans | actions.MeasureRoom
+    actions.ClaimTerm | actions.LookForClaim | actions.ReadNewest | actions.CommitSnapshot | actions.SweepOrphans | actions.MeasureRoom
     | actions.ReadWish
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """A shard's rows in a cut: the file it wrote, the chain of files they lie in, and how often each table was updated."""
+    """A shard's rows in a snapshot: the file it wrote, the chain of files they lie in, and how often each table was updated."""
 
     file: FileFact
     chain: tuple[str, ...]
@@ -44,7 +44,7 @@ class RowPart:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """What a shard has written of a cut. `file` is None where none of its blocks has changed."""
+    """What a shard has written of a snapshot. `file` is None where none of its blocks has changed."""
 
     file: FileFact | None
     blocks: tuple[BlockPlace, ...]
@@ -53,7 +53,7 @@ class ShardPart:
 
 
 def read_part(body: Mapping[str, Any]) -> ShardPart:
-    """The `content` of a CutWritten. Raises ValueError, KeyError or TypeError where it is not in shape."""
+    """The `content` of a SnapshotWritten. Raises ValueError, KeyError or TypeError where it is not in shape."""
     blocks = tuple(BlockPlace(int(b["index"]), str(b["file"]), int(b["attempt"]), int(b["n"]), dict(b["counts"])) for b in body["blocks"])
     rows = body.get("rows")
     part = None
@@ -94,7 +94,7 @@ class DiskWork:
                 return events.ClaimSeen()
             case actions.ReadNewest():
                 return self._read(job)
-            case actions.CommitCut():
+            case actions.CommitSnapshot():
                 return self._commit(job)
             case actions.SweepOrphans(term, before):
                 try:
@@ -155,7 +155,7 @@ class DiskWork:
 
     # -- committing ----------------------------------------------------------------------------
 
-    def _commit(self, job: actions.CommitCut) -> events.Event:
+    def _commit(self, job: actions.CommitSnapshot) -> events.Event:
         began = time.time()
         written: list[str] = []
         try:
@@ -171,13 +171,13 @@ class DiskWork:
             log.warning("checkpoint not committed: %s", problem)
             for name in written:
                 manifest.remove(self.folder, name)
-            return events.ManifestUncommitted(job.cut, str(problem), problem.full)
+            return events.ManifestUncommitted(job.snapshot, str(problem), problem.full)
         self._newest, self._buffers = made, made.buffers
         manifest.prune(self.folder, self.place.config.checkpoint.keep, made)
         log.info("checkpoint of step %d committed in %.2f s: %s", made.step, time.time() - began, path.name)
-        return events.ManifestCommitted(job.cut, facts_of(self.folder, made))
+        return events.ManifestCommitted(job.snapshot, facts_of(self.folder, made))
 
-    def _manifest(self, job: actions.CommitCut) -> Manifest:
+    def _manifest(self, job: actions.CommitSnapshot) -> Manifest:
         parts: Mapping[int, ShardPart] = job.parts
         blocks = tuple(block for _, part in sorted(parts.items()) for block in part.blocks)
         specs = [TableSpec.from_json(spec) for spec in job.tables]
@@ -208,12 +208,12 @@ class DiskWork:
             facts.append(older[name])
         return tuple(facts)
 
-    def _with_records(self, job: actions.CommitCut, made: Manifest, written: list[str]) -> Manifest:
+    def _with_records(self, job: actions.CommitSnapshot, made: Manifest, written: list[str]) -> Manifest:
         """Put the workers' records, and the model's buffers, into files of their own. Each one's name goes into `written`."""
         held = [(f"{RECORD}{rank}", _bytes(blob)) for rank, blob in job.records.items()]
         if job.initial:
             held.append((INITIAL, _bytes(job.initial)))
-        stem = f"v{job.term:06d}-c{job.cut:06d}"
+        stem = f"v{job.term:06d}-c{job.snapshot:06d}"
         if held:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))
         buffers = _buffers(job.buffers)
@@ -238,7 +238,7 @@ def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
 
 
 def row_places(parts: Mapping[int, ShardPart], specs: Sequence[TableSpec], newest: Manifest | None) -> RowPlaces | None:
-    """Where a cut's rows lie, from what each shard has written; older files are those of the newest manifest. None without tables.
+    """Where a snapshot's rows lie, from what each shard has written; older files are those of the newest manifest. None without tables.
 
     Raises CheckpointProblem for any other file: nobody would keep it.
     """

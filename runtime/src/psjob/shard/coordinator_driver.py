@@ -93,8 +93,8 @@ class CoordinatorDriver:
         assert store.layout is not None and store.kept is not None
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
-        cut, clip = store.kept.highest_cut, store.kept.clip
-        self.feed(events.TookUp(said["term"], said["recovery"], said["mode"], store.layout, workers, cut, clip))
+        snapshot, clip = store.kept.highest_snapshot, store.kept.clip
+        self.feed(events.TookUp(said["term"], said["recovery"], said["mode"], store.layout, workers, snapshot, clip))
 
     def close(self) -> None:
         """End its threads."""
@@ -119,7 +119,7 @@ class CoordinatorDriver:
                 self.feed(event)
             self.beat = time.monotonic()
             now = self.clock()
-            quick = isinstance(event, events.StepPassed) and not self._patient  # a cut is named ahead of quick steps
+            quick = isinstance(event, events.StepPassed) and not self._patient  # a snapshot is named ahead of quick steps
             if now - ticked >= TICK_SECONDS or quick:
                 ticked = now
                 self.tick()
@@ -170,8 +170,8 @@ class CoordinatorDriver:
 
     @property
     def _patient(self) -> bool:
-        job, cuts = self.machine.state.job, self.machine.state.cuts
-        return cuts.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
+        job, snapshots = self.machine.state.job, self.machine.state.snapshots
+        return snapshots.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
 
     def hello(self, session: Session) -> None:
         """A worker says hello. Raises WireError for what is no worker's hello."""
@@ -270,7 +270,7 @@ class CoordinatorDriver:
         self._post_step(events.StepPassed(step, time.time()))
 
     def stop(self) -> None:
-        """This pod is asked to go: last cut, then leave."""
+        """This pod is asked to go: last snapshot, then leave."""
         self.post(events.StopAsked())
 
     # -- what is told --------------------------------------------------------------------------
@@ -311,8 +311,8 @@ class CoordinatorDriver:
             case actions.WishRecords(on):
                 self._job.record_requested = on
             case actions.Order(link, order):
-                if isinstance(order, messages.TakeCut):
-                    self.store.note_cut(order.cut)
+                if isinstance(order, messages.TakeSnapshot):
+                    self.store.note_snapshot(order.snapshot)
                 elif isinstance(order, messages.Clip):
                     self.store.note_clip(order.version, order.factor)
                 if (send := self._orders.get(link)) is not None:

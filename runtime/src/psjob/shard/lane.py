@@ -39,7 +39,7 @@ _spares = memory.Spares()
 class JobState:
     """What a shard was told of the whole job, which holds for all its workers."""
 
-    cut_step: int = -1
+    snapshot_step: int = -1
     """Answers at this version ask for their worker's record."""
     record_requested: bool = False
     """In a decided mode: every answer asks for its worker's record."""
@@ -161,10 +161,10 @@ class ShardLane:
     def _answer(self, cell: ParameterBlock, waiter: Waiter) -> Header:
         """What an answer says of the block as it stands; called with its lock held."""
         job, mode = self._job, self.store.mode
-        flags = Flag.CUT if (job.record_requested if mode.decided else job.cut_step == waiter.version) else Flag.NONE
+        flags = Flag.SNAPSHOT if (job.record_requested if mode.decided else job.snapshot_step == waiter.version) else Flag.NONE
         if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
-        if waiter.update and flags & Flag.CUT and self.worker.rank == self.store.first_expected(cell):
+        if waiter.update and flags & Flag.SNAPSHOT and self.worker.rank == self.store.first_expected(cell):
             flags |= Flag.STORE
         return self.worker.base._replace(
             term=self.store.term, clock=waiter.clock, request=waiter.request, block=cell.block.index,

@@ -1,7 +1,7 @@
 """What a block and a table have in common: a version, the pushes that wait for the next one, and the workers that wait for an answer.
 
-`ServedState` is the base of both. It says who may be answered, and when a cut holds it. Pushes that were admitted and are not applied yet
-are kept by worker and clock. Workers that wait are kept so that a push looks only at those whom it may release.
+`ServedState` is the base of both. It says who may be answered, and when a snapshot holds it. Pushes that were admitted and are not applied
+yet are kept by worker and clock. Workers that wait are kept so that a push looks only at those whom it may release.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ServedState(ABC):
         self.n = 0
         self.pending = PendingPushes()
         self.waiters = Waiters()
-        self._cut: tuple[int, int, Callable[[Any], Any]] | None = None
-        """The step of a cut that it has not come to, the least clock of stored weights, and what holds it then."""
+        self._snapshot: tuple[int, int, Callable[[Any], Any]] | None = None
+        """The step of a snapshot that it has not come to, the least clock of stored weights, and what holds it then."""
 
     @property
     @abstractmethod
@@ -66,31 +66,31 @@ class ServedState(ABC):
             return self.waiters.take(ranks, self.bound.reached(self.barrier), self.bound.goes(self.barrier))
         return self.waiters.take(ranks, self.n, lambda rank, version: self.n >= version)
 
-    def order_cut(self, step: int, hold: Callable[[Any], Any], stored: int = 0) -> bool:
+    def order_snapshot(self, step: int, hold: Callable[[Any], Any], stored: int = 0) -> bool:
         """Hold on to this with `hold` when it is at `step` (where that is negative: as it is now). False: too late.
 
         Where the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
         """
         if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
-        self._cut = (step, stored, hold)
+        self._snapshot = (step, stored, hold)
         self._hold_if_due()
         return True
 
     @property
     def barrier(self) -> int | None:
-        """The step of a cut that it has not come to."""
-        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
+        """The step of a snapshot that it has not come to."""
+        return None if self._snapshot is None or self._snapshot[0] < 0 else self._snapshot[0]
 
-    def void_cut(self) -> None:
-        """No cut holds it any more."""
-        self._cut = None
+    def void_snapshot(self) -> None:
+        """No snapshot holds it any more."""
+        self._snapshot = None
 
     @abstractmethod
     def _hold_if_due(self) -> None: ...
 
     def _at_step(self, step: int) -> bool:
-        """Has it come to the step of a cut?"""
+        """Has it come to the step of a snapshot?"""
         return self.n == step if self.bound is None else self.bound.stands_at(step)
 
     def decided_on(self, decision: Decision) -> tuple[list[PendingPush], list[PendingPush]]:
@@ -369,7 +369,7 @@ class MetadataCache:
 
 
 class StalenessBound:
-    """Of the block, or table, at `position` of the admission table that `lock` guards. `barrier` is the step of a cut to come, or None."""
+    """Of the block, or table, at `position` of the admission table that `lock` guards. `barrier`: a coming snapshot's step, or None."""
 
     def __init__(self, mode: ServedMode, admission: Admission, lock: threading.RLock, position: int) -> None:
         self.mode, self._admission, self._lock, self._position = mode, admission, lock, position

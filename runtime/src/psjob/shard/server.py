@@ -258,10 +258,10 @@ class Server:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         stream.put_frame(Header(Kind.ERROR, run=self.context.run, term=self.store.term, attempt=self.store.attempt), raw)
 
-    def release(self, cut: int) -> None:
-        """Workers that marked for a cut may go on."""
+    def release(self, snapshot: int) -> None:
+        """Workers that marked for a snapshot may go on."""
         for session in list(self.sessions.values()):
-            session.tell(Kind.RELEASE, request=cut)
+            session.tell(Kind.RELEASE, request=snapshot)
 
     def finished(self) -> None:
         """The job is over: tell every worker."""

@@ -31,13 +31,13 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
 from psjob.process.supervise import ThreadPulse
-from psjob.protocol.messages import CutWritten, furthest_of
+from psjob.protocol.messages import SnapshotWritten, furthest_of
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
 from psjob.shard.block import ParameterBlock
 from psjob.shard.snapshot_memory import BackgroundThrottle, BlockSnapshot, SnapshotBuffer, Voided, room
 from psjob.shard.store import Store
-from psjob.shard.table import RowCuts, ServedTable
+from psjob.shard.table import RowSnapshots, ServedTable
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -57,7 +57,7 @@ class SnapshotCache:
         self._lock = threading.Lock()
         self._images: dict[int, Image] = {}
         self._kept: dict[int, Image] = {}
-        """Those of the cut before, while one is written: what has not changed stays as it is."""
+        """Those of the snapshot before, while one is written: what has not changed stays as it is."""
         self._pins: list[BlockSnapshot] = []
 
     def find(self, index: int, file: str) -> Tensors | None:
@@ -75,7 +75,7 @@ class SnapshotCache:
                 self._images[index] = _of(file, tensors)  # its pin may be dropped with the state that is replaced now
         return tensors
 
-    def begin_cut(self) -> None:
+    def begin_snapshot(self) -> None:
         """The places of all copies are about to be written over."""
         with self._lock:
             self._kept, self._images = self._images, {}
@@ -85,12 +85,12 @@ class SnapshotCache:
 
     def clear(self) -> None:
         """Nothing is kept any more."""
-        self.begin_cut()
+        self.begin_snapshot()
         with self._lock:
             self._kept = {}
 
     def written(self, stay: Iterable[int], made: Mapping[int, tuple[str, Tensors]]) -> None:
-        """A cut was written whole: `made` are the copies of its blocks with their files; those in `stay` lie where they did before."""
+        """A snapshot was written whole: `made` are the copies of its blocks with their files; those in `stay` lie where they did before."""
         with self._lock:
             kept = {index: self._kept[index] for index in stay if index in self._kept}
             self._images = kept | {index: _of(file, tensors) for index, (file, tensors) in made.items()}
@@ -112,9 +112,9 @@ log = logging.getLogger("psjob.shard")
 
 @dataclass(frozen=True)
 class Job:
-    """What is written of one cut, and from which term. `rows` is the admission table."""
+    """What is written of one snapshot, and from which term. `rows` is the admission table."""
 
-    cut: int
+    snapshot: int
     term: int
     pins: list[BlockSnapshot]
     base: Base
@@ -123,7 +123,7 @@ class Job:
 
 
 class Snapshots:
-    """Holds at most one cut. `post` takes what came of it, from whichever thread met it."""
+    """Holds at most one snapshot. `post` takes what came of it, from whichever thread met it."""
 
     def __init__(self, store: Store, folder: Path, thread: DiskThread, post: Callable[[e.Event], None]) -> None:
         self._store, self._folder, self._disk, self._post = store, folder, thread, post
@@ -134,13 +134,13 @@ class Snapshots:
         self._table: Mapping[str, Any] = {}
         self._job: Job | None = None
         self._bases: dict[int, Base] = {}
-        """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
+        """By snapshot: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
-        self._rows = RowCuts(folder, store.run)
+        self._rows = RowSnapshots(folder, store.run)
         self.images = SnapshotCache()
 
     def make_ready(self, number: int, base: int | None) -> None:
-        """Make memory ready for the copies of the cut that comes next, in a thread of its own."""
+        """Make memory ready for the copies of the snapshot that comes next, in a thread of its own."""
         spare, changed = self._spare_for(base)
 
         def warm() -> None:
@@ -152,11 +152,11 @@ class Snapshots:
     def hold(self, order: Hold) -> None:
         """Hold every block and table when it comes to the step, or now.
 
-        What has not changed since the cut `base` is named where it lies.
+        What has not changed since the snapshot `base` is named where it lies.
         """
         with self._lock:
             self._held, self._pins, self._table = None, [], {}
-            self.images.begin_cut()
+            self.images.begin_snapshot()
             self._spare_for(order.base)
             self._base = EMPTY if order.base is None else self._bases.get(order.base, EMPTY)
             self._bases = {} if order.base is None or order.base not in self._bases else {order.base: self._base}
@@ -164,38 +164,38 @@ class Snapshots:
         with self._lock:
             self._held = order  # from here on others may hold for it
             self._table = self._table_now(order)
-        cut = order.cut
-        if not order_cut(self._store, order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
-            self._post(e.TooLate(cut, self._store.furthest()))
+        number = order.snapshot
+        if not order_snapshot(self._store, order.step, lambda cell: self._hold(number, cell), lambda table: self._hold_rows(number, table)):
+            self._post(e.TooLate(number, self._store.furthest()))
             return
-        self._post(e.Armed(cut))
+        self._post(e.Armed(number))
         if not self._store.all_cells():
             with self._lock:
                 self._whole(order)
-            self._post(e.Held(cut))
+            self._post(e.Held(number))
 
-    def give_up(self, cut: int) -> None:
+    def give_up(self, snapshot: int) -> None:
         """What is held is released, and a file that is being written is given up."""
         with self._lock:
-            if self._job is not None and self._job.cut == cut:
+            if self._job is not None and self._job.snapshot == snapshot:
                 self._job.transfer.stopped = True
-            if self._held is None or self._held.cut != cut:
+            if self._held is None or self._held.snapshot != snapshot:
                 return
             self._held = None
             pins, self._pins = self._pins, []
-        void_cut(self._store.all_cells())
+        void_snapshot(self._store.all_cells())
         for pin in pins:
             pin.give_up()
         self._rows.void()
 
-    def write(self, cut: int) -> None:
+    def write(self, snapshot: int) -> None:
         """Write what is held, in the disk thread."""
         with self._lock:
-            if self._held is None or self._held.cut != cut:
-                self._post(e.GaveUp(cut))
+            if self._held is None or self._held.snapshot != snapshot:
+                self._post(e.GaveUp(snapshot))
                 return
             pins = sorted(self._pins, key=lambda pin: pin.index)
-            job = self._job = Job(cut, self._store.term, pins, self._base, self._table, Transfer(0))
+            job = self._job = Job(snapshot, self._store.term, pins, self._base, self._table, Transfer(0))
         self._disk.put(lambda: self._save(job))
 
     def restored(self, files: Mapping[int, str]) -> None:
@@ -210,23 +210,23 @@ class Snapshots:
         for index in files:
             cell = self._store.cells[index]
             with cell.lock:
-                cell.order_cut(-1, hold)
+                cell.order_snapshot(-1, hold)
         self.images.read({index: (files[index], pin) for index, pin in pins.items()})
         supervise.start_thread(_copy_ahead, "copy", list(pins.values()))
 
     def forget(self) -> None:
-        """Give back the memory of the copies; nobody holds a cut, and nobody needs what is in them."""
+        """Give back the memory of the copies; nobody holds a snapshot, and nobody needs what is in them."""
         self.images.clear()
         self._spare = SnapshotBuffer({})
 
-    def discard(self, cut: int) -> None:
-        """Delete the files of a cut, in the disk thread."""
-        self._disk.put(lambda: self._discard(cut))
+    def discard(self, snapshot: int) -> None:
+        """Delete the files of a snapshot, in the disk thread."""
+        self._disk.put(lambda: self._discard(snapshot))
 
     # -- held ----------------------------------------------------------------------------------
 
     def _spare_for(self, base: int | None) -> tuple[SnapshotBuffer, list[int]]:
-        """Memory for a copy of every block, and the blocks that have changed since cut `base`. Nobody may be copying or writing."""
+        """Memory for a copy of every block, and the blocks that have changed since snapshot `base`. Nobody may be copying or writing."""
         lies = EMPTY.blocks if base is None else self._bases.get(base, EMPTY).blocks
         cells = self._store.cells
         changed = [index for index, cell in cells.items() if index not in lies or lies[index].content is not cell.content]
@@ -236,7 +236,7 @@ class Snapshots:
         return self._spare, changed
 
     def _table_now(self, order: Hold) -> Mapping[str, Any]:
-        """The admission table of a cut that is held now; of one at a step it is known when all have come there."""
+        """The admission table of a snapshot that is held now; of one at a step it is known when all have come there."""
         if order.step >= 0:
             return {}
         table = self._store.admission
@@ -251,29 +251,29 @@ class Snapshots:
             row["open"] = []
         return rows
 
-    def _hold(self, cut: int, cell: ParameterBlock) -> BlockSnapshot:
-        """A block has come to the cut, and its lock is held; after the last one the writing may begin."""
+    def _hold(self, snapshot: int, cell: ParameterBlock) -> BlockSnapshot:
+        """A block has come to the snapshot, and its lock is held; after the last one the writing may begin."""
         assert cell.state is not None
         pin = BlockSnapshot(cell.block.index, cell.n, cell.state, cell.content, cell.lock, self._spare)
         with self._lock:
-            if self._held is None or self._held.cut != cut:
+            if self._held is None or self._held.snapshot != snapshot:
                 pin.drop(void=True)
                 return pin
             self._pins.append(pin)
             whole = self._whole(self._held)
         if whole:
-            self._post(e.Held(cut))
+            self._post(e.Held(snapshot))
         return pin
 
-    def _hold_rows(self, cut: int, table: ServedTable) -> None:
+    def _hold_rows(self, snapshot: int, table: ServedTable) -> None:
         """The same of a table."""
         with self._lock:
-            if self._held is None or self._held.cut != cut:
+            if self._held is None or self._held.snapshot != snapshot:
                 return
             self._rows.hold(table)
             whole = self._whole(self._held)
         if whole:
-            self._post(e.Held(cut))
+            self._post(e.Held(snapshot))
 
     def _whole(self, order: Hold) -> bool:
         """Is everything held? Then the admission table of that moment is too."""
@@ -286,7 +286,7 @@ class Snapshots:
     # -- files, in the disk thread -------------------------------------------------------------
 
     def _save(self, job: Job) -> None:
-        """Write the files and tell what came of it, once nothing is held for the cut any more: the next one may begin at once."""
+        """Write the files and tell what came of it, once nothing is held for the snapshot any more: the next one may begin at once."""
         try:
             told = self._came(job)
         finally:
@@ -295,7 +295,7 @@ class Snapshots:
             self._rows.release()
             with self._lock:
                 self._job = None
-                if self._held is not None and self._held.cut == job.cut:
+                if self._held is not None and self._held.snapshot == job.snapshot:
                     self._held, self._pins = None, []
         self._post(told)
 
@@ -304,16 +304,16 @@ class Snapshots:
             written = self._written(job)
             job.transfer.check()
         except (Voided, Stopped):
-            return e.GaveUp(job.cut)
+            return e.GaveUp(job.snapshot)
         except CheckpointProblem as problem:
-            self._rows.void()  # or the next cut would take its rows for saved
+            self._rows.void()  # or the next snapshot would take its rows for saved
             return self._failed(job, problem)
         return e.Wrote(written)
 
-    def _written(self, job: Job) -> CutWritten:
+    def _written(self, job: Job) -> SnapshotWritten:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
         began = time.monotonic()
-        stem = f"v{job.term:06d}-c{job.cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
+        stem = f"v{job.term:06d}-c{job.snapshot:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
         name, pins, base, moved = f"{stem}.safetensors", job.pins, job.base, job.transfer.moved
         stay = staying(base, {pin.index: pin.content for pin in pins})
         for pin in pins:
@@ -324,7 +324,7 @@ class Snapshots:
         job.transfer.check()
         self._disk.transfer = job.transfer
         supervise.start_thread(_copy_ahead, "copy", written)
-        chain = self._rows.write(job.cut, stem, moved)
+        chain = self._rows.write(job.snapshot, stem, moved)
         fact = None
         if written or not stay:
             gaps = BackgroundThrottle(lambda: self._store.pushed)
@@ -336,37 +336,38 @@ class Snapshots:
         copies = {pin.index: (name, pin.take()) for pin in written if room(pin.take().values()) <= self._spare.sizes.get(pin.index, 0)}
         with self._lock:
             self.images.written(stay, copies)
-            self._bases[job.cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
+            self._bases[job.snapshot] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
         stops = [pin.stopped for pin in pins if pin.stopped]
         level, took = logging.INFO if stops else logging.DEBUG, time.monotonic() - began
-        log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", job.cut, took, len(stops), len(pins), 1e3 * sum(stops))
+        told = (job.snapshot, took, len(stops), len(pins), 1e3 * sum(stops))
+        log.log(level, "snapshot %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", *told)
         attempt = self._store.attempt
         blocks = [{"index": p.index, "n": p.n, "attempt": attempt, "counts": p.counts, "file": lies[p.index].file} for p in pins]
         left = {int(rank): row["leftAt"] for rank, row in job.rows.items() if row["leftAt"] is not None}
         content = {"file": None if fact is None else fact.to_json(), "blocks": blocks, "table": {"file": table.to_json()}, "rows": chain}
         complete = tuple(row["complete"] for row in job.rows.values())
-        return CutWritten(self._store.index, job.cut, content, furthest_of(content), complete, left)
+        return SnapshotWritten(self._store.index, job.snapshot, content, furthest_of(content), complete, left)
 
     def _failed(self, job: Job, problem: CheckpointProblem) -> e.Failed:
-        """What was written of the cut goes; the sentence says how much room it needs, where there is too little."""
+        """What was written of the snapshot goes; the sentence says how much room it needs, where there is too little."""
         log.warning("checkpoint not written: %s", problem)
-        left = self._remove(job.cut)
+        left = self._remove(job.snapshot)
         why = str(problem)
         if problem.full:
             free = disk.free_bytes(self._folder)
-            why += f"; this cut needs {job.transfer.total} bytes there" + ("" if free is None else f", {free} are free")
-        return e.Failed(job.cut, why if left is None else f"{why}; {left}", problem.full)
+            why += f"; this snapshot needs {job.transfer.total} bytes there" + ("" if free is None else f", {free} are free")
+        return e.Failed(job.snapshot, why if left is None else f"{why}; {left}", problem.full)
 
-    def _discard(self, cut: int) -> None:
-        left = self._remove(cut)
+    def _discard(self, snapshot: int) -> None:
+        left = self._remove(snapshot)
         if left is not None:
-            log.warning("cut %d is void, and its files stay: %s", cut, left)
-        self._post(e.Discarded(cut))
+            log.warning("snapshot %d is void, and its files stay: %s", snapshot, left)
+        self._post(e.Discarded(snapshot))
 
-    def _remove(self, cut: int) -> str | None:
-        """Delete what this process wrote of a cut; a sentence where something stays."""
+    def _remove(self, snapshot: int) -> str | None:
+        """Delete what this process wrote of a snapshot; a sentence where something stays."""
         part = contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
-        mine = re.compile(rf"v\d+-c{cut:06d}{part}[.-].*")
+        mine = re.compile(rf"v\d+-c{snapshot:06d}{part}[.-].*")
         try:
             disk.remove(self._folder, [name for name in disk.names_in(self._folder) if mine.fullmatch(name)])
         except CheckpointProblem as problem:
@@ -396,25 +397,25 @@ def _copy_ahead(pins: list[BlockSnapshot]) -> None:
             return
 
 
-def order_cut(store: Store, step: int, pin: Callable[[ParameterBlock], BlockSnapshot], hold: Callable[[ServedTable], None]) -> bool:
+def order_snapshot(store: Store, step: int, pin: Callable[[ParameterBlock], BlockSnapshot], hold: Callable[[ServedTable], None]) -> bool:
     """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
     done: list[ParameterBlock | ServedTable] = []
     stored = max(row.left_at or 0 for row in store.admission.rows.values())
     for cell in store.all_cells():
         with cell.lock:
-            ordered = cell.order_cut(step, pin, stored) if isinstance(cell, ParameterBlock) else cell.order_cut(step, hold)
+            ordered = cell.order_snapshot(step, pin, stored) if isinstance(cell, ParameterBlock) else cell.order_snapshot(step, hold)
         if not ordered:
-            void_cut(done)
+            void_snapshot(done)
             return False
         done.append(cell)
     return True
 
 
-def void_cut(cells: Sequence[ParameterBlock | ServedTable]) -> None:
-    """Let go of the cut that was ordered of them, where there is one."""
+def void_snapshot(cells: Sequence[ParameterBlock | ServedTable]) -> None:
+    """Let go of the snapshot that was ordered of them, where there is one."""
     for cell in cells:
         with cell.lock:
-            cell.void_cut()
+            cell.void_snapshot()
             cell.answer()  # it may have been a barrier
 
 

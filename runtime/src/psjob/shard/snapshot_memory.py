@@ -24,11 +24,11 @@ from psjob.wire.shared_memory import populate
 
 
 class Voided(Exception):
-    """The cut was given up, or the block was replaced by a restore: there is nothing to write."""
+    """The snapshot was given up, or the block was replaced by a restore: there is nothing to write."""
 
 
 class BlockSnapshot:
-    """`n`, `counts` and tensors of block `index` at a cut.
+    """`n`, `counts` and tensors of block `index` at a snapshot.
 
     Until someone is about to change the block these are the live tensors; then, or when someone comes to write it, a copy.
     `content` is the block's mark of its bytes: another object after each change. `lock` is the cell's: `keep` and `drop` are called with
@@ -48,7 +48,7 @@ class BlockSnapshot:
         """Seconds for which an update waited for the copy."""
 
     def keep(self) -> None:
-        """Copy the block, which is as it was at the cut, unless that is done or needless: afterwards it may change."""
+        """Copy the block, which is as it was at the snapshot, unless that is done or needless: afterwards it may change."""
         if not self._settled:
             began = time.monotonic()
             self._copy()
@@ -76,7 +76,7 @@ class BlockSnapshot:
             self.drop()
 
     def give_up(self) -> None:
-        """The cut is void."""
+        """The snapshot is void."""
         with self._lock:
             self.drop(void=True)
 
@@ -105,7 +105,7 @@ PIECE = 2 << 20
 
 
 class SnapshotBuffer:
-    """A place of `sizes[index]` bytes for each block, for one cut at a time. It is given back when nobody holds the spare or a copy."""
+    """A place of `sizes[index]` bytes for each block, for one snapshot at a time. It is given back when nobody holds it or a copy."""
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self.sizes = dict(sizes)
@@ -169,7 +169,7 @@ PATIENCE = 5.0
 
 
 class BackgroundThrottle:
-    """For one thread and one cut. `pushed` tells when the last push came, by the monotonic clock."""
+    """For one thread and one snapshot. `pushed` tells when the last push came, by the monotonic clock."""
 
     def __init__(self, pushed: Callable[[], float], patience: float = PATIENCE) -> None:
         self._pushed, self._patience = pushed, patience

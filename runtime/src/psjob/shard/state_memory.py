@@ -72,9 +72,9 @@ class Outliving:
             self._keeping.drop()
 
 
-WHICH, TOLD, BLOCKS, WORKERS, CUT, CLIP, FACTOR = range(SILENCE + 1, SILENCE + 8)
-"""More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest cut's number; the
-update whose norm was clipped last, plus one; by what factor.
+WHICH, TOLD, BLOCKS, WORKERS, SNAPSHOT, CLIP, FACTOR = range(SILENCE + 1, SILENCE + 8)
+"""More words of the head: which of two texts holds; bytes of a text; how many blocks and workers there are; the highest snapshot's number;
+the update whose norm was clipped last, plus one; by what factor.
 """
 COUNTERS: Final = 16
 """The first word of the counters."""
@@ -194,14 +194,14 @@ class StateMemory:
         self._words[SILENCE] = int(silence * 1000)
         self._words[BEATS] += 1
 
-    def note_cut(self, number: int) -> None:
-        """Such a number was given to a cut."""
-        self._words[CUT] = max(self._words[CUT], number)
+    def note_snapshot(self, number: int) -> None:
+        """Such a number was given to a snapshot."""
+        self._words[SNAPSHOT] = max(self._words[SNAPSHOT], number)
 
     @property
-    def highest_cut(self) -> int:
+    def highest_snapshot(self) -> int:
         """The highest number that was noted."""
-        return self._words[CUT]
+        return self._words[SNAPSHOT]
 
     def note_clip(self, version: int, factor: float) -> None:
         """The gradient of an update is clipped by a factor."""

@@ -297,7 +297,7 @@ def _transfer(server: Server) -> dict[str, Any] | None:
     machine, (done, total) = server.control.machine, server.control.disk.moving()
     if machine.reading is not None:
         return {"doing": "reading", "done": done, "total": total}
-    return {"doing": "writing", "done": done, "total": total} if machine.cutting.writing is not None else None
+    return {"doing": "writing", "done": done, "total": total} if machine.snapshots.writing is not None else None
 
 
 def _transport(server: Server) -> str | None:

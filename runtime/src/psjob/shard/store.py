@@ -122,7 +122,7 @@ class Store(ShardProgress):
     def initialise(self, block: int, weights: torch.Tensor) -> bool:
         """Rank 0's values of a block, which are kept, no copy. True when this was the last one missing.
 
-        Values that are given again are left: a cut of the first ones may hold the block already.
+        Values that are given again are left: a snapshot of the first ones may hold the block already.
         """
         cell = self.cells[block]
         with cell.lock:
@@ -226,10 +226,10 @@ class Store(ShardProgress):
         if (kept := self.kept) is not None:
             kept.beat(self.silence)
 
-    def note_cut(self, number: int) -> None:
-        """A cut is about to be ordered: no other process gives its number again."""
+    def note_snapshot(self, number: int) -> None:
+        """A snapshot is about to be ordered: no other process gives its number again."""
         if (kept := self.kept) is not None:
-            kept.note_cut(number)
+            kept.note_snapshot(number)
 
     def note_clip(self, version: int, factor: float) -> None:
         """An update is about to be ordered, or to be made, with a factor for all blocks: it has no other, in any process."""
@@ -472,7 +472,7 @@ class Store(ShardProgress):
         """A worker is absent from `clock` on; what waited for it goes on."""
         for block in self.cells.values():
             with block.lock:
-                block.forget(rank)  # first: who restores a cut that says it has left does not hear of it again
+                block.forget(rank)  # first: who restores a snapshot that says it has left does not hear of it again
         with self.lock:
             if not self.mode.rewinds_together:
                 # All that it pushed was answered before it left: what is not here was lost by a restore, and nobody can make it again.

@@ -84,7 +84,7 @@ class ServedTable(ServedState):
         self.table, self.n = table, n
         self.pending.clear()
         self.waiters.clear()
-        self._cut = None
+        self._snapshot = None
 
     def begin(self, ids: torch.Tensor, weights: torch.Tensor, hyperparameters: Sequence[Mapping[str, Any]]) -> None:
         """First values of rows, with the state that the rule gives to new ones."""
@@ -120,11 +120,11 @@ class ServedTable(ServedState):
             waiter.to.rows(self, waiter)
 
     def _hold_if_due(self) -> None:
-        if self._cut is None:
+        if self._snapshot is None:
             return
-        step, _, hold = self._cut
+        step, _, hold = self._snapshot
         if step < 0 or self._at_step(step):
-            self._cut = None
+            self._snapshot = None
             hold(self)
 
     def _apply(self, batch: list[PendingPush], clock: int, weights: Sequence[float] | None = None) -> None:
@@ -184,9 +184,9 @@ def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, hyperp
 
 @dataclass(frozen=True)
 class Chain:
-    """Files in which the rows of `tables` lie as they were at `cut`, the oldest first, with their bytes."""
+    """Files in which the rows of `tables` lie as they were at `snapshot`, the oldest first, with their bytes."""
 
-    cut: int | None = None
+    snapshot: int | None = None
     tables: tuple[RowTable, ...] = ()
     files: tuple[tuple[str, int], ...] = ()
 
@@ -198,29 +198,29 @@ class Chain:
 
 
 class HeldTable:
-    """A table at a cut. `lock` is the one that guards the table."""
+    """A table at a snapshot. `lock` is the one that guards the table."""
 
     def __init__(self, cell: ServedTable, full: bool, check: Callable[[], None]) -> None:
         self.table, self.n, self.lock, self._check = cell.table, cell.n, cell.lock, check
         self.spec: TableSpec = self.table.spec
-        self._cut = self.table.cut(changed_only=not full)
-        self.removed: torch.Tensor = self._cut.removed
-        self.counts: Rows = self._cut.counts
+        self._snapshot = self.table.snapshot(changed_only=not full)
+        self.removed: torch.Tensor = self._snapshot.removed
+        self.counts: Rows = self._snapshot.counts
 
     def sizes(self) -> list[int]:
         """Rows of each part."""
-        return self._cut.sizes()
+        return self._snapshot.sizes()
 
     def take(self, part: int) -> Rows:
-        """Rows of a part. Raises what `check` does, where the cut is void."""
+        """Rows of a part. Raises what `check` does, where the snapshot is void."""
         with self.lock:
             self._check()
-            return self._cut.take(part)
+            return self._snapshot.take(part)
 
     def release(self) -> None:
         """Pushes keep nothing for it any more."""
         with self.lock:
-            self._cut.release()
+            self._snapshot.release()
 
     def settle(self, kept: bool) -> None:
         """`kept`: its rows are saved; otherwise they are still to be."""
@@ -228,8 +228,8 @@ class HeldTable:
             self.table.settle(kept)
 
 
-class RowCuts:
-    """At most one cut at a time. `cells` are the shard's tables in order of their numbers."""
+class RowSnapshots:
+    """At most one snapshot at a time. `cells` are the shard's tables in order of their numbers."""
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder, self._run = folder, run
@@ -241,34 +241,34 @@ class RowCuts:
         """What the newest manifest names, and what was written after it."""
 
     def begin(self, cells: Sequence[ServedTable], base: int | None) -> None:
-        """A cut is ordered; `base` is the one that the newest manifest holds, which says whether what was written last is saved."""
+        """A snapshot is ordered; `base` is the one that the newest manifest holds, which says whether what was written last is saved."""
         with self._lock:
             before, self._held, self._cells, self._void = self._held, {}, list(cells), False
-        kept = base is not None and self._written.cut == base
+        kept = base is not None and self._written.snapshot == base
         for held in before.values():
             held.settle(kept)
         if kept:
             self._saved = self._written
-        if self._saved.cut != base or any(a is not b.table for a, b in zip(self._saved.tables, cells, strict=False)):
+        if self._saved.snapshot != base or any(a is not b.table for a, b in zip(self._saved.tables, cells, strict=False)):
             self._saved = Chain()  # of another manifest, or the tables came from one since
         self._full = not self._saved.may_grow(sum(_changed_bytes(cell) for cell in cells))
 
     def hold(self, cell: ServedTable) -> None:
-        """A table has come to the cut; its lock is held by the caller."""
+        """A table has come to the snapshot; its lock is held by the caller."""
         with self._lock:
             self._held[cell.number] = HeldTable(cell, self._full, self._check)
 
     def complete(self) -> bool:
-        """Has every table come to the cut?"""
+        """Has every table come to the snapshot?"""
         return len(self._held) == len(self._cells)
 
     def release(self) -> None:
-        """The cut is written, or will not be: pushes keep nothing for it any more. Not with a table's lock held."""
+        """The snapshot is written, or will not be: pushes keep nothing for it any more. Not with a table's lock held."""
         for held in list(self._held.values()):
             held.release()
 
     def void(self) -> None:
-        """The cut is given up: what it holds is still to be saved. Not with a table's lock held."""
+        """The snapshot is given up: what it holds is still to be saved. Not with a table's lock held."""
         with self._lock:
             self._void = True
             before, self._held, self._written = self._held, {}, Chain()
@@ -279,10 +279,10 @@ class RowCuts:
         """Size of the rows that are held."""
         return sum(bytes_of(held.spec, sum(held.sizes())) for held in list(self._held.values()))
 
-    def write(self, cut: int, stem: str, moved: Moved | None = None) -> dict[str, Any] | None:
+    def write(self, snapshot: int, stem: str, moved: Moved | None = None) -> dict[str, Any] | None:
         """Write what is held to `<stem>-rows.safetensors`; what the coordinator hears of it, None without tables.
 
-        Raises CheckpointProblem, and Voided where the cut was given up meanwhile.
+        Raises CheckpointProblem, and Voided where the snapshot was given up meanwhile.
         """
         if not self._cells:
             return None
@@ -290,7 +290,7 @@ class RowCuts:
         fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run}, moved)
         self.release()
         files = () if self._full else self._saved.files
-        chain = Chain(cut, tuple(table.table for table in held), (*files, (fact.name, fact.bytes)))
+        chain = Chain(snapshot, tuple(table.table for table in held), (*files, (fact.name, fact.bytes)))
         with self._lock:
             self._written = chain
         return {"file": fact.to_json(), "chain": [name for name, _ in chain.files], "versions": [table.n for table in held]}

@@ -7,8 +7,8 @@ all its counts are halved, so that old noise does not fill it.
 
 `merge` makes one gradient per row of the pushes of several workers, added in rank order, so that the same pushes give the same bits.
 
-`RowCut` holds rows as they stood at one moment, read bit by bit while pushes go on. A push that is about to change a row which the cut
-still owes keeps the row's image first; nothing else is copied at the cut.
+`RowSnapshot` holds rows as they stood at one moment, read bit by bit while pushes go on. A push that is about to change a row which the
+snapshot still owes keeps the row's image first; nothing else is copied at the snapshot.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class RowTable:
         self._owed = reserve(self._slab.limit, 0, torch.uint8)
         self._counts = Counts() if spec.admit_after > 1 else None
         self._removed: list[torch.Tensor] = []
-        self._cut: RowCut | None = None
+        self._snapshot: RowSnapshot | None = None
         self._images: Rows | None = None
         self._clock = 0
         self._looked = -1
@@ -194,8 +194,8 @@ class RowTable:
         slots = torch.unique(slots[slots >= 0])
         if not len(slots):
             return
-        if self._cut is not None:
-            self._cut.keep(slots)
+        if self._snapshot is not None:
+            self._snapshot.keep(slots)
         gone = self._slab.ids.index_select(0, slots)
         self._index.delete(gone)
         self._removed.append(gone)
@@ -206,42 +206,42 @@ class RowTable:
 
     @property
     def changed_bytes(self) -> int:
-        """Size of what a cut of the changes would hold."""
+        """Size of what a snapshot of the changes would hold."""
         counts = 0 if self._counts is None else self._counts.changed_bytes
         return self.changed_since_mark() * self._slab.row_bytes + counts
 
     def changed_since_mark(self) -> int:
-        """Rows that came, changed or went since the last cut that was kept."""
+        """Rows that came, changed or went since the last snapshot that was kept."""
         return int(self._changed[: self._slab.top].sum()) + sum(len(ids) for ids in self._removed)
 
-    def cut(self, changed_only: bool) -> RowCut:
+    def snapshot(self, changed_only: bool) -> RowSnapshot:
         """The rows as they are now, for reading while pushes go on; `settle` ends it. One at a time."""
-        if self._cut is not None:
-            raise ValueError(f"table {self.spec.name}: the cut before is still being read")
+        if self._snapshot is not None:
+            raise ValueError(f"table {self.spec.name}: the snapshot before is still being read")
         slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
         removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64, device="cpu")
-        self._cut = RowCut(self._slab, slots, removed, self._save_counts(changed_only), self._owed, self._images)
+        self._snapshot = RowSnapshot(self._slab, slots, removed, self._save_counts(changed_only), self._owed, self._images)
         self._changed[: self._slab.top] = 0
         self._removed = []
-        return self._cut
+        return self._snapshot
 
     def settle(self, kept: bool) -> None:
-        """The cut is done with. `kept`: what it held counts as saved; otherwise it is still to be saved."""
-        cut, self._cut = self._cut, None
-        if cut is None:
+        """The snapshot is done with. `kept`: what it held counts as saved; otherwise it is still to be saved."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
             return
-        cut.release()
-        self._images = cut.leave()
+        snapshot.release()
+        self._images = snapshot.leave()
         if not kept:
-            live = cut.slots.long()
+            live = snapshot.slots.long()
             live = live[self._slab.seen[live] >= 0]
             self._changed.index_fill_(0, live, 1)
-            self._removed.insert(0, cut.removed)
+            self._removed.insert(0, snapshot.removed)
             if self._counts is not None:
-                self._counts.changed[cut.counts["buckets"]] = True
+                self._counts.changed[snapshot.counts["buckets"]] = True
 
     def export(self, changed_only: bool = False) -> Rows:
-        """All rows (or those changed since the last cut that was kept) as tensors by plane; nothing is marked."""
+        """All rows (or those changed since the last snapshot that was kept) as tensors by plane; nothing is marked."""
         slots = self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()
         return {name: plane.index_select(0, slots) for name, plane in self._slab.all().items()}
 
@@ -337,23 +337,23 @@ class RowTable:
         return saved
 
     def _about_to_change(self, slots: torch.Tensor) -> None:
-        if self._cut is not None:
-            self._cut.keep(slots)
+        if self._snapshot is not None:
+            self._snapshot.keep(slots)
         self._changed.index_fill_(0, slots, 1)
 
 
 PART_BYTES: Final = 4 << 20
 SPARE_BYTES: Final = 64 << 20
-"""So much memory for images is kept for the next cut: pages that were used before cost a fifth of fresh ones."""
+"""So much memory for images is kept for the next snapshot: pages that were used before cost a fifth of fresh ones."""
 
 Rows = dict[str, torch.Tensor]
 """Tensors of equal length by plane: ids, seen, weights and the state of the rule."""
 
 
-class RowCut:
+class RowSnapshot:
     """The rows `slots` (int32) at this moment; `removed` are ids that went since the mark before. All calls under the table's lock.
 
-    `owed` is a flag a slot; `images` is memory that an earlier cut has left.
+    `owed` is a flag a slot; `images` is memory that an earlier snapshot has left.
     """
 
     def __init__(
@@ -416,6 +416,6 @@ class RowCut:
         self._owed.index_fill_(0, self.slots.long(), 0)
 
     def leave(self) -> Rows | None:
-        """Memory for the images of the next cut, unless that is too much to keep."""
+        """Memory for the images of the next snapshot, unless that is too much to keep."""
         images, self._images = self._images, None
         return images if self._kept * self._slab.row_bytes <= SPARE_BYTES else None

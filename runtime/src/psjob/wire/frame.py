@@ -142,11 +142,11 @@ class Flag:
     SKIP: Final = 2
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
     STORE: Final = 4
-    """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
+    """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a snapshot: this worker is to store its weights."""
     HELD: Final = 16
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
-    CUT: Final = 8
-    """The reply's version is the step of a cut: send the resume record for it."""
+    SNAPSHOT: Final = 8
+    """The reply's version is the step of a snapshot: send the resume record for it."""
     LENT: Final = 32
     """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
     PLACE: Final = 64

@@ -671,7 +671,7 @@ class ShardConnection:
             self.ends.blocks.note(header)
             if not header.info:
                 self.none.pop(header.block, None)
-            if header.flags & Flag.CUT and self.index == 0:
-                told = e.CutTold(request.clock + (request.kind is Kind.PUSH), bool(header.flags & Flag.STORE))
+            if header.flags & Flag.SNAPSHOT and self.index == 0:
+                told = e.SnapshotTold(request.clock + (request.kind is Kind.PUSH), bool(header.flags & Flag.STORE))
                 state.machine.handle(told, 0.0)
             self._settle(request)

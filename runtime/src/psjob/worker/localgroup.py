@@ -226,7 +226,7 @@ class LeaderSession(WorkerSession):
                 record = None
         self.idle.at(machine.clock, time.monotonic())
         self.handle(e.AtStepBoundary(record, True, self.idle.told), self.exchange.packs)
-        self.at_step_boundary(machine.cut_clock == machine.clock)
+        self.at_step_boundary(machine.snapshot_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def answer(self) -> None:

@@ -41,7 +41,7 @@ from psjob.worker.stage_connections import StageConnections
 from psjob.worker.state import TICK_SECONDS, SessionState
 
 SMALL_RECORD = 64 << 10
-"""A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
+"""A record of at most this many bytes goes to the coordinator with every clock, a larger one at snapshots only."""
 STATE_SECONDS = 60.0
 log = logging.getLogger("psjob.worker")
 
@@ -88,7 +88,7 @@ class WorkerSession:
         """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
-        self.at_step_boundary: Callable[[bool], None] = lambda _cut: None
+        self.at_step_boundary: Callable[[bool], None] = lambda _snapshot: None
         """Told that the script stands between two steps, and whether a checkpoint is made of this one."""
 
     def use(self, exchange: Exchange, overlap: Overlap | None = None) -> None:
@@ -133,9 +133,9 @@ class WorkerSession:
         return asked
 
     def step_boundary(self, make_record: Callable[[], bytes], large: bool = False) -> None:
-        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises SessionEnd.
+        """The script stands between two steps: hand in the record, take part in a snapshot, stop if asked. Raises SessionEnd.
 
-        `large`: a record holds state of the model's size, so it is made for cuts only.
+        `large`: a record holds state of the model's size, so it is made for snapshots only.
         """
         self.check()
         machine, residuals = self.machine, self.exchange.compression
@@ -147,13 +147,13 @@ class WorkerSession:
         small = record is not None and len(record) <= SMALL_RECORD
         settled = machine.stands(small)
         if settled:
-            self.exchange.finish()  # under overlap the answers that tell of a cut may still be under way
+            self.exchange.finish()  # under overlap the answers that tell of a snapshot may still be under way
         if not machine.needs_record(small):
             record = None
         elif record is None:
             record = make_record()
         self.handle(e.AtStepBoundary(record, settled, self.idle.told), self.exchange.packs)
-        self.at_step_boundary(machine.cut_clock == machine.clock)
+        self.at_step_boundary(machine.snapshot_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
 
     def _measure(self, last: bool = False) -> None:

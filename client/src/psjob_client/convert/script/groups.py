@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from psjob_client.convert.script.text import ENDS_IN, GROUP, HOROVOD, Edit, Remark, Work, constant, keyword
+from psjob_client.convert.script.text import ENDS_IN, GROUP, HOROVOD, Edit, Remark, ScriptEdits, constant, keyword
 
 DROPPED = frozenset(
     {f"{GROUP}.{name}" for name in ("init_process_group", "destroy_process_group")}
@@ -40,7 +40,7 @@ QUIET = (
 """Parts of expressions that do nothing but give a value."""
 
 
-def convert_groups(work: Work) -> None:
+def convert_groups(work: ScriptEdits) -> None:
     """Take out what starts and ends groups; ranks become psjob's."""
     for call in work.calls():
         full = work.full(call.func)
@@ -55,7 +55,7 @@ def convert_groups(work: Work) -> None:
     _ranks(work)
 
 
-def _devices(work: Work) -> None:
+def _devices(work: ScriptEdits) -> None:
     """A rank that is a GPU's number too: each worker counts its own GPUs from 0."""
     spawned = {
         function.args.args[0].arg
@@ -69,7 +69,7 @@ def _devices(work: Work) -> None:
             continue
         for given in (*call.args, *(one.value for one in call.keywords)):
             value = work.only_value(given.id) if isinstance(given, ast.Name) else given
-            if (isinstance(given, ast.Name) and given.id in spawned) or rank_of(work, value) == "rank":
+            if (isinstance(given, ast.Name) and given.id in spawned) or rank_kind(work, value) == "rank":
                 work.remarks.add(
                     Remark(
                         call.lineno,
@@ -79,7 +79,7 @@ def _devices(work: Work) -> None:
                 )
 
 
-def _drop(work: Work, call: ast.Call) -> None:
+def _drop(work: ScriptEdits, call: ast.Call) -> None:
     alone = work.stands_alone(call)
     if alone is None:
         work.tell(call, f"{work.text.of(call.func)}(…) is a part of a larger expression: take it out")
@@ -88,7 +88,7 @@ def _drop(work: Work, call: ast.Call) -> None:
     work.seen.update(ast.walk(call))
 
 
-def _barrier(work: Work, call: ast.Call) -> None:
+def _barrier(work: ScriptEdits, call: ast.Call) -> None:
     alone = work.stands_alone(call)
     name = work.text.of(call.func)
     if alone is None:
@@ -102,7 +102,7 @@ def _barrier(work: Work, call: ast.Call) -> None:
     )
 
 
-def _spawn(work: Work, call: ast.Call) -> None:
+def _spawn(work: ScriptEdits, call: ast.Call) -> None:
     """`mp.spawn(main, args=(a, b), nprocs=n)` becomes `main(rank, a, b)`: psjob starts the processes."""
     alone, function, given = work.stands_alone(call), keyword(call, "fn", 0), keyword(call, "args", 1)
     if alone is None or not isinstance(function, ast.Name) or not isinstance(given, ast.Tuple | None):
@@ -124,7 +124,7 @@ def _spawn(work: Work, call: ast.Call) -> None:
     )
 
 
-def rank_of(work: Work, node: ast.AST | None) -> str:
+def rank_kind(work: ScriptEdits, node: ast.AST | None) -> str:
     """`rank` or `world` where an expression is one of them, else empty."""
     if not isinstance(node, ast.Call):
         return ""
@@ -137,7 +137,7 @@ def rank_of(work: Work, node: ast.AST | None) -> str:
     return ""
 
 
-def variable(work: Work, node: ast.AST) -> tuple[str, object]:
+def variable(work: ScriptEdits, node: ast.AST) -> tuple[str, object]:
     """Name and default of an environment variable that an expression reads; the name is empty where it reads none."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and work.full(node.value) == "os.environ":
         return str(constant(node.slice)), None
@@ -147,7 +147,7 @@ def variable(work: Work, node: ast.AST) -> tuple[str, object]:
     return "", None
 
 
-def _variables(work: Work) -> None:
+def _variables(work: ScriptEdits) -> None:
     """LOCAL_RANK is set in workers of several processes only; addresses are nobody's business any more."""
     for node in ast.walk(work.text.tree):
         if isinstance(node, ast.Assign) and _is_address(work, node.targets):
@@ -165,7 +165,7 @@ def _variables(work: Work) -> None:
             _local_rank(work, node, "int(", f"{system}.environ", ")")
 
 
-def _local_rank(work: Work, node: ast.expr, head: str, environment: str, tail: str) -> None:
+def _local_rank(work: ScriptEdits, node: ast.expr, head: str, environment: str, tail: str) -> None:
     """In quotes that no f-string around it is in."""
     outer = [work.text.of(one).lstrip("fFrR")[:1] for one in work.text.owners(node) if isinstance(one, ast.JoinedStr)]
     quote = next((one for one in ('"', "'") if one not in outer), None)
@@ -175,18 +175,18 @@ def _local_rank(work: Work, node: ast.expr, head: str, environment: str, tail: s
     work.replace(node, f"{head}{environment}.get({quote}LOCAL_RANK{quote}, {quote}0{quote}){tail}")
 
 
-def _is_address(work: Work, targets: list[ast.expr]) -> bool:
+def _is_address(work: ScriptEdits, targets: list[ast.expr]) -> bool:
     """`os.environ["MASTER_ADDR"] = …`."""
     (target, *others) = targets
     of_environment = not others and isinstance(target, ast.Subscript) and work.full(target.value) == "os.environ"
     return of_environment and isinstance(target, ast.Subscript) and constant(target.slice) in MEETING
 
 
-def _ranks(work: Work) -> None:
+def _ranks(work: ScriptEdits) -> None:
     for node in ast.walk(work.text.tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and constant(node.comparators[0]) == 0:
             _compared(work, node)
-        elif found := rank_of(work, node):
+        elif found := rank_kind(work, node):
             work.replace(node, f"{work.ps}.{found}()")
             if found == "world":
                 _scaled(work, node)
@@ -196,20 +196,20 @@ def _ranks(work: Work) -> None:
             work.tell(node, f"{name} is not set in workers of one process: ask {work.ps}.world() > 1", by_hand=False)
 
 
-def _in_environment(work: Work, node: ast.Compare) -> bool:
+def _in_environment(work: ScriptEdits, node: ast.Compare) -> bool:
     return work.full(node.comparators[0]) == "os.environ"
 
 
-def _compared(work: Work, node: ast.Compare) -> None:
+def _compared(work: ScriptEdits, node: ast.Compare) -> None:
     """`rank == 0` becomes `ps.is_first()`."""
     first = f"{work.ps}.is_first()"
     said = {ast.Eq: first, ast.NotEq: f"not {first}", ast.Gt: f"not {first}"}.get(type(node.ops[0]))
     value = work.only_value(node.left.id) if isinstance(node.left, ast.Name) else node.left
-    if said is not None and rank_of(work, value) == "rank" and type(constant(node.comparators[0])) is int:
+    if said is not None and rank_kind(work, value) == "rank" and type(constant(node.comparators[0])) is int:
         work.replace(node, said)
 
 
-def _scaled(work: Work, node: ast.AST) -> None:
+def _scaled(work: ScriptEdits, node: ast.AST) -> None:
     above = work.text.parents[node]
     if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Mult):
         work.tell(
@@ -220,11 +220,11 @@ def _scaled(work: Work, node: ast.AST) -> None:
         )
 
 
-def _read(work: Work, node: ast.Subscript | ast.Call) -> None:
+def _read(work: ScriptEdits, node: ast.Subscript | ast.Call) -> None:
     """A variable that is read in another way than as `int(os.environ["RANK"])`."""
     name, default = variable(work, node)
     above = work.text.parents[node]
-    if name not in {*VARIABLES, *MEETING} or rank_of(work, above):
+    if name not in {*VARIABLES, *MEETING} or rank_kind(work, above):
         return
     if isinstance(node, ast.Subscript) and name in VARIABLES:
         work.replace(node, f"str({work.ps}.{VARIABLES[name][0]}())")
@@ -239,7 +239,7 @@ def _read(work: Work, node: ast.Subscript | ast.Call) -> None:
         )
 
 
-def tell_the_rest(work: Work) -> None:
+def tell_the_rest(work: ScriptEdits) -> None:
     """Every use of torch.distributed and Horovod that is still there."""
     for node in ast.walk(work.text.tree):
         if not isinstance(node, ast.Name | ast.Attribute) or node in work.seen or isinstance(work.text.parents[node], ast.Attribute):
@@ -253,7 +253,7 @@ def tell_the_rest(work: Work) -> None:
         work.tell(whole, f"{work.text.of(node)}: {NO_GROUP}; {advice}")
 
 
-def convert_tidy(work: Work) -> None:
+def convert_tidy(work: ScriptEdits) -> None:
     """Take out what was left without a purpose, until nothing is."""
     before = -1
     while before != len(work.removed):
@@ -268,7 +268,7 @@ def convert_tidy(work: Work) -> None:
     _imports(work)
 
 
-def finished(work: Work) -> list[Edit]:
+def finished_edits(work: ScriptEdits) -> list[Edit]:
     """All edits, those of statements that were taken out among them: `pass` stays where a block would be empty."""
     edits = list(work.edits)
     kept = set()
@@ -282,7 +282,7 @@ def finished(work: Work) -> list[Edit]:
     return edits
 
 
-def _blocks(work: Work) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
+def _blocks(work: ScriptEdits) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
     for owner in ast.walk(work.text.tree):
         for _, value in ast.iter_fields(owner):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
@@ -294,12 +294,12 @@ def _is_docstring(owner: ast.AST, statement: ast.stmt) -> bool:
     return function and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _emptied(work: Work, owner: ast.AST, block: list[ast.stmt]) -> bool:
+def _emptied(work: ScriptEdits, owner: ast.AST, block: list[ast.stmt]) -> bool:
     rest = [one for one in block if one not in work.removed and not _is_docstring(owner, one)]
     return not rest and any(one in work.removed for one in block)
 
 
-def _without(work: Work, owner: ast.stmt) -> None:
+def _without(work: ScriptEdits, owner: ast.stmt) -> None:
     """The statement whose block is empty goes too, where that changes nothing."""
     if isinstance(owner, ast.If) and not owner.orelse and _is_quiet(work, owner.test):
         work.remove(owner)
@@ -312,14 +312,14 @@ def _without(work: Work, owner: ast.stmt) -> None:
             work.removed |= {owner, *(call for call in calls if call is not None)}
 
 
-def _is_quiet(work: Work, test: ast.AST) -> bool:
+def _is_quiet(work: ScriptEdits, test: ast.AST) -> bool:
     """Computing it changes nothing."""
     if isinstance(test, ast.Call):
-        return bool(rank_of(work, test)) or work.full(test.func) in HARMLESS
+        return bool(rank_kind(work, test)) or work.full(test.func) in HARMLESS
     return isinstance(test, QUIET) and all(_is_quiet(work, part) for part in ast.iter_child_nodes(test))
 
 
-def _unasked(work: Work, name: str) -> None:
+def _unasked(work: ScriptEdits, name: str) -> None:
     """A rank, or another plain value, that was asked for before and is no more."""
     value = work.only_value(name)
     if value is None or name in _words(work) or not all(work.is_gone(load) for load in work.names.loads[name]):
@@ -330,12 +330,12 @@ def _unasked(work: Work, name: str) -> None:
         work.remove(statement)
 
 
-def _words(work: Work) -> set[str]:
+def _words(work: ScriptEdits) -> set[str]:
     """Words of what was written anew."""
     return {word for edit in work.edits for word in re.findall(r"(?<![\w.])[^\W\d]\w*", edit.text)}
 
 
-def _imports(work: Work) -> None:
+def _imports(work: ScriptEdits) -> None:
     """Imports of which nothing is used any more go; others stay as they are."""
     words = _words(work)
     for statement in ast.walk(work.text.tree):
@@ -349,7 +349,7 @@ def _imports(work: Work) -> None:
             work.edits.append(Edit(*work.text.span(statement), ast.unparse(fewer)))
 
 
-def _is_unused(work: Work, statement: ast.stmt, alias: ast.alias, words: set[str]) -> bool:
+def _is_unused(work: ScriptEdits, statement: ast.stmt, alias: ast.alias, words: set[str]) -> bool:
     name = alias.asname or alias.name.partition(".")[0]
     loads = work.names.loads.get(name, [])
     if name in work.names.bound or name in words or not loads:
@@ -359,7 +359,7 @@ def _is_unused(work: Work, statement: ast.stmt, alias: ast.alias, words: set[str
     return all(work.is_gone(load) for load in loads)
 
 
-def _is_unused_module(work: Work, statement: ast.stmt, module: str, name: str) -> bool:
+def _is_unused_module(work: ScriptEdits, statement: ast.stmt, module: str, name: str) -> bool:
     """`import torch.distributed` names torch too."""
     used = [node for node in ast.walk(work.text.tree) if isinstance(node, ast.Attribute) and work.full(node).startswith(module)]
     others = [
@@ -370,7 +370,7 @@ def _is_unused_module(work: Work, statement: ast.stmt, module: str, name: str) -
     return bool(used) and free and all(work.is_gone(node) for node in used)
 
 
-def psjob_imported(work: Work) -> None:
+def psjob_imported(work: ScriptEdits) -> None:
     """`import psjob as ps`, behind the last import at the head of the script."""
     lines = sorted(work.imports)
     if not any(_imports_psjob(statement) for statement in outside_functions(work.text.tree.body)) and (
@@ -396,7 +396,7 @@ def psjob_imported(work: Work) -> None:
     work.edits.append(place)
 
 
-def names_psjob(work: Work) -> bool:
+def names_psjob(work: ScriptEdits) -> bool:
     """Does one of the edits name psjob?"""
     return work.ps in _words(work)
 

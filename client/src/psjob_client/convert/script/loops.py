@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from psjob_client.convert.script.text import HOROVOD, Edit, Work, assigned, constant, keyword
+from psjob_client.convert.script.text import HOROVOD, Edit, ScriptEdits, assigned, constant, keyword
 
 AROUND = ("enumerate", "tqdm", "track")
 """Calls that give the items of their first argument."""
@@ -29,7 +29,7 @@ LINE = "after model and optimizer are made, write: model, opt = ps.attach(model,
 class Loops:
     """What of a script trains."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ScriptEdits) -> None:
         self.work = work
         self.functions: dict[str, list[ast.AST]] = {}
         for node in ast.walk(work.text.tree):
@@ -65,7 +65,7 @@ def _called(node: ast.AST) -> str:
     return node.func.attr if of_self and isinstance(node.func, ast.Attribute) else ""
 
 
-def convert_loops(work: Work) -> None:
+def convert_loops(work: ScriptEdits) -> None:
     """Shard the loops over loaders that train, and let the loops around them be epochs."""
     loops = Loops(work)
     every = [node for node in ast.walk(work.text.tree) if isinstance(node, ast.For) and loops.trains(node)]
@@ -115,21 +115,21 @@ def _given(loops: Loops, loop: ast.For, items: ast.expr) -> set[str]:
     return found
 
 
-def inside(work: Work, items: ast.expr) -> ast.expr:
+def inside(work: ScriptEdits, items: ast.expr) -> ast.expr:
     """Without enumerate and progress bars."""
     while isinstance(items, ast.Call) and items.args and work.text.of(items.func).rpartition(".")[2] in AROUND:
         items = items.args[0]
     return items
 
 
-def _over_sharded(work: Work, loop: ast.For) -> bool:
+def _over_sharded(work: ScriptEdits, loop: ast.For) -> bool:
     """The loop's loader was given by `ps.shard` before."""
     items = inside(work, loop.iter)
     value = work.only_value(items.id) if isinstance(items, ast.Name) else None
     return isinstance(value, ast.Call) and work.full(value.func) == SHARD
 
 
-def _is_range(work: Work, loop: ast.For) -> ast.Call | None:
+def _is_range(work: ScriptEdits, loop: ast.For) -> ast.Call | None:
     items = inside(work, loop.iter)
     named = (
         isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id == "range" and "range" not in work.names.bound
@@ -161,7 +161,7 @@ def _loader_loops(loops: Loops, every: Iterable[ast.For]) -> list[ast.For]:
     return [loop for loop in found if not any(other is not loop and loop in loops.reaches(other) for other in found)]
 
 
-def _inside(work: Work, loop: ast.For, others: set[ast.For]) -> bool:
+def _inside(work: ScriptEdits, loop: ast.For, others: set[ast.For]) -> bool:
     return any(owner in others for owner in work.text.owners(loop))
 
 
@@ -182,7 +182,7 @@ def _epochs(loops: Loops, every: Iterable[ast.For], found: list[ast.For]) -> Non
         work.tell(one, f"the loop around training begins at its first turn after a restart, unless it is {BY_HAND}", by_hand=False)
 
 
-def _as_epochs(work: Work, loop: ast.For, call: ast.Call) -> None:
+def _as_epochs(work: ScriptEdits, loop: ast.For, call: ast.Call) -> None:
     first = constant(call.args[0]) if len(call.args) == 2 else 0
     whole = isinstance(first, int) and not isinstance(first, bool)
     alone = work.text.starts_its_line(loop.body[0]) and isinstance(loop.target, ast.Name)
@@ -219,7 +219,7 @@ def _as_epochs(work: Work, loop: ast.For, call: ast.Call) -> None:
     work.edits.append(Edit(start, start, f"{work.text.indent(body)}{line}{work.text.newline}"))
 
 
-def convert_data(work: Work) -> None:
+def convert_data(work: ScriptEdits) -> None:
     """Take the samplers out of their loaders."""
     for call in work.calls():
         if work.full(call.func) in SAMPLERS:
@@ -227,7 +227,7 @@ def convert_data(work: Work) -> None:
     _of_loaders(work)
 
 
-def loaders(work: Work) -> dict[str, ast.Call]:
+def loaders(work: ScriptEdits) -> dict[str, ast.Call]:
     """The DataLoaders of the script, by the text of what they are called."""
     found = {}
     for node in ast.walk(work.text.tree):
@@ -237,13 +237,13 @@ def loaders(work: Work) -> dict[str, ast.Call]:
     return found
 
 
-def is_loader(work: Work, call: ast.Call) -> bool:
+def is_loader(work: ScriptEdits, call: ast.Call) -> bool:
     """Is this call DataLoader(…)?"""
     full = work.full(call.func) or work.text.of(call.func)
     return full.rpartition(".")[2] == LOADER
 
 
-def _sampler(work: Work, call: ast.Call) -> None:
+def _sampler(work: ScriptEdits, call: ast.Call) -> None:
     above = work.text.parents[call]
     if isinstance(above, ast.keyword) and _takes_sampler(work, above):
         _plain(work, above, call)
@@ -276,7 +276,7 @@ def _sampler(work: Work, call: ast.Call) -> None:
         work.tell(length, f"len({name}) became len({dataset.id}): the samples of all workers, not of one", by_hand=False)
 
 
-def _of_loaders(work: Work) -> None:
+def _of_loaders(work: ScriptEdits) -> None:
     """`loader.sampler`, which is no DistributedSampler any more."""
     given = [one for call in work.calls() if is_loader(work, call) for one in call.keywords if one.arg == "sampler"]
     ours = [one for one in given if one in work.seen]
@@ -292,12 +292,12 @@ def _of_loaders(work: Work) -> None:
             work.tell(node, f"{work.text.of(node)}: a loader has no DistributedSampler any more: take it out")
 
 
-def _takes_sampler(work: Work, given: ast.keyword) -> bool:
+def _takes_sampler(work: ScriptEdits, given: ast.keyword) -> bool:
     call = work.text.parents[given]
     return given.arg == "sampler" and isinstance(call, ast.Call) and is_loader(work, call)
 
 
-def _set_epoch(work: Work, load: ast.expr) -> ast.stmt | None:
+def _set_epoch(work: ScriptEdits, load: ast.expr) -> ast.stmt | None:
     """The statement `sampler.set_epoch(…)`."""
     attribute = work.text.parents[load]
     call = work.text.parents[attribute]
@@ -306,20 +306,20 @@ def _set_epoch(work: Work, load: ast.expr) -> ast.stmt | None:
     return None
 
 
-def _is_asked(work: Work, load: ast.Name) -> bool:
+def _is_asked(work: ScriptEdits, load: ast.Name) -> bool:
     """`sampler is None` and the like as the loader's `shuffle`, which is written anew."""
     compared = work.text.parents[load]
     above = work.text.parents[compared]
     return isinstance(compared, ast.Compare) and isinstance(above, ast.keyword) and above.arg == "shuffle"
 
 
-def _is_counted(work: Work, load: ast.Name) -> bool:
+def _is_counted(work: ScriptEdits, load: ast.Name) -> bool:
     """`len(sampler)`."""
     call = work.text.parents[load]
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "len" and call.args == [load]
 
 
-def _plain(work: Work, given: ast.keyword, sampler: ast.Call) -> None:
+def _plain(work: ScriptEdits, given: ast.keyword, sampler: ast.Call) -> None:
     """The loader shuffles as its sampler did."""
     loader = work.text.parents[given]
     assert isinstance(loader, ast.Call)
@@ -343,7 +343,7 @@ def _plain(work: Work, given: ast.keyword, sampler: ast.Call) -> None:
     _lengths(work, loader)
 
 
-def _lengths(work: Work, loader: ast.Call) -> None:
+def _lengths(work: ScriptEdits, loader: ast.Call) -> None:
     """`len(loader)` was one process's."""
     target = assigned(work.text.parents[loader])[0]
     name = work.text.of(target) if target is not None else ""
@@ -367,7 +367,7 @@ class Made:
     """It is Horovod's around another one, and the whole statement is replaced."""
 
 
-def convert_wrapping(work: Work) -> None:
+def convert_wrapping(work: ScriptEdits) -> None:
     """Take the wrappers off, and attach."""
     wrapped = _unwrap(work)
     _wrapped_uses(work, wrapped)
@@ -375,7 +375,7 @@ def convert_wrapping(work: Work) -> None:
         _attach(work, wrapped)
 
 
-def _unwrap(work: Work) -> dict[str, ast.Call]:
+def _unwrap(work: ScriptEdits) -> dict[str, ast.Call]:
     """By the text of what each wrapped model is called."""
     found: dict[str, ast.Call] = {}
     for call in work.calls():
@@ -400,7 +400,7 @@ def _unwrap(work: Work) -> dict[str, ast.Call]:
     return found
 
 
-def _wrapped_uses(work: Work, wrapped: dict[str, ast.Call]) -> None:
+def _wrapped_uses(work: ScriptEdits, wrapped: dict[str, ast.Call]) -> None:
     """`model.module` and `model.no_sync()` of what was wrapped."""
     if not wrapped:
         return
@@ -417,11 +417,11 @@ def _wrapped_uses(work: Work, wrapped: dict[str, ast.Call]) -> None:
             work.tell(node, f"{name}.module: if {name} is the model that was wrapped, write {name}")
 
 
-def _comes_after(work: Work, node: ast.Attribute, call: ast.Call) -> bool:
+def _comes_after(work: ScriptEdits, node: ast.Attribute, call: ast.Call) -> bool:
     return work.text.scope(node) is work.text.scope(call) and node.lineno > call.lineno
 
 
-def _attach(work: Work, wrapped: dict[str, ast.Call]) -> None:
+def _attach(work: ScriptEdits, wrapped: dict[str, ast.Call]) -> None:
     plain = _optimizers(work)
     made = _horovods(work)
     there = {one.statement for one in made}
@@ -445,7 +445,7 @@ def _attach(work: Work, wrapped: dict[str, ast.Call]) -> None:
         _attach_one(work, made, wrapped)
 
 
-def _horovods(work: Work) -> list[Made]:
+def _horovods(work: ScriptEdits) -> list[Made]:
     """Horovod's optimizers: each around another that has a name, or around one that is made in its place."""
     found = []
     for call in work.calls():
@@ -466,7 +466,7 @@ def _horovods(work: Work) -> list[Made]:
     return found
 
 
-def _options(work: Work, call: ast.Call) -> None:
+def _options(work: ScriptEdits, call: ast.Call) -> None:
     for given in call.keywords:
         if given.arg == "compression":
             work.tell(given.value, "compression: is set in the manifest, such as spec.training.compression.push: fp16", by_hand=False)
@@ -474,7 +474,7 @@ def _options(work: Work, call: ast.Call) -> None:
             work.tell(given.value, f"{given.arg or '**'} of Horovod's optimizer is left out: psjob has no such option", by_hand=False)
 
 
-def _optimizers(work: Work) -> list[Made]:
+def _optimizers(work: ScriptEdits) -> list[Made]:
     """Assignments of a call that is an optimizer of torch, or takes parameters and gives what has zero_grad."""
     stepped = {
         work.text.of(node.value) for node in ast.walk(work.text.tree) if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
@@ -492,7 +492,7 @@ def _optimizers(work: Work) -> list[Made]:
     return found
 
 
-def _attach_one(work: Work, made: list[Made], wrapped: dict[str, ast.Call]) -> None:
+def _attach_one(work: ScriptEdits, made: list[Made], wrapped: dict[str, ast.Call]) -> None:
     last = made[-1]
     models = {model for one in made if (model := _model(work, one, wrapped))}
     if len(models) != 1:
@@ -522,7 +522,7 @@ def _attach_one(work: Work, made: list[Made], wrapped: dict[str, ast.Call]) -> N
             work.tell(one.statement, f"{one.target} is wrapped in some cases only: take Horovod's optimizer off; {LINE}")
 
 
-def _trains_between(work: Work, made: list[Made], place: ast.stmt) -> bool:
+def _trains_between(work: ScriptEdits, made: list[Made], place: ast.stmt) -> bool:
     """Does anything compute gradients before the last of the optimizers is made?"""
     loops = Loops(work)
     begun, end = min(one.statement.lineno for one in made), max(place.lineno, place.end_lineno or 0)
@@ -533,12 +533,12 @@ def _trains_between(work: Work, made: list[Made], place: ast.stmt) -> bool:
     )
 
 
-def _insert(work: Work, place: ast.stmt, line: str) -> None:
+def _insert(work: ScriptEdits, place: ast.stmt, line: str) -> None:
     work.inserted.append(line)
     work.edits.append(work.text.below(place, [line]))
 
 
-def _kept(work: Work, model: str, made: Made) -> str:
+def _kept(work: ScriptEdits, model: str, made: Made) -> str:
     """What the attached model is assigned to: `_` if its name is not the function's own, as it would hide the module's; empty if taken."""
     scope = work.text.scope(made.statement)
     if "." in model or not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -555,7 +555,7 @@ def _kept(work: Work, model: str, made: Made) -> str:
     return "" if work.names.loads.get("_") else "_"
 
 
-def _moved(work: Work, model: str, last: Made) -> None:
+def _moved(work: ScriptEdits, model: str, last: Made) -> None:
     """Tell where the model goes to its device after it was attached."""
     scope = work.text.scope(last.statement)
     for call in work.calls():
@@ -565,7 +565,7 @@ def _moved(work: Work, model: str, last: Made) -> None:
             work.tell(call, f"{work.text.of(call)[:60]}: if this comes after ps.attach, move the model before it", by_hand=False)
 
 
-def _model(work: Work, made: Made, wrapped: dict[str, ast.Call]) -> str:
+def _model(work: ScriptEdits, made: Made, wrapped: dict[str, ast.Call]) -> str:
     """The model whose parameters an optimizer is given, as it is written; empty where that is not seen."""
     roots = _roots(work, made.call)
     if not roots and made.wrapped:
@@ -580,7 +580,7 @@ def _model(work: Work, made: Made, wrapped: dict[str, ast.Call]) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def _roots(work: Work, call: ast.Call) -> set[str]:
+def _roots(work: ScriptEdits, call: ast.Call) -> set[str]:
     """Of what the parameters in a call's arguments are, also by way of a variable."""
     found = set()
     given = [*call.args, *(one.value for one in call.keywords)]
@@ -595,7 +595,7 @@ def _roots(work: Work, call: ast.Call) -> set[str]:
     return found
 
 
-def _common(work: Work, statements: list[ast.stmt]) -> ast.stmt:
+def _common(work: ScriptEdits, statements: list[ast.stmt]) -> ast.stmt:
     """The last statement of the innermost block that holds all of these."""
     for place in (statements[-1], *work.text.owners(statements[-1])):
         if isinstance(place, ast.stmt):

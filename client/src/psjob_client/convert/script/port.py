@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from psjob_client.convert.script.groups import (
     convert_groups,
     convert_tidy,
-    finished,
+    finished_edits,
     names_psjob,
     outside_functions,
     psjob_imported,
     tell_the_rest,
 )
 from psjob_client.convert.script.loops import convert_data, convert_loops, convert_wrapping
-from psjob_client.convert.script.text import BY_HAND, ENDS_IN, Remark, Text, Work, applied
+from psjob_client.convert.script.text import BY_HAND, ENDS_IN, Remark, ScriptEdits, Text, applied
 from psjob_client.problems import BadInput
 
 FOREIGN = {
@@ -78,7 +78,7 @@ def ported(script: str) -> Ported:
         BadInput: it is no Python, or trains with something that no edit turns into psjob.
     """
     text = Text(script)
-    work = Work.of(text)
+    work = ScriptEdits.of(text)
     _refuse(work)
     for name, meant in work.names.uncertain():
         if any(full.startswith(("torch.distributed", "horovod")) or full.endswith("DistributedDataParallel") for full in meant):
@@ -91,12 +91,12 @@ def ported(script: str) -> Ported:
         return Ported(script, script, tuple(sorted(work.remarks)))
     _saves(work)
     psjob_imported(work)
-    after = applied(text, finished(work))
-    check(work, after)
+    after = applied(text, finished_edits(work))
+    check_promises(work, after)
     return Ported(script, after, tuple(sorted(work.remarks)))
 
 
-def _refuse(work: Work) -> None:
+def _refuse(work: ScriptEdits) -> None:
     for node in ast.walk(work.text.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -121,7 +121,7 @@ def _refuse(work: Work) -> None:
                 )
 
 
-def _saves(work: Work) -> None:
+def _saves(work: ScriptEdits) -> None:
     saved = next((call for call in work.calls() if work.full(call.func) == "torch.save" and not work.is_gone(call)), None)
     if saved is not None:
         work.tell(
@@ -132,7 +132,7 @@ def _saves(work: Work) -> None:
         )
 
 
-def check(work: Work, after: str) -> None:
+def check_promises(work: ScriptEdits, after: str) -> None:
     """The new text is Python, has all that was put in, lost only what was taken out, and imports psjob before it is used.
 
     Raises:
@@ -177,7 +177,7 @@ def _kind(node: ast.AST) -> str:
     return "Assign" if isinstance(node, ASSIGNED) else type(node).__name__
 
 
-def _is_imported(work: Work, tree: ast.Module) -> bool:
+def _is_imported(work: ScriptEdits, tree: ast.Module) -> bool:
     """psjob is imported at the head of the module, before all that names it."""
     for statement in outside_functions(tree.body):
         if isinstance(statement, IMPORTS):

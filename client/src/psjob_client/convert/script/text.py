@@ -284,7 +284,7 @@ class Remark:
 
 
 @dataclass
-class Work:
+class ScriptEdits:
     """One script."""
 
     text: Text
@@ -302,7 +302,7 @@ class Work:
     """Uses of torch.distributed and Horovod that were dealt with, or told of."""
 
     @classmethod
-    def of(cls, text: Text) -> Work:
+    def of(cls, text: Text) -> ScriptEdits:
         """With nothing changed."""
         names = Names(text.tree)
         ours = [name for name, meant in names.imports.items() if meant == {ENDS_IN} and name not in names.bound]

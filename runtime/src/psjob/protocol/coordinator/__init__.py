@@ -1,1 +1,1 @@
-"""Members, clocks, cuts and the end of a run: the decisions of the process that has shard 0."""
+"""Members, clocks, snapshots and the end of a run: the decisions of the process that has shard 0."""

@@ -129,10 +129,10 @@ class ReadNewest:
 
 
 @dataclass(frozen=True)
-class CommitCut:
-    """Write the records, the buffers and the manifest of a cut. Answered by ManifestCommitted, ManifestUncommitted or TermFenced."""
+class CommitSnapshot:
+    """Write the records, the buffers and the manifest of a snapshot. Answered by ManifestCommitted, ManifestUncommitted or TermFenced."""
 
-    cut: int
+    snapshot: int
     term: int
     step: int
     mode: str
@@ -143,7 +143,7 @@ class CommitCut:
     tables: tuple[Mapping[str, Any], ...]
     workers: tuple[WorkerFacts, ...]
     parts: Mapping[int, Any]
-    """By shard: the `content` of its CutWritten."""
+    """By shard: the `content` of its SnapshotWritten."""
     records: Mapping[int, bytes] = field(default_factory=dict)
     """By rank."""
     initial: bytes = b""
@@ -157,7 +157,7 @@ class CommitCut:
 
 @dataclass(frozen=True)
 class SweepOrphans:
-    """Delete what cuts below number `before` have left and no manifest names. No answer."""
+    """Delete what snapshots below number `before` have left and no manifest names. No answer."""
 
     term: int
     before: int
@@ -194,6 +194,6 @@ class LeaveFenced:
 
 Action = (
     Log | Tell | HangUp | Welcome | Introduce | WishRecords | Order
-    | ClaimTerm | LookForClaim | ReadNewest | CommitCut | SweepOrphans | MeasureRoom | ReadWish
+    | ClaimTerm | LookForClaim | ReadNewest | CommitSnapshot | SweepOrphans | MeasureRoom | ReadWish
     | Leave | LeaveFenced
 )  # fmt: skip

@@ -16,7 +16,7 @@ from psjob.modes import Bounded, ServedMode, written
 from psjob.protocol.coordinator import actions, checkpoints, events
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.members import State
-from psjob.protocol.coordinator.schedule import Cut
+from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.protocol.messages import Finish, Stop
 from psjob.wire.frame import Kind
@@ -41,8 +41,8 @@ CONFIG_SECONDS = 2.0
 
 
 def tick(state: CoordinatorState) -> bool:
-    """Order the last checkpoint once it is time. True while an ending decides what is cut next."""
-    ending, cut, now = state.ending, state.cuts.current, state.now
+    """Order the last checkpoint once it is time. True while an ending decides which taken comes next."""
+    ending, taken, now = state.ending, state.snapshots.current, state.now
     for rank, since in list(ending.lone.items()):
         if ending.stop_by is None and now - since > LONE_SECONDS:
             del ending.lone[rank]
@@ -53,19 +53,19 @@ def tick(state: CoordinatorState) -> bool:
     leaving = bool(ending.leavers) and now - min(ending.leavers.values()) > TOGETHER_SECONDS
     finished = state.members.finished(state.job.policy)
     still = not state.members.alive
-    if cut is not None:
-        if cut.committing:
+    if taken is not None:
+        if taken.committing:
             return True
-        if ending.stop_by is not None and cut.step is not None and not cut.stop and state.furthest < cut.step:
-            checkpoints.stop_at(state, cut, cut.step)  # workers that stand still would never come to it
-        moving = cut.marks or cut.step is not None
-        if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < state.job.shards):
+        if ending.stop_by is not None and taken.step is not None and not taken.stop and state.furthest < taken.step:
+            checkpoints.stop_at(state, taken, taken.step)  # workers that stand still would never come to it
+        moving = taken.marks or taken.step is not None
+        if (not taken.final and (finished or still)) or (still and moving and len(taken.written) < state.job.shards):
             checkpoints.drop(state, "everyone is through")
-        elif ending.stop_by is not None and not cut.final and cut.step is not None and cut.step > checkpoints.last_reachable(state):
+        elif ending.stop_by is not None and not taken.final and taken.step is not None and taken.step > checkpoints.last_reachable(state):
             checkpoints.drop(state, "a worker that is gone never comes to it")
         else:
             return True
-    if (finished or ending.stop_by is not None) and not state.cuts.may_begin(now):
+    if (finished or ending.stop_by is not None) and not state.snapshots.may_begin(now):
         return True
     if finished and (still or leaving or not ending.leavers):
         # Where the workers step by themselves, the job's weights are those that the last to leave has stored.
@@ -75,12 +75,12 @@ def tick(state: CoordinatorState) -> bool:
         _begin_stop(state, still)
         return True
     if leaving and state.job.checkpoints:
-        state.cuts.requested = True
+        state.snapshots.requested = True
     return False
 
 
 def _begin_stop(state: CoordinatorState, still: bool) -> None:
-    """The last cut of a job that is asked to stop. Workers that are gone are not waited for: nobody starts them again."""
+    """The last snapshot of a job that is asked to stop. Workers that are gone are not waited for: nobody starts them again."""
     ending = state.ending
     if not (state.members.missing and state.mode.marks()):
         checkpoints.begin(state, stop=True, still=still)
@@ -93,10 +93,10 @@ def _begin_stop(state: CoordinatorState, still: bool) -> None:
         checkpoints.begin(state, stop=True, still=True)
 
 
-def committed(state: CoordinatorState, cut: Cut, made: CheckpointFacts) -> None:
+def committed(state: CoordinatorState, snapshot: Snapshot, made: CheckpointFacts) -> None:
     """A manifest is on disk: let go who waited for it."""
     ending = state.ending
-    if cut.final:
+    if snapshot.final:
         ending.over = True
         state.finish()
         state.tell_all(Kind.FINISHED)
@@ -110,13 +110,13 @@ def committed(state: CoordinatorState, cut: Cut, made: CheckpointFacts) -> None:
         elif made.workers[rank].left is not None:
             del ending.leavers[rank]
             state.tell(rank, Kind.LEFT)
-    if cut.stop:
+    if snapshot.stop:
         state.tell_all(Kind.STOPPED)
         _quit(state, contract.EXIT_RETRY)
 
 
 def stop_job(state: CoordinatorState) -> None:
-    """The whole job is asked to go (suspend, Ctrl-C): last cut, then everyone leaves."""
+    """The whole job is asked to go (suspend, Ctrl-C): last snapshot, then everyone leaves."""
     if state.ending.stop_by is None and not state.ending.over:
         state.ending.stop_by = state.now + STOP_SECONDS
         if not state.open:
@@ -125,9 +125,9 @@ def stop_job(state: CoordinatorState) -> None:
 
 def stop_worker(state: CoordinatorState, rank: int) -> None:
     """One worker is asked to go (drain); it may as soon as its record is here."""
-    cut = state.cuts.current
-    if state.ending.stop_by is not None and cut is not None and cut.stop:
-        state.tell(rank, Kind.STOP, clock=cut.step or 0)
+    snapshot = state.snapshots.current
+    if state.ending.stop_by is not None and snapshot is not None and snapshot.stop:
+        state.tell(rank, Kind.STOP, clock=snapshot.step or 0)
     state.ending.lone.setdefault(rank, state.now)
 
 
@@ -199,7 +199,7 @@ def wished(state: CoordinatorState, event: events.ModeWished) -> None:
     if event.request is not None and event.request != change.request:
         change.request = event.request
         if state.job.checkpoints:
-            state.cuts.ask(state.now)
+            state.snapshots.ask(state.now)
     if event.mode is None or event.mode == change.wish:
         return
     change.wish = event.mode
@@ -210,14 +210,14 @@ def wished(state: CoordinatorState, event: events.ModeWished) -> None:
 
 
 def _request(state: CoordinatorState) -> None:
-    if state.open and state.cuts.current is None and next_mode(state) is not None:
-        state.cuts.requested = True
+    if state.open and state.snapshots.current is None and next_mode(state) is not None:
+        state.snapshots.requested = True
 
 
-def change_mode(state: CoordinatorState, cut: Cut, made: CheckpointFacts) -> str | None:
+def change_mode(state: CoordinatorState, snapshot: Snapshot, made: CheckpointFacts) -> str | None:
     """A checkpoint is on disk: go over to the next mode, if there is one. Returns why all must go back to that checkpoint then."""
     mode = next_mode(state)
-    if mode is None or cut.final or cut.stop or not state.open:
+    if mode is None or snapshot.final or snapshot.stop or not state.open:
         return None
     before = written(state.mode)
     _take(state, mode)
@@ -246,7 +246,7 @@ def _fixed(state: CoordinatorState, rule: str) -> str | None:
 
 def _take(state: CoordinatorState, mode: ServedMode) -> None:
     state.mode = mode
-    state.cuts.follow(mode.marks(), mode.ahead)
+    state.snapshots.follow(mode.marks(), mode.ahead)
 
 
 def following(runs: ServedMode, wish: ServedMode) -> ServedMode | None:

@@ -193,10 +193,10 @@ class RecordCame:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands before `clock` and holds its pushes for `cut`."""
+    """A worker stands before `clock` and holds its pushes for `snapshot`."""
 
     stream: int
-    cut: int
+    snapshot: int
     clock: int
 
 
@@ -302,8 +302,8 @@ class Measured:
 class TookUp:
     """Before Started: shard 0's process goes on from the memory of one of the same attempt, which served its part of `layout`.
 
-    `workers` are how far each rank was there, and `cut` is the highest number that was given to a cut. `clip`: the order to clip that was
-    given last, as (version, factor).
+    `workers` are how far each rank was there, and `snapshot` is the highest number that was given to one. `clip`: the order to clip that
+    was given last, as (version, factor).
     """
 
     term: int
@@ -311,7 +311,7 @@ class TookUp:
     mode: str
     layout: Layout
     workers: tuple[WorkerFacts, ...]
-    cut: int
+    snapshot: int
     clip: tuple[int, float] | None = None
 
 
@@ -395,17 +395,17 @@ class NewestRead:
 
 @dataclass(frozen=True)
 class ManifestCommitted:
-    """A cut is a checkpoint."""
+    """A snapshot is a checkpoint."""
 
-    cut: int
+    snapshot: int
     made: CheckpointFacts
 
 
 @dataclass(frozen=True)
 class ManifestUncommitted:
-    """A cut could not be committed; what the coordinator had written of it is gone. `full`: the volume has no room."""
+    """A snapshot could not be committed; what the coordinator had written of it is gone. `full`: the volume has no room."""
 
-    cut: int
+    snapshot: int
     why: str
     full: bool
 

@@ -1,4 +1,4 @@
-"""The coordinator as a pure machine: it knows the members and their records, brings all shards to one term, cuts, and ends the job.
+"""The coordinator as a pure machine: it knows the members and their records, brings all shards to one term, takes snapshots, and ends it.
 
 Events and the time go in, actions come out. What it knows is one value, `CoordinatorState`. The functions that change it stand in a
 module for each subject: `recovery`, `membership`, `checkpoints`, `updates`, `ending`. Here is said which event leads where. Every order
@@ -79,10 +79,10 @@ def _tick(state: CoordinatorState, event: events.Tick) -> None:
     if ending.tick(state):
         return
     ending.look_at_config(state)
-    step, cuts = state.progress.step, state.cuts
-    if cuts.prepares(step, now):
+    step, snapshots = state.progress.step, state.snapshots
+    if snapshots.prepares(step, now):
         state.order_all(checkpoints.prepare(state))
-    if not cuts.due(step, now) or cuts.waits(step, state.job.shards, now):
+    if not snapshots.due(step, now) or snapshots.waits(step, state.job.shards, now):
         return
     if not updates.wait_for_records(state):
         checkpoints.begin(state)
@@ -163,17 +163,17 @@ def _of_disk(state: CoordinatorState, event: Event) -> bool:
 
 
 def _committed(state: CoordinatorState, event: events.ManifestCommitted) -> None:
-    """A cut is a checkpoint: what waited for it goes on."""
-    cut, made = checkpoints.committed(state, event), event.made
-    if cut is None:
+    """A snapshot is a checkpoint: what waited for it goes on."""
+    snapshot, made = checkpoints.committed(state, event), event.made
+    if snapshot is None:
         return
     if state.source is None:
         recovery.first_committed(state, made)
-    state.cuts.committed(made.step, state.now)
+    state.snapshots.committed(made.step, state.now)
     if state.updates is not None:
-        updates.cut_is_over(state, state.updates)
-    ending.committed(state, cut, made)
-    why = ending.change_mode(state, cut, made)
+        updates.snapshot_is_over(state, state.updates)
+    ending.committed(state, snapshot, made)
+    why = ending.change_mode(state, snapshot, made)
     if why is not None:
         recovery.rewind_all(state, why)
 
@@ -261,7 +261,7 @@ def _said(state: CoordinatorState, member: Member, event: Event) -> None:
         case events.Heartbeat(_, passes):
             member.passes_again += passes
         case events.CheckpointAsked():
-            state.cuts.ask(state.now)
+            state.snapshots.ask(state.now)
         case events.WorkerStops():
             ending.stop_worker(state, rank)
 

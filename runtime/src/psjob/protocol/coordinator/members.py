@@ -10,8 +10,8 @@ from typing import Any
 from psjob.protocol.coordinator.events import Stream, WorkerFacts
 
 KEPT_RECORDS = 2
-"""A worker's open clock and the one before: all that it can be placed at. A cut in flight keeps one more; a decided mode keeps those from
-the decided clock on, which are as many as a worker may be ahead of its decisions."""
+"""A worker's open clock and the one before: all that it can be placed at. A snapshot in flight keeps one more; a decided mode keeps
+those from the decided clock on, which are as many as a worker may be ahead of its decisions."""
 
 
 MOST_KEPT = 256 << 20
@@ -51,7 +51,7 @@ class Member:
     """How often shard 0 was restored before that; -1: it was not let in yet."""
 
     def keep(self, clock: int, record: bytes, pinned: int | None, since: int | None = None) -> None:
-        """Remember the record of `clock`; older ones go, but the one of the cut in flight, and those from `since` on."""
+        """Remember the record of `clock`; older ones go, but the one of the snapshot in flight, and those from `since` on."""
         self.records[clock] = record
         self.clock = max(self.clock, clock)
         for old in sorted(self.records)[:-KEPT_RECORDS]:
@@ -129,7 +129,7 @@ class Members:
         return not self.alive
 
     def missing_records(self, step: int | None, pins: Mapping[int, int]) -> set[int]:
-        """Live ranks whose record for a cut has not come: of `step`, or (None) of the clock each one marked or stands at."""
+        """Live ranks whose record for a snapshot has not come: of `step`, or (None) of the clock each one marked or stands at."""
         return {m.rank for m in self.live() if (pins.get(m.rank, m.clock) if step is None else step) not in m.records}
 
     def rewound(self, saved: Sequence[WorkerFacts], records: Mapping[int, bytes]) -> None:

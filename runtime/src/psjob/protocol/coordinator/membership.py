@@ -323,12 +323,12 @@ def _waits(state: CoordinatorState, now: float) -> Iterator[tuple[int, float]]:
 
 
 def _unmarked(state: CoordinatorState) -> Iterator[tuple[int, float]]:
-    """Workers whose mark for a cut is still to come: the others hold their pushes for it."""
-    cut = state.cuts.current
-    if cut is not None and cut.marks and cut.asked is not None and not cut.committing:
+    """Workers whose mark for a snapshot is still to come: the others hold their pushes for it."""
+    snapshot = state.snapshots.current
+    if snapshot is not None and snapshot.marks and snapshot.asked is not None and not snapshot.committing:
         for member in state.members.live():
-            if member.rank not in cut.pins:
-                yield member.rank, cut.asked
+            if member.rank not in snapshot.pins:
+                yield member.rank, snapshot.asked
 
 
 def _kept(state: CoordinatorState) -> Iterator[tuple[int, float]]:

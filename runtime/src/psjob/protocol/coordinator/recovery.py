@@ -45,7 +45,7 @@ def take_up(state: CoordinatorState, event: events.TookUp) -> None:
     """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
     state.taken = event
     state.term, state.restore_id = max(state.term, event.term), max(state.restore_id, event.recovery)
-    state.cuts.number = max(state.cuts.number, event.cut)
+    state.snapshots.number = max(state.snapshots.number, event.snapshot)
     if event.clip is not None:
         updates.take_up_norm(state, event.recovery, *event.clip)
 
@@ -152,7 +152,7 @@ def _begin(state: CoordinatorState, found: CheckpointFacts | None, why: str) -> 
         said = f" ({why})" if why else ""
         _leave_lost(state, f"no valid manifest in {state.job.folder}, though this run had a checkpoint{said}")
         return
-    state.emit(actions.SweepOrphans(state.term, state.cuts.number + 1))
+    state.emit(actions.SweepOrphans(state.term, state.snapshots.number + 1))
     state.source = found
     if found is not None:
         ending.take_mode_of(state, found)
@@ -313,8 +313,8 @@ def _rise(state: CoordinatorState, term: int) -> None:
 
 def ask_first_values(state: CoordinatorState) -> None:
     """Ask rank 0 for the run's first values, if it waits for that. While one of those before is being committed, it waits."""
-    cut, stream = state.cuts.current, state.waiting.get(0)
-    if stream is None or (cut is not None and cut.committing):
+    snapshot, stream = state.snapshots.current, state.waiting.get(0)
+    if stream is None or (snapshot is not None and snapshot.committing):
         return
     if state.phase == "fresh" or (state.initialising and stream.id != state.initialization.asked_of):
         _initialise(state, stream)
@@ -352,7 +352,7 @@ def initialised(state: CoordinatorState, event: messages.Initialised) -> None:
 
 def check_initialised(state: CoordinatorState) -> None:
     """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
-    if state.initialising and state.done >= state.only and state.initial and state.cuts.may_begin(state.now):
+    if state.initialising and state.done >= state.only and state.initial and state.snapshots.may_begin(state.now):
         checkpoints.begin(state, still=True)
 
 
@@ -521,7 +521,7 @@ def _open_all(state: CoordinatorState) -> None:
 def _let_in(state: CoordinatorState) -> None:
     """Training is on: who waits joins."""
     state.enter("open")
-    state.cuts.restart(state.progress.step, state.now)
+    state.snapshots.restart(state.progress.step, state.now)
     waiting = {**membership.opened(state), **state.waiting}
     state.waiting = {}
     for stream in waiting.values():

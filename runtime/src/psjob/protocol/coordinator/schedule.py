@@ -1,8 +1,8 @@
-"""When to checkpoint, and how far one cut has come. The caller tells the time and carries orders out.
+"""When to checkpoint, and how far one snapshot has come. The caller tells the time and carries orders out.
 
-A cut is given up for what is known, not for how long it takes. A shard says so, a stream ends, a worker can no longer hand in what is
+A snapshot is given up for what is known, not for how long it takes. A shard says so, a stream ends, a worker can no longer hand in what is
 needed, or a shard reports nothing of its writing for SILENCE_SECONDS. One wait has an end of its own: workers hold their pushes for a
-marked cut, and no longer than that is worth.
+marked snapshot, and no longer than that is worth.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from psjob.protocol.messages import CutWritten
+from psjob.protocol.messages import SnapshotWritten
 
 SILENCE_SECONDS = 20.0
-"""A shard that holds a cut tells how far it has written once a second. After so long without a word the cut is void."""
+"""A shard that holds a snapshot tells how far it has written once a second. After so long without a word the snapshot is void."""
 
 
 @dataclass
-class Cut:
+class Snapshot:
     """One try. `step` None: blocks are copied as they stand, with `marks` once every worker has marked its own step boundary.
 
     `ready`, `held` and `written` are of shard indices.
@@ -36,7 +36,7 @@ class Cut:
     ready: set[int] = field(default_factory=set)
     held: dict[int, float] = field(default_factory=dict)
     """When each shard that holds all of it last told of it."""
-    written: dict[int, CutWritten] = field(default_factory=dict)
+    written: dict[int, SnapshotWritten] = field(default_factory=dict)
     asked: float | None = None
     """When workers were asked for their marks."""
     lacking: set[int] | None = None
@@ -49,16 +49,16 @@ class Cut:
     """Its manifest is being written: only the disk can say what becomes of it."""
 
     def silent(self, now: float) -> int | None:
-        """A shard that holds the cut and has told nothing of its writing for too long."""
+        """A shard that holds the snapshot and has told nothing of its writing for too long."""
         return next((i for i, told in self.held.items() if i not in self.written and now - told > SILENCE_SECONDS), None)
 
 
 VIEWS = 1 << 15
-"""A cut's number has 32 bits on the wire."""
+"""A snapshot's number has 32 bits on the wire."""
 
 
-class Cuts:
-    """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None). `ahead` is the mode's."""
+class SnapshotSchedule:
+    """Decides when the next is taken. `interval` in seconds, `every` in steps; either may be absent (None). `ahead` is the mode's."""
 
     MARK_SECONDS = 10.0
     WRITING_SECONDS = 0.2
@@ -73,7 +73,7 @@ class Cuts:
     def __init__(self, interval: float | None, every: int | None, marks: bool, term: int = 0, ahead: int | None = 0) -> None:
         self.interval, self.every = interval, every
         self.follow(marks, ahead)
-        self.current: Cut | None = None
+        self.current: Snapshot | None = None
         # Above every number that an earlier coordinator gave: a worker that was released then must hold its pushes now.
         self.number = term % VIEWS << 16
         self.requested = False
@@ -82,9 +82,9 @@ class Cuts:
         self._not_before = 0.0
         self._lead = self.FIRST_LEAD
         self.prepared: set[int] | None = None
-        """The shards that have memory for cuts; None: nobody was asked since the last restore."""
+        """The shards that have memory for snapshots; None: nobody was asked since the last restore."""
         self._waited = False
-        """A cut was made since: memory is there, or is not worth another wait."""
+        """A snapshot was made since: memory is there, or is not worth another wait."""
         self._prepares_since = 0.0
         self._mark_seconds = self.MARK_SECONDS
         self._full = 0
@@ -107,7 +107,7 @@ class Cuts:
             self._not_before = min(self._not_before, now)
 
     def prepares(self, step: int, now: float) -> bool:
-        """Should the shards make memory ready for cuts? Once after a restore: when a cut is due, or half its distance in steps before."""
+        """Should the shards make memory ready? Once after a restore: when a snapshot is due, or half its distance in steps before."""
         if self.prepared is not None or not self.may_begin(now):
             return False
         half = self._next_step is not None and step + self._reach + (self.every or 0) // 2 >= self._next_step
@@ -117,14 +117,14 @@ class Cuts:
         return True
 
     def waits(self, step: int, shards: int, now: float) -> bool:
-        """Should a cut that is due wait for memory? One that is to stand at a multiple never does, another not for long."""
+        """Should a snapshot that is due wait for memory? One that is to stand at a multiple never does, another not for long."""
         at_multiple = self._next_step is not None and step + self._reach >= self._next_step
         if self.prepared is None or self._waited or at_multiple:
             return False
         return len(self.prepared) < shards and now - self._prepares_since < self.PREPARE_SECONDS
 
     def due(self, step: int, now: float) -> bool:
-        """Should a cut begin now?"""
+        """Should a snapshot begin now?"""
         if self.current is not None or now < self._not_before:
             return False
         if self.requested:
@@ -133,8 +133,10 @@ class Cuts:
         lead = 0 if self.marks else self._reach
         return by_time or (self._next_step is not None and step + lead >= self._next_step)
 
-    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False, most: float = math.inf) -> Cut:
-        """Name the next cut, where the furthest worker is at `step`, at `most` at most.
+    def begin(
+        self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False, most: float = math.inf
+    ) -> Snapshot:
+        """Name the next snapshot, where the furthest worker is at `step`, at `most` at most.
 
         `still`: nobody moves any more, so blocks are copied as they stand.
         """
@@ -146,17 +148,19 @@ class Cuts:
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
             named = int(min(named, most))
         self._waited = True
-        self.current = Cut(self.number, named, self.marks and not still, now, final, stop, requested=self.requested)
+        self.current = Snapshot(self.number, named, self.marks and not still, now, final, stop, requested=self.requested)
         self.requested = False
         return self.current
 
     def expired(self, now: float) -> bool:
         """Have workers held their pushes for too long, since another one computes a long step? Never once all shards have copied."""
-        cut = self.current
-        return cut is not None and cut.asked is not None and len(cut.held) < len(cut.ready) and now - cut.asked > self._mark_seconds
+        taken = self.current
+        return (
+            taken is not None and taken.asked is not None and len(taken.held) < len(taken.ready) and now - taken.asked > self._mark_seconds
+        )
 
     def drop(self) -> None:
-        """The cut in flight is void; when the next one is due stays as it was."""
+        """The snapshot in flight is void; when the next one is due stays as it was."""
         if self.current is not None:
             self.requested = self.requested or self.current.requested
         self.current = None
@@ -190,7 +194,7 @@ class Cuts:
         self._again(now, self._mark_seconds)
 
     def committed(self, step: int, now: float) -> None:
-        """The cut is a checkpoint."""
+        """The snapshot is a checkpoint."""
         self.current = None
         self._full = 0
         self._mark_seconds = self.MARK_SECONDS
@@ -203,7 +207,7 @@ class Cuts:
 
     @property
     def _reach(self) -> int:
-        """How far ahead of the slowest worker a cut is named."""
+        """How far ahead of the slowest worker a snapshot is named."""
         return self._lead + self._ahead
 
     def _again(self, now: float, delay: float) -> None:

@@ -21,7 +21,7 @@ from psjob.protocol.coordinator.decisions import Decisions, Orders
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.report import JobProgress, StageReport
-from psjob.protocol.coordinator.schedule import Cuts
+from psjob.protocol.coordinator.schedule import SnapshotSchedule
 from psjob.protocol.messages import Clip, Order, Where
 from psjob.wire.frame import Kind
 
@@ -127,17 +127,17 @@ class Hanging:
 
 @dataclass
 class CheckpointTries:
-    """What became of tries to checkpoint. `base` is the cut that the newest manifest of this coordinator holds."""
+    """What became of tries to checkpoint. `base` is the snapshot that the newest manifest of this coordinator holds."""
 
     base: int | None = None
-    """What has not changed since that cut need not be written again."""
+    """What has not changed since that snapshot need not be written again."""
     moved: dict[int, messages.BytesMoved] = field(default_factory=dict)
-    """By shard: how far it has written the cut in flight, or read the restore."""
+    """By shard: how far it has written the snapshot in flight, or read the restore."""
     away_since: float | None = None
     voided: dict[int, set[int]] = field(default_factory=dict)
-    """By cut that was given up: the shards that have nothing of it any more."""
+    """By snapshot that was given up: the shards that have nothing of it any more."""
     tries: int = 0
-    """Cuts in a row that came to nothing."""
+    """Snapshots in a row that came to nothing."""
     full: tuple[str, float] | None = None
     """Why there is no room, and the seconds until the next try."""
 
@@ -265,7 +265,7 @@ class CoordinatorState:
         self.hanging = Hanging()
         places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
         interval, every = (job.interval, job.every) if job.checkpoints else (None, None)
-        self.cuts = Cuts(interval, every, places, job.term, job.apart or self.mode.ahead)
+        self.snapshots = SnapshotSchedule(interval, every, places, job.term, job.apart or self.mode.ahead)
         self.tries = CheckpointTries()
         self.updates = CoordinatedUpdates() if self.mode.decided else None
         self.norms = NormSum()

@@ -16,12 +16,12 @@ from psjob.protocol import messages
 from psjob.protocol.coordinator import actions
 from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
 from psjob.protocol.coordinator.events import WorkerFacts
-from psjob.protocol.coordinator.schedule import Cut
+from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
 from psjob.protocol.messages import Clip, Decide, Where
 
 WISH_SECONDS = 10.0
-"""How long a cut waits for large records that are younger than the last cut's,"""
+"""How long a snapshot waits for large records that are younger than the last snapshot's,"""
 RECORD_SECONDS = 5.0
 """and then for those of the very clocks that it holds. After that older ones do: their workers make a few steps again."""
 EPSILON: Final = 1e-6
@@ -38,7 +38,7 @@ def begin(state: CoordinatorState, updates: CoordinatedUpdates, version: int, wo
     updates.orders = Orders(owning)
     clocks = {rank: worker.clock for rank, worker in enumerate(workers)}
     updates.decisions = Decisions(state.mode, owning, version, clocks, (m.rank for m in state.members.live()))
-    cut_is_over(state, updates)
+    snapshot_is_over(state, updates)
 
 
 def push_arrived(state: CoordinatorState, event: messages.PushArrived) -> None:
@@ -96,7 +96,7 @@ def missed(state: CoordinatorState, shard: int, carried: int | None) -> list[Dec
 
 
 def wait_for_records(state: CoordinatorState) -> bool:
-    """Should a cut that is due wait for newer records? Those that do not come at every step are asked for by every answer."""
+    """Should a snapshot that is due wait for newer records? Those that do not come at every step are asked for by every answer."""
     updates = state.updates
     if updates is None or not any(m.here and _behind(state, updates, m.rank) for m in state.members.all.values()):
         return False
@@ -111,9 +111,9 @@ def _behind(state: CoordinatorState, updates: CoordinatedUpdates, rank: int) -> 
     return member.left_at is None and max(member.records, default=-1) < decided_clock(updates, rank) - 1
 
 
-def hold(state: CoordinatorState, updates: CoordinatedUpdates, cut: Cut) -> dict[int, int]:
-    """Note what the cut holds: each worker's decided pushes. Returns who has left with none undecided, and at which clock."""
-    cut.clocks = clocks = {rank: decided_clock(updates, rank) for rank in state.members.all}
+def hold(state: CoordinatorState, updates: CoordinatedUpdates, snapshot: Snapshot) -> dict[int, int]:
+    """Note what the snapshot holds: each worker's decided pushes. Returns who has left with none undecided, and at which clock."""
+    snapshot.clocks = clocks = {rank: decided_clock(updates, rank) for rank in state.members.all}
     return {m.rank: m.left_at for m in state.members.all.values() if m.left_at is not None and m.left_at <= clocks[m.rank]}
 
 
@@ -121,22 +121,22 @@ def oldest_needed(state: CoordinatorState, rank: int) -> int | None:
     """The oldest record of a worker that a restore may need: that of its decided clock, or the newest before it. None: not decided."""
     if state.updates is None:
         return None
-    cut = state.cuts.current
-    clock = decided_clock(state.updates, rank) if cut is None or cut.clocks is None else cut.clocks[rank]
+    snapshot = state.snapshots.current
+    clock = decided_clock(state.updates, rank) if snapshot is None or snapshot.clocks is None else snapshot.clocks[rank]
     found = state.members[rank].newest(clock)
     return -1 if found is None else found
 
 
-def has_records(state: CoordinatorState, cut: Cut) -> bool:
-    """Are the records of a cut here, or has it waited long enough?"""
-    clocks = cut.clocks
+def has_records(state: CoordinatorState, snapshot: Snapshot) -> bool:
+    """Are the records of a snapshot here, or has it waited long enough?"""
+    clocks = snapshot.clocks
     assert clocks is not None
     lacking = any(clocks[m.rank] and clocks[m.rank] not in m.records for m in state.members.live())
-    return not lacking or state.now - cut.began > RECORD_SECONDS
+    return not lacking or state.now - snapshot.began > RECORD_SECONDS
 
 
-def cut_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> None:
-    """No cut is due or under way any more."""
+def snapshot_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> None:
+    """No snapshot is due or under way any more."""
     if updates.wished is not None:
         updates.wished = None
         state.emit(actions.WishRecords(False))

@@ -171,7 +171,7 @@ class LookUp:
 
 @dataclass(frozen=True)
 class MakeReady:
-    """Make memory ready for the next cut, then Prepared."""
+    """Make memory ready for the next snapshot, then Prepared."""
 
     number: int
     base: int | None
@@ -196,7 +196,7 @@ class AskRecords:
 class Hold:
     """Hold every block and table at `step` (-1: now): Armed or TooLate, and Held."""
 
-    cut: int
+    snapshot: int
     step: int
     base: int | None
     clocks: Clocks | None
@@ -206,28 +206,28 @@ class Hold:
 class Write:
     """Write what is held, then Wrote, Failed or GaveUp. It waits for disk work that was asked for before."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Nothing is held for a cut any more, and its writer stops."""
+    """Nothing is held for a snapshot any more, and its writer stops."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete the files of a cut, after disk work that was asked for before; then Discarded."""
+    """Delete the files of a snapshot, after disk work that was asked for before; then Discarded."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """Workers that marked for a cut may go on."""
+    """Workers that marked for a snapshot may go on."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from psjob.protocol.messages import CutWritten, Order, ShardPosition
+from psjob.protocol.messages import Order, ShardPosition, SnapshotWritten
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class AllInitialised:
 
 @dataclass(frozen=True)
 class Marked:
-    """A worker stands at its step boundary and holds its pushes for `cut`."""
+    """A worker stands at its step boundary and holds its pushes for `snapshot`."""
 
     rank: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Memory for the cut after `number` is ready."""
+    """Memory for the snapshot after `number` is ready."""
 
     number: int
 
@@ -99,14 +99,14 @@ class Prepared:
 class Armed:
     """Every block and table knows at which step it is to be held."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class TooLate:
     """A block was beyond the step already; nothing is armed any more."""
 
-    cut: int
+    snapshot: int
     furthest: int
 
 
@@ -114,42 +114,42 @@ class TooLate:
 class Held:
     """Every block and table is held."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Wrote:
-    """The files of a cut are durable."""
+    """The files of a snapshot are durable."""
 
-    written: CutWritten
+    written: SnapshotWritten
 
     @property
-    def cut(self) -> int:
-        """The cut's number."""
-        return self.written.cut
+    def snapshot(self) -> int:
+        """The snapshot's number."""
+        return self.written.snapshot
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The files of a cut could not be written, and are deleted. `full`: for want of room."""
+    """The files of a snapshot could not be written, and are deleted. `full`: for want of room."""
 
-    cut: int
+    snapshot: int
     why: str
     full: bool = False
 
 
 @dataclass(frozen=True)
 class GaveUp:
-    """The writer of a cut that was given up has stopped."""
+    """The writer of a snapshot that was given up has stopped."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Discarded:
-    """Nothing of a cut is left on this shard's disk."""
+    """Nothing of a snapshot is left on this shard's disk."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The control side of one shard as a state machine: setting up, restoring, serving, cutting, ending.
+"""The control side of one shard as a state machine: setting up, restoring, serving, snapshots, ending.
 
 `handle` is all that it does. It knows no clock, socket, disk or thread: `psjob.shard.control` carries its actions out, and so does the
-simulator of the protocol. `Cutting` is how far one cut has come: at most one is in flight, and at most one writer. `LinkState` is the
-stream to the coordinator: when to dial, when to say hello, when to give a silent stream up, when to give up at all.
+simulator of the protocol. `ShardSnapshots` is how far one snapshot has come: at most one is in flight, and at most one writer. `LinkState`
+is the stream to the coordinator: when to dial, when to say hello, when to give a silent stream up, when to give up at all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from psjob import contract, modes
 from psjob.modes import ServedMode
 from psjob.protocol import messages as o
-from psjob.protocol.messages import Prepare, TakeCut
+from psjob.protocol.messages import Prepare, TakeSnapshot
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import (
@@ -40,7 +40,7 @@ PROGRESS_SECONDS = 1.0
 FINISH_SECONDS = 2.0
 """A shard whose run is over stays so long for workers that come to hear it."""
 STOP_SECONDS = 26.0
-"""A shard that was asked to end waits so long for the coordinator's last cut."""
+"""A shard that was asked to end waits so long for the coordinator's last snapshot."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class ShardMachine:
         self.phase = Phase.BLANK
         self.recovery = self.generation = self.setup = 0
         self.final = False
-        self.cutting = Cutting(index, workers)
+        self.snapshots = ShardSnapshots(index, workers)
         self.reading: Reading | None = None
         self._held: tuple[o.Restore, e.Placed] | None = None
         """What was read last, as long as nobody was served since."""
@@ -87,13 +87,13 @@ class ShardMachine:
             case e.AllInitialised() if self.phase is Phase.INIT:
                 actions.append(a.TellCoordinator(o.Initialised(self.index, self.setup)))
             case e.Marked():
-                actions += self.cutting.marked(event.rank, event.cut)
+                actions += self.snapshots.marked(event.rank, event.snapshot)
             case e.Left():
-                actions += self.cutting.left(event.rank)
+                actions += self.snapshots.left(event.rank)
             case e.Prepared():
                 actions.append(a.TellCoordinator(o.MemoryReady(self.index, event.number)))
             case e.Armed() | e.TooLate() | e.Held() | e.Wrote() | e.Failed() | e.GaveUp() | e.Discarded():
-                actions += self.cutting.result(event)
+                actions += self.snapshots.result(event)
             case e.Placed():
                 actions += self._placed(event)
             case e.Unread():
@@ -124,11 +124,11 @@ class ShardMachine:
                 self.term = max(self.term, order.term)
                 return [a.TakeTerm(self.term)]
             case o.Prepare():
-                return self.cutting.prepare(order)
-            case o.TakeCut():
-                return self.cutting.order(order)
+                return self.snapshots.prepare(order)
+            case o.TakeSnapshot():
+                return self.snapshots.order(order)
             case o.Void():
-                return self.cutting.void(order.cut)
+                return self.snapshots.void(order.snapshot)
             case o.Decide():
                 return [a.CarryOut(order)] if self.phase is Phase.SERVING else []
             case o.Clip():
@@ -148,8 +148,8 @@ class ShardMachine:
                 return []
 
     def _set_up(self, order: o.SetUp) -> list[Action]:
-        actions = self.cutting.drop()
-        self.cutting.begin()
+        actions = self.snapshots.drop()
+        self.snapshots.begin()
         self.reading = self._held = None
         self.phase, self.term, self.setup = Phase.INIT, order.term, order.setup
         actions += [a.TakeTerm(self.term), *self._adopt(order.mode), a.LayOut(order.table, order.rule, order.tables)]
@@ -157,7 +157,7 @@ class ShardMachine:
 
     def _restore(self, order: o.Restore) -> list[Action]:
         """Read a manifest. What is being read, or was read and not served, is not read again for another recovery."""
-        actions = self.cutting.drop()
+        actions = self.snapshots.drop()
         adopted = self._adopt(order.mode)
         self.term, self.generation = order.term, self.generation + 1
         drop = a.DropSessions(bool(adopted) or self.mode.rewinds_together)
@@ -179,7 +179,7 @@ class ShardMachine:
             return []
         order, self.reading = self.reading.order, None
         self.phase, self._held = Phase.HELD, (order, event)
-        self.cutting.begin(event.left)
+        self.snapshots.begin(event.left)
         return self._tell_restored(order, event)
 
     def _unread(self, event: e.Unread) -> list[Action]:
@@ -203,7 +203,7 @@ class ShardMachine:
         """To the others a stream broke: what this process says of itself is what the one before it said."""
         self.mode, self.phase = modes.read(event.mode), Phase.SERVING
         self.term, self.recovery, self.generation = event.term, event.recovery, event.generation
-        self.cutting.begin(event.left)
+        self.snapshots.begin(event.left)
         return [a.Serve(event.term, event.recovery)]
 
     def _adopt(self, mode: str) -> list[Action]:
@@ -215,7 +215,7 @@ class ShardMachine:
     # -- the link, the clock -------------------------------------------------------------------
 
     def _hello(self, event: e.Connected) -> list[Action]:
-        """Say hello. The coordinator has forgotten a cut that was in flight; what it has to hear is said again."""
+        """Say hello. The coordinator has forgotten a snapshot that was in flight; what it has to hear is said again."""
         serving = self.phase is Phase.SERVING
         said: list[Action] = [
             a.Hello(event.stream, serving, self.term, self.recovery, modes.written(self.mode), event.carried),
@@ -223,7 +223,7 @@ class ShardMachine:
         ]
         if self._stopping:
             said.append(a.TellCoordinator(o.Terminating(self.index)))
-        return said + self.cutting.drop()
+        return said + self.snapshots.drop()
 
     def _misfit(self, why: str, now: float) -> list[Action]:
         """An order broke off: only a restore brings this shard to where the others are."""
@@ -238,8 +238,8 @@ class ShardMachine:
         moved: o.BytesMoved | None = None
         if self.reading is not None:
             moved = o.BytesMoved(self.index, "reading", self.reading.order.recovery, event.done, event.total)
-        elif self.cutting.writing is not None:
-            moved = o.BytesMoved(self.index, "writing", self.cutting.writing, event.done, event.total)
+        elif self.snapshots.writing is not None:
+            moved = o.BytesMoved(self.index, "writing", self.snapshots.writing, event.done, event.total)
         if moved is None:
             self._told = float("-inf")
         elif now - self._told >= PROGRESS_SECONDS:
@@ -270,7 +270,7 @@ def _same(one: o.Restore, other: o.Restore) -> bool:
 
 
 class Stage(Enum):
-    """How far a cut is."""
+    """How far a snapshot is."""
 
     MARKING = "marking"
     """Some live workers have not marked."""
@@ -279,159 +279,159 @@ class Stage(Enum):
 
 
 @dataclass
-class HeldCut:
-    """The cut in flight. `missing` are workers whose mark it waits for."""
+class HeldSnapshot:
+    """The snapshot in flight. `missing` are workers whose mark it waits for."""
 
-    order: TakeCut
+    order: TakeSnapshot
     stage: Stage
     missing: set[int]
     ready: bool = False
 
     @property
     def number(self) -> int:
-        """The cut's number."""
-        return self.order.cut
+        """The snapshot's number."""
+        return self.order.snapshot
 
 
-class Cutting:
+class ShardSnapshots:
     """Decides what shard `index` holds, writes, gives up and deletes. `workers` is how many ranks the job has."""
 
     def __init__(self, index: int, workers: int) -> None:
         self._index, self._workers = index, workers
         self.live: set[int] = set(range(workers))
         """Ranks that have not left."""
-        self.cut: HeldCut | None = None
+        self.current: HeldSnapshot | None = None
         self._writer: int | None = None
-        """The cut whose writer runs; it may have been given up."""
-        self._next: TakeCut | None = None
-        """A cut that begins when that writer, whose cut was given up, has stopped."""
+        """The snapshot whose writer runs; it may have been given up."""
+        self._next: TakeSnapshot | None = None
+        """A snapshot that begins when that writer, whose snapshot was given up, has stopped."""
         self._unsettled: set[int] = set()
-        """Cuts that were written and are neither committed nor void, as far as this shard knows."""
+        """Snapshots that were written and are neither committed nor void, as far as this shard knows."""
 
     @property
     def writing(self) -> int | None:
-        """The cut that is being written, or waits for the disk."""
+        """The snapshot that is being written, or waits for the disk."""
         if self._next is not None:
-            return self._next.cut
-        return self.cut.number if self.cut is not None and self.cut.stage is Stage.WRITING else None
+            return self._next.snapshot
+        return self.current.number if self.current is not None and self.current.stage is Stage.WRITING else None
 
     def begin(self, left: Iterable[int] = ()) -> None:
         """Blocks were set up or restored: all ranks but `left` are live."""
         self.live = set(range(self._workers)) - set(left)
 
     def prepare(self, order: Prepare) -> list[Action]:
-        """Memory for the next cut; who holds or writes one has it already."""
-        if self.cut is not None or self._writer is not None:
+        """Memory for the next snapshot; who holds or writes one has it already."""
+        if self.current is not None or self._writer is not None:
             return [TellCoordinator(o.MemoryReady(self._index, order.number))]
         return [MakeReady(order.number, order.base)]
 
-    def order(self, order: TakeCut) -> list[Action]:
-        """Begin a cut. One that is still in flight is given up: the coordinator has forgotten it."""
+    def order(self, order: TakeSnapshot) -> list[Action]:
+        """Begin a snapshot. One that is still in flight is given up: the coordinator has forgotten it."""
         actions = self._settle(order)
         actions += self.drop()
         if self._writer is not None:
             if order.clocks is not None:  # decisions come before that writer has stopped, and blocks would hold more than these clocks
-                why = f"the files of cut {self._writer} are still being given up"
-                return [*actions, TellCoordinator(o.CutLate(self._index, order.cut, why))]
+                why = f"the files of snapshot {self._writer} are still being given up"
+                return [*actions, TellCoordinator(o.SnapshotLate(self._index, order.snapshot, why))]
             self._next = order
             return actions
         actions += [AskRecords(order.step), *(NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
         self.live -= set(order.left)
         marks = order.marks and order.step < 0
-        self.cut = HeldCut(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
+        self.current = HeldSnapshot(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
         if order.step >= 0:
             return [*actions, self._hold(order)]
-        self.cut.ready = True
-        actions.append(TellCoordinator(o.CutReady(self._index, order.cut)))
+        self.current.ready = True
+        actions.append(TellCoordinator(o.SnapshotReady(self._index, order.snapshot)))
         return actions + self._hold_if_marked()
 
-    def marked(self, rank: int, cut: int) -> list[Action]:
-        """A worker holds its pushes; a mark that no cut waits for is released at once."""
-        if self.cut is None or self.cut.number != cut or self.cut.stage is not Stage.MARKING:
-            return [Release(cut)]
-        self.cut.missing.discard(rank)
+    def marked(self, rank: int, snapshot: int) -> list[Action]:
+        """A worker holds its pushes; a mark that no snapshot waits for is released at once."""
+        if self.current is None or self.current.number != snapshot or self.current.stage is not Stage.MARKING:
+            return [Release(snapshot)]
+        self.current.missing.discard(rank)
         return self._hold_if_marked()
 
     def left(self, rank: int) -> list[Action]:
-        """A worker has left: no cut waits for its mark."""
+        """A worker has left: no snapshot waits for its mark."""
         self.live.discard(rank)
-        if self.cut is None or self.cut.stage is not Stage.MARKING:
+        if self.current is None or self.current.stage is not Stage.MARKING:
             return []
-        self.cut.missing.discard(rank)
+        self.current.missing.discard(rank)
         return self._hold_if_marked()
 
     def result(self, event: e.Armed | e.TooLate | e.Held | e.Wrote | e.Failed | e.GaveUp | e.Discarded) -> list[Action]:
         """What came of an action."""
         if isinstance(event, e.Discarded):
-            return [TellCoordinator(o.CutVoided(self._index, event.cut))]
-        if isinstance(event, (e.Wrote, e.Failed, e.GaveUp)) and self._writer == event.cut:
+            return [TellCoordinator(o.SnapshotVoided(self._index, event.snapshot))]
+        if isinstance(event, (e.Wrote, e.Failed, e.GaveUp)) and self._writer == event.snapshot:
             self._writer = None
             if self._next is not None:
                 following, self._next = self._next, None
                 return self.order(following)
-        cut = self.cut
-        if cut is None or cut.number != event.cut:
+        snapshot = self.current
+        if snapshot is None or snapshot.number != event.snapshot:
             return []
         match event:
             case e.Armed():
-                return self._tell_ready(cut)
+                return self._tell_ready(snapshot)
             case e.TooLate():
-                self.cut = None
-                why = f"blocks are at {event.furthest}, beyond {cut.order.step}"
-                return [GiveUp(cut.number), AskRecords(-1), TellCoordinator(o.CutLate(self._index, cut.number, why))]
-            case e.Held() if cut.stage is Stage.HOLDING:
-                cut.stage = Stage.WRITING
-                self._writer = cut.number
-                ready = self._tell_ready(cut)
-                return [*ready, TellCoordinator(o.CutHeld(self._index, cut.number)), Release(cut.number), Write(cut.number)]
+                self.current = None
+                why = f"blocks are at {event.furthest}, beyond {snapshot.order.step}"
+                return [GiveUp(snapshot.number), AskRecords(-1), TellCoordinator(o.SnapshotLate(self._index, snapshot.number, why))]
+            case e.Held() if snapshot.stage is Stage.HOLDING:
+                snapshot.stage = Stage.WRITING
+                self._writer = snapshot.number
+                told = [*self._tell_ready(snapshot), TellCoordinator(o.SnapshotHeld(self._index, snapshot.number))]
+                return [*told, Release(snapshot.number), Write(snapshot.number)]
             case e.Wrote():
-                self.cut = None
-                self._unsettled.add(cut.number)
+                self.current = None
+                self._unsettled.add(snapshot.number)
                 return [TellCoordinator(event.written)]
             case e.Failed():
-                self.cut = None
-                return [AskRecords(-1), TellCoordinator(o.CutUnwritten(self._index, cut.number, event.why, event.full))]
+                self.current = None
+                return [AskRecords(-1), TellCoordinator(o.SnapshotUnwritten(self._index, snapshot.number, event.why, event.full))]
             case e.GaveUp():  # blocks were replaced under the writer
                 return self.drop()
         return []
 
     def void(self, number: int) -> list[Action]:
-        """The coordinator gives a cut up: nothing of it may stay."""
+        """The coordinator gives a snapshot up: nothing of it may stay."""
         self._unsettled.discard(number)
-        if self._next is not None and self._next.cut == number:
+        if self._next is not None and self._next.snapshot == number:
             self._next = None
-        if self.cut is not None and self.cut.number == number:
+        if self.current is not None and self.current.number == number:
             return self.drop()
         return [AskRecords(-1), Discard(number)]
 
     def drop(self) -> list[Action]:
-        """Give up the cut in flight."""
-        cut, self.cut, self._next = self.cut, None, None
-        if cut is None:
+        """Give up the snapshot in flight."""
+        snapshot, self.current, self._next = self.current, None, None
+        if snapshot is None:
             return []
-        return [AskRecords(-1), GiveUp(cut.number), Release(cut.number), Discard(cut.number)]
+        return [AskRecords(-1), GiveUp(snapshot.number), Release(snapshot.number), Discard(snapshot.number)]
 
-    def _settle(self, order: TakeCut) -> list[Action]:
-        """Files of cuts after the one that the newest manifest holds are nobody's: their void was lost with a stream."""
+    def _settle(self, order: TakeSnapshot) -> list[Action]:
+        """Files of snapshots after the one that the newest manifest holds are nobody's: their void was lost with a stream."""
         base, unsettled = order.base, self._unsettled
         self._unsettled = set()
-        return [] if base is None else [Discard(number) for number in sorted(unsettled) if base < number < order.cut]
+        return [] if base is None else [Discard(number) for number in sorted(unsettled) if base < number < order.snapshot]
 
-    def _hold(self, order: TakeCut) -> Hold:
-        return Hold(order.cut, order.step, order.base, order.clocks)
+    def _hold(self, order: TakeSnapshot) -> Hold:
+        return Hold(order.snapshot, order.step, order.base, order.clocks)
 
     def _hold_if_marked(self) -> list[Action]:
-        cut = self.cut
-        if cut is None or cut.missing:
+        snapshot = self.current
+        if snapshot is None or snapshot.missing:
             return []
-        cut.stage = Stage.HOLDING
-        return [self._hold(cut.order)]
+        snapshot.stage = Stage.HOLDING
+        return [self._hold(snapshot.order)]
 
-    def _tell_ready(self, cut: HeldCut) -> list[Action]:
-        if cut.ready:
+    def _tell_ready(self, snapshot: HeldSnapshot) -> list[Action]:
+        if snapshot.ready:
             return []
-        cut.ready = True
-        return [TellCoordinator(o.CutReady(self._index, cut.number))]
+        snapshot.ready = True
+        return [TellCoordinator(o.SnapshotReady(self._index, snapshot.number))]
 
 
 AGAIN_SECONDS = 0.1

@@ -1,1 +1,1 @@
-"""A worker's session as a state machine: finding shards, joining, sending again, cuts, stops, leaving. `psjob.worker` drives it."""
+"""A worker's session as a state machine: finding shards, joining, sending again, snapshots, stops, leaving. `psjob.worker` drives it."""

@@ -159,8 +159,8 @@ class RecordHas:
 
 
 @dataclass(frozen=True)
-class CutTold:
-    """An answer of shard 0 tells of a cut before step `clock`. `stores`: this worker gives the shards its weights there."""
+class SnapshotTold:
+    """An answer of shard 0 tells of a snapshot before step `clock`. `stores`: this worker gives the shards its weights there."""
 
     clock: int
     stores: bool
@@ -168,17 +168,17 @@ class CutTold:
 
 @dataclass(frozen=True)
 class MarkWanted:
-    """The worker is to mark its next step boundary for a cut."""
+    """The worker is to mark its next step boundary for a snapshot."""
 
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
 class Released:
-    """A shard has copied what a cut needs, or the cut is void."""
+    """A shard has copied what a snapshot needs, or the snapshot is void."""
 
     link: int
-    cut: int
+    snapshot: int
 
 
 @dataclass(frozen=True)
@@ -213,5 +213,5 @@ class Refused:
 Event = (
     Started | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
     | NotFound | StreamEnded | Welcomed
-    | ShardWaits | RecordCame | RecordHas | CutTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
+    | ShardWaits | RecordCame | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
 )  # fmt: skip

@@ -58,11 +58,11 @@ class WorkerMachine:
         self.initial: bytes | None = None
         self.records = RecordsOut()
         self.last_record: tuple[int, bytes, tuple[int, int]] | None = None
-        self.cut_clock = -1
+        self.snapshot_clock = -1
         self.stores = False
         self.mark_wanted = 0
         self.holding = 0
-        """The newest cut whose mark was sent; no step is made before every shard has released it."""
+        """The newest snapshot whose mark was sent; no step is made before every shard has released it."""
         self.stop_requested = False
         """This process is asked to go. A signal handler sets it; the next event carries it out."""
         self.stop_clock: int | None = None
@@ -110,10 +110,10 @@ class WorkerMachine:
                 return self._leave(event)
             case e.Said():
                 return self._say(event.kind, dict(event.body))
-            case e.CutTold():
-                self.cut_clock, self.stores = event.clock, event.stores
+            case e.SnapshotTold():
+                self.snapshot_clock, self.stores = event.clock, event.stores
             case e.MarkWanted():
-                self.mark_wanted = event.cut
+                self.mark_wanted = event.snapshot
                 return self._stand_on(now)
             case e.Released():
                 return self._released(event, now)
@@ -152,7 +152,7 @@ class WorkerMachine:
 
     @property
     def released(self) -> bool:
-        """Has every shard copied what the cut needs that this worker marked?"""
+        """Has every shard copied what the snapshot needs that this worker marked?"""
         return all(link.released >= self.holding for link in self.links)
 
     @property
@@ -171,7 +171,7 @@ class WorkerMachine:
 
     def needs_record(self, small: bool) -> bool:
         """Is a record to be handed in at this step boundary?"""
-        return small or self.stops or self.mark_wanted > 0 or self.cut_clock == self.clock
+        return small or self.stops or self.mark_wanted > 0 or self.snapshot_clock == self.clock
 
     def next_piece(self, now: float) -> Piece | None:
         """The piece of a record that is to be sent now, if any."""
@@ -209,7 +209,7 @@ class WorkerMachine:
         if link.attempt and event.attempt > link.attempt:
             requests.attempt_rose(self.clock)
         link.attempt, link.welcomed, link.waiting = event.attempt, True, ""
-        link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
+        link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that snapshot
         self.term = max(self.term, event.term)
         if not event.serving:
             self.init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
@@ -260,28 +260,28 @@ class WorkerMachine:
         self.joined = True
         return self._dial(self.links, now)
 
-    def _hand_in(self, clock: int, record: bytes, cut: bool, idle: tuple[int, int], rides: bool = False) -> list[Action]:
+    def _hand_in(self, clock: int, record: bytes, snapshot: bool, idle: tuple[int, int], rides: bool = False) -> list[Action]:
         if len(record) <= PIECE and self.records.through:  # else it would come before one that is older
             return [a.SendRecord(clock, record, idle, rides)]
-        self.records.add(clock, record, cut, idle)
+        self.records.add(clock, record, snapshot, idle)
         return [a.SendPieces()]
 
     def _record_has(self, event: e.RecordHas, now: float) -> list[Action]:
         self.records.has(event.record, event.count, now)
         return self._leave_shard(self.links[0]) if self.leaving and self.records.through else []
 
-    # -- cuts and stops ------------------------------------------------------------------------------------
+    # -- snapshots and stops ------------------------------------------------------------------------------------
 
     def _at_step_boundary(self, event: e.AtStepBoundary, now: float) -> list[Action]:
-        cut = self.cut_clock == self.clock
-        made: list[Action] = [a.Store(link.index) for link in self.links if cut and self.stores]
+        snapshot = self.snapshot_clock == self.clock
+        made: list[Action] = [a.Store(link.index) for link in self.links if snapshot and self.stores]
         mark = stops = False
         if event.record is not None:
             mark, stops = event.settled and self.mark_wanted > 0, event.settled and self.stops
             self.last_record = self.clock, event.record, event.idle
-            wanted = cut or stops or mark
+            wanted = snapshot or stops or mark
             made += self._hand_in(self.clock, event.record, wanted, event.idle, rides=not wanted and not self.standing)
-        if mark or self.cut_clock > self._wished:
+        if mark or self.snapshot_clock > self._wished:
             self.told.pop(Kind.CHECKPOINT, None)
         if mark:
             made += self._mark()
@@ -291,20 +291,20 @@ class WorkerMachine:
         return made + self._stand_on(now)
 
     def _mark(self) -> list[Action]:
-        """Tell every shard that this worker holds its pushes for the cut that wants it."""
+        """Tell every shard that this worker holds its pushes for the snapshot that wants it."""
         self.holding, self.mark_wanted = self.mark_wanted, 0
         return [a.Send(link.index, Kind.MARK, None, self.clock, self.holding) for link in self.links]
 
     def _released(self, event: e.Released, now: float) -> list[Action]:
         link = self.links[event.link]
-        link.released = max(link.released, event.cut)
-        if event.link == 0 and self.mark_wanted <= event.cut:
+        link.released = max(link.released, event.snapshot)
+        if event.link == 0 and self.mark_wanted <= event.snapshot:
             self.mark_wanted = 0
         self._stood = now
         return self._stand_on(now)
 
     def _stand_on(self, now: float) -> list[Action]:
-        """The script may stand at a step boundary to stop: does it mark another cut, or go on to a stop clock that is ahead?"""
+        """The script may stand at a step boundary to stop: does it mark another snapshot, or go on to a stop clock that is ahead?"""
         if not self.standing or not self.released:
             return []
         if self.mark_wanted:
@@ -375,7 +375,7 @@ class LinkState:
         """Of the shard that welcomed this worker last; 0: none did."""
         self.welcomed = False
         self.released = 0
-        """The newest cut that this shard has copied its part of."""
+        """The newest snapshot that this shard has copied its part of."""
         self.waiting = ""
         """What it said last of why it does not answer."""
         self.since: float | None = None
