@@ -12,10 +12,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from psjob.process import errors
-from tests.hardware import left_out
-from tests.quick import begin_imports
+from tests.support.hardware import left_out
+from tests.support.quick import begin_imports
 
-pytest_plugins = ["tests.cluster_fixtures", "tests.heaps", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
+pytest_plugins = [
+    "tests.support.cluster_fixtures",
+    "tests.support.heaps",
+    "hack.testing.runners",
+    "hack.testing.budget",
+    "hack.testing.slices",
+]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests judge no absolute time: another process may have the core. Each run draws the same examples, so that it fails for a change only.

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
 from psjob.process.asking import ask_shard
-from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
+from tests.support.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"

@@ -8,7 +8,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.rules.optimizers import describe_optimizer
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran
-from tests.reference import Wire, reference
+from tests.support.reference import Wire, reference
 
 STEPS = 200
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them

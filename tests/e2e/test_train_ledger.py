@@ -12,7 +12,7 @@ import pytest
 from psjob.checkpoint.manifest import read
 from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)

@@ -13,9 +13,9 @@ import torch
 from psjob.rules.optimizers import describe_optimizer
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
-from tests.hardware import DEVICES, repeatable
-from tests.reference import reference
-from tests.soaking import rotating, soak
+from tests.support.hardware import DEVICES, repeatable
+from tests.support.reference import reference
+from tests.support.soaking import rotating, soak
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)

@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader
 
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
-from tests import warm
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
-from tests.hardware import DEVICES, repeatable
-from tests.soaking import rotating, soak
 from tests.support import pipeline_reference as reference
+from tests.support import warm
+from tests.support.hardware import DEVICES, repeatable
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")

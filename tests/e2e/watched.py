@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from psjob.process.asking import ask_shard
-from tests.disks import Volume
 from tests.e2e.workloads.bulky import HURRY, go_sign
 from tests.e2e.workloads.gates import steps_of
-from tests.runkeys import of_run
+from tests.support.disks import Volume
+from tests.support.runkeys import of_run
 
 EVERY = 0.2
 """Seconds between two looks."""

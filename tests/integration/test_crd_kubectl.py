@@ -18,7 +18,7 @@ from psjob_operator.api.crd import STATUS_DEFAULT
 from psjob_operator.api.status import JobStatus, StageStatus
 from psjob_operator.api.validate import validate_job
 from tests.integration.api_client import Api
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
 

@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from psjob_operator.cluster.metrics import METRICS
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
-from tests.statusport import StatusPort, own_loopback
+from tests.support.cluster_fixtures import Cluster
+from tests.support.statusport import StatusPort, own_loopback
 
 pytestmark = pytest.mark.cluster
 

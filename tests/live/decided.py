@@ -19,7 +19,7 @@ from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent
 from tests.live.live_shards import Shards, Worker, eventually, until_checkpoints
 from tests.live.training import build
-from tests.reference import layout_of
+from tests.support.reference import layout_of
 
 BACKUP: dict[str, Any] = {"mode": "sync", "backup_workers": 1}
 SOFTSYNC: dict[str, Any] = {"mode": "softsync", "splits": 1}
@@ -96,5 +96,5 @@ def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
                 flat = torch.empty(block.length)
                 Pack(block, flat, layout.table).gather(constant(push.worker, push.clock))
                 sent.append(_Sent(flat, flat.numpy(), 0.0))
-            rule.apply(states[block.index], _combined(sent, one), NUMBERS, lag=0)
+            rule.apply(states[block.index], _combined(sent, one), NUMBERS, staleness=0)
     return {index: state.weights for index, state in states.items()}

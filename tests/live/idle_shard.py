@@ -18,14 +18,14 @@ from psjob.contract import keys
 from psjob.process.asking import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
-from tests import warm
-from tests.runkeys import RUN as RUN_KEYS
-from tests.runkeys import key_file
+from tests.support import warm
+from tests.support.runkeys import RUN as RUN_KEYS
+from tests.support.runkeys import key_file
 
 RUN = "run-9"
 LENGTH_AT = 92
 """Where a header tells the length of what follows it."""
-HELLO = {"role": "worker", "fresh": True, "term": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
+HELLO = {"role": "worker", "fresh": True, "term": 0, "restore_id": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)

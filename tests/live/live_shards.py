@@ -33,8 +33,8 @@ from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import connection as links
 from psjob.worker.connection import ShardConnection
-from tests.ports import free
-from tests.runkeys import handed, write_certificates
+from tests.support.ports import free
+from tests.support.runkeys import handed, write_certificates
 
 OVERLAP = False
 """Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""

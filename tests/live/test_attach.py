@@ -28,7 +28,7 @@ from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e
 from psjob.worker import connection
 from tests.live.live_shards import NEVER, Worker, all_well, serving
-from tests.runkeys import key_file
+from tests.support.runkeys import key_file
 
 
 def model() -> nn.Module:

@@ -22,7 +22,7 @@ from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule_of
 from psjob.rules.reduction import mean_in_rank_order
 from tests.live.collectives_processes import together
 from tests.live.collectives_work import NUMEL, left_by, refusals, sums, uplink
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 
 @dataclass

@@ -27,7 +27,7 @@ from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving, together
-from tests.relay import shard_answers
+from tests.support.relay import shard_answers
 from tests.tensors.desk import Desk
 from tests.tensors.lone_shard import LoneShard
 

@@ -35,9 +35,9 @@ from tests.live.embeddings import DIM, ROWS, Clicks, offloaded
 from tests.live.embeddings import loss_of as decided_loss_of
 from tests.live.live_shards import Shards, Worker, all_well, serving, together
 from tests.live.training import batch, build, loss_of
-from tests.reference import reference
-from tests.relay import DIALLER, SHARD, parts
-from tests.soaking import rotating
+from tests.support.reference import reference
+from tests.support.relay import DIALLER, SHARD, parts
+from tests.support.soaking import rotating
 
 __all__ = ["batches"]
 

@@ -22,8 +22,8 @@ from psjob.wire.handshake import STRANGER_SECONDS, greet
 from psjob.wire.reading import STRANGER_BYTES
 from psjob.wire.tcp import StreamClosed
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
-from tests.relay import Relay, chunks
-from tests.runkeys import write_certificates
+from tests.support.relay import Relay, chunks
+from tests.support.runkeys import write_certificates
 
 pytestmark = pytest.mark.usefixtures("last_words")
 STEPS = 6

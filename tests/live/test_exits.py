@@ -19,10 +19,10 @@ import pytest
 
 from psjob import contract
 from psjob.worker import exits
-from tests import warm
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import Processes, processes, pushing
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 
 HEAD = f"""
 import atexit, importlib.util, os, sys, threading

@@ -34,7 +34,7 @@ from tests.live.hostile import LIMIT as SESSIONS_LIMIT
 from tests.live.hostile import LR as SESSIONS_LR
 from tests.live.hostile import World
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving, together
-from tests.soaking import soak
+from tests.support.soaking import soak
 
 LR, LIMIT, STEPS = 0.1, 0.5, 3
 
@@ -258,7 +258,7 @@ def test_a_hostile_worker_has_its_own_part_and_no_more(tmp_path: Path, way: str,
             try:
                 took = world.honest_step(mode)
                 assert took <= STEP_SECONDS
-                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].recovery != world.recovery:
+                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].restore_id != world.restore_id:
                     world.begin()
                 world.check(most if mode == "sync" else 2 * most)
                 if number % 20 == 0:

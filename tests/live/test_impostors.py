@@ -34,17 +34,17 @@ from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eve
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker
 from tests.live.training import batch, build, loss_of
-from tests.reference import reference
-from tests.relay import DIALLER, Relay, parts
-from tests.runkeys import RUN, handed
-from tests.soaking import rotating
+from tests.support.reference import reference
+from tests.support.relay import DIALLER, Relay, parts
+from tests.support.runkeys import RUN, handed
+from tests.support.soaking import rotating
 
 STEPS = 30
 NAME = "run-1"
 DIGEST = run_digest(NAME)
-HELLO = {"role": "worker", "fresh": True, "term": 1, "recovery": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
+HELLO = {"role": "worker", "fresh": True, "term": 1, "restore_id": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
          "codecs": ["none"], "transports": ["tcp", "shared"], "push": "none", "pull": "none", "acked": 0, "attempt": 0}  # fmt: skip
-PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "recovery": 0, "mode": "sync", "carried": 0}
+PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "restore_id": 0, "mode": "sync", "carried": 0}
 OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
 """The keys of another run of the same cluster."""
 OWN = keys.worker(RUN["workers"], 1, 1)

@@ -25,7 +25,7 @@ from tests.live.embeddings import loss_of as click_loss
 from tests.live.embeddings import offloaded
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
 from tests.live.training import batch, build, loss_of
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WARMUP = 5

@@ -19,7 +19,7 @@ from psjob.wire.tcp import Stream
 from tests.live import live_shards
 from tests.live.counting import counting, final, numbers, step
 from tests.live.live_shards import SECONDS, Rewound, aside, coordinator, eventually, serving, severed
-from tests.relay import shard_answers
+from tests.support.relay import shard_answers
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])

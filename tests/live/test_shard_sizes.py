@@ -29,8 +29,8 @@ from psjob.wire.frame import MAX_JSON, dump
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving, together
 from tests.live.shard_processes import Processes, processes
 from tests.live.shard_processes import serving as files_serving
-from tests.runkeys import RUN
-from tests.soaking import rotating, soak
+from tests.support.runkeys import RUN
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

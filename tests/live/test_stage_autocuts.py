@@ -23,7 +23,7 @@ from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
 from tests.live.live_shards import Died, serving
 from tests.live.stage_workers import COMPUTES, Cluster, kill_once, trained
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 THREE = Stages((1, 1, 1))
 

@@ -22,7 +22,6 @@ from psjob.pipeline.cuts import split_model
 from psjob.pipeline.predict import corrector
 from psjob.process.errors import Refused
 from psjob.worker.exchange import GradientClip
-from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
 from tests.live.stage_oracle import WAYS, alone, old_weights, too_few, way_of
@@ -39,7 +38,8 @@ from tests.live.stage_workers import (
     untied,
     without_statistics,
 )  # fmt: skip
-from tests.soaking import rotating
+from tests.support.covering import each_value
+from tests.support.soaking import rotating
 
 STEPS = 10
 LIMIT = 0.1

@@ -31,11 +31,11 @@ from psjob.shard.status_server import status
 from psjob.wire.frame import Flag, Kind
 from psjob.wire.shared_memory import PAGE
 from psjob.worker.sharing import Arena, Sharing
-from tests.covering import each_pair
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker
 from tests.live.training import build
+from tests.support.covering import each_pair
 
 STEPS = 6
 STAGES: Mapping[str, tuple[int, ...]] = {

@@ -26,7 +26,7 @@ from psjob.shard.status_server import status
 from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.training import SIZE, Digits, SimulatedTraining
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 WHOLE = Sample(1, SIZE, SIZE)
 SAMPLE = Sample.of(SIZE, ELEMENTS)

@@ -29,11 +29,11 @@ from psjob_client.local.status import ask_status, is_healthy
 from psjob_operator.cluster.main import CONNECTIONS as HEALTH_CONNECTIONS
 from psjob_operator.cluster.main import LINE_BYTES, Health
 from psjob_operator.contract import STATUS_BYTES
-from tests.fuzzing import Change, byte_changes, changed_bytes, counts, fuzz
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import Processes, processes
-from tests.ports import free
-from tests.runkeys import RUN
+from tests.support.fuzzing import Change, byte_changes, changed_bytes, counts, fuzz
+from tests.support.ports import free
+from tests.support.runkeys import RUN
 
 LINES = 20
 MEMORY_KIB = 16 << 10

@@ -42,16 +42,16 @@ from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
 from psjob_operator.cluster import observe
-from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.live.idle_shard import HELLO, RUN, Idle, hello, idle, read_all, settled, sized
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.shard_processes import processes
 from tests.live.training import batch, loss_of
-from tests.reference import reference
-from tests.runkeys import RUN as FLOOD_RUN
-from tests.runkeys import RUN as KEYS
-from tests.runkeys import get, write_certificates
-from tests.soaking import rotating
+from tests.support.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
+from tests.support.reference import reference
+from tests.support.runkeys import RUN as FLOOD_RUN
+from tests.support.runkeys import RUN as KEYS
+from tests.support.runkeys import get, write_certificates
+from tests.support.soaking import rotating
 
 __all__ = ["idle"]
 

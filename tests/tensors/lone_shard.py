@@ -12,7 +12,7 @@ from psjob.process.config import Config, Place, ShardAddress
 from psjob.shard.pending import Replies
 from psjob.shard.server import Server
 from tests.live.live_shards import NEVER
-from tests.runkeys import handed
+from tests.support.runkeys import handed
 
 TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
 """Four blocks, one a group, two of which are this shard's."""
@@ -38,7 +38,7 @@ class LoneShard:
         for index, cell in self.server.store.cells.items():
             if self.server.store.initialise(index, torch.zeros(cell.block.length)):
                 self.server.initialised()
-        self.order({"do": "open", "term": 1, "recovery": 1})
+        self.order({"do": "open", "term": 1, "restore_id": 1})
         return self
 
     def order(self, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

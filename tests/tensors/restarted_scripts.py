@@ -27,7 +27,7 @@ from psjob.process import errors
 from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER
-from tests.runkeys import handed
+from tests.support.runkeys import handed
 
 MOST_SECONDS = 4.0
 """Processor time of a script; one that takes longer goes round in circles."""

@@ -20,7 +20,7 @@ from psjob.protocol.coordinator.ending import following, next_mode
 from psjob.protocol.coordinator.membership import rule_difference
 from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
-from tests.runkeys import key_file
+from tests.support.runkeys import key_file
 from tests.tensors.desk import NEVER, Clerk, Desk, take_snapshot
 
 
@@ -101,8 +101,8 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk.begun()
 
     for number in (float("inf"), -1, "1", True):
-        with pytest.raises(WireError, match="recovery of its hello is"):
-            desk.hello(1, start=2, fresh=False, recovery=number)
+        with pytest.raises(WireError, match="restore_id of its hello is"):
+            desk.hello(1, start=2, fresh=False, restore_id=number)
     for slots in (0, 65, 1.5, True):
         with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
             desk.hello(1, start=3, slots=slots)
@@ -199,7 +199,7 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     desk.begun()
     before = desk.c.restore_id
     desk.coordination.feed(events.ShardAnnounced(2))
-    old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
+    old = desk.hello(0, lingers=True, fresh=False, restore_id=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()

@@ -29,8 +29,8 @@ from tests.simulation.protocol.promises import Broken
 from tests.simulation.protocol.run import MOST_EVENTS
 from tests.simulation.protocol.shard import SimShard
 from tests.simulation.protocol.world import World
-from tests.soaking import rotating
 from tests.support.goldens import Digest, check
+from tests.support.soaking import rotating
 
 RUNS = [
     (218, None),  # local: clocks jump, a node and then all lose power, a partition, a lost worker, a process that outlives its successor

@@ -17,8 +17,8 @@ from psjob.worker import localgroup, localreduce
 from psjob.worker.exits import SessionEnd
 from psjob.worker.localgroup import LocalFrame
 from psjob.worker.localreduce import Lying, PodMemory, PodSum, SharedSum, made, make_group, meeting_place
-from tests.hardware import DEVICES
 from tests.live.live_shards import eventually
+from tests.support.hardware import DEVICES
 from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090
 
 

@@ -18,7 +18,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.rules import optimizers
 from psjob.rules.base import BlockState, check_hyperparameters
-from tests.reference import layout_of, reference
+from tests.support.reference import layout_of, reference
 
 
 def model() -> torch.nn.Module:

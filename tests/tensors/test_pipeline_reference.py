@@ -17,10 +17,10 @@ from psjob.pipeline.cuts import split_model
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.schedule import Direction, StageWork
 from psjob.pipeline.stage import ChangedInPlace, StagePart, StageRun, arguments, cut
-from tests.soaking import rotating
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
 from tests.support.pipeline_reference import Outcome
+from tests.support.soaking import rotating
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)

@@ -35,7 +35,7 @@ from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker.rows import check_page
 from psjob_operator.cluster.observe import parse_status
 from tests.live.live_shards import NEVER
-from tests.runkeys import RUN
+from tests.support.runkeys import RUN
 from tests.tensors.desk import Clerk, Desk
 from tests.tensors.whole_shard import HELLO, RECORD, WholeShard, frame
 

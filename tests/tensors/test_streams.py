@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from psjob.api.orders import keeps_iterator
 from psjob.api.slices import SampleStream, Slices
 from psjob.process.errors import Refused
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.tensors.datasets import Lines, Numbers
 
 START = {"round": 0}

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from psjob.api.data import shard
 from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own
 from psjob.process.errors import Refused
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.tensors.datasets import Joins, Lines, Normalises
 
 DATA = TensorDataset(torch.arange(22.0)[:, None])

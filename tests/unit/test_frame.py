@@ -36,7 +36,7 @@ from psjob.wire.frame import (
     run_digest,
 )
 from psjob.wire.reading import AHEAD, PIECE, ReadRequest, StreamClosed, StreamReading, Wants
-from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.support.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 
 
 def test_a_header_comes_back_as_it_was() -> None:
@@ -121,7 +121,7 @@ KEY = b"k" * 32
 MOST = 2 * (AHEAD + 2 * PIECE + MAX_HEADER + MAX_JSON) + (1 << 20)
 """Bytes of memory for one stream and the one before it: bodies are allocated PIECE by PIECE as they come, no case sends a MiB, and what is
 skipped goes through a MiB."""
-BODY = {"role": "worker", "fresh": True, "term": 1, "recovery": 0, "codecs": ["bf16"], "table": [{"name": "w", "shape": [2], "group": 0}]}
+BODY = {"role": "worker", "fresh": True, "term": 1, "restore_id": 0, "codecs": ["bf16"], "table": [{"name": "w", "shape": [2], "group": 0}]}
 KINDS = tuple(Kind)
 FIELDS = tuple(name for name in Header._fields if name not in ("kind", "run", "version"))
 Plan = tuple[Kind, list[tuple[str, int]], list[JsonChange] | None, list[Change] | None]

@@ -21,8 +21,8 @@ from psjob_operator import keys
 from psjob_operator.__main__ import app
 from psjob_operator.authority import certificates
 from psjob_operator.cluster.operator_key import KeyFileError, KeySecret, OperatorKey, default_file
-from tests.rights import Right, granted, unused, used
-from tests.typed import CliRunner
+from tests.support.rights import Right, granted, unused, used
+from tests.support.typed import CliRunner
 
 
 def loaded(file: Path, secret: KeySecret | None = None) -> OperatorKey:

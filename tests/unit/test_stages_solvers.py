@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from psjob.planning.plan import Grid, ModelNode, ModelWork, Output, PipelineWay, PlannedStage, Profile, Tied, Wire
 from psjob.planning.predict import Timed, alone, bound_of_plan, fits, in_flight, memory, play_schedule, predict, way_fits
 from psjob.planning.solve import block_bounds, least_memory, mixed_pipe, most_blocks, noise, partition, solve
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.unit.stages_cases import MS, case, chain, every_mixed, every_plan, flat, random_case, random_profile, seconds, straight
 
 MACHINES = [(4, 1), (1, 4), (2, 2), (3, 1), (2, 3), (3, 2)]

@@ -19,7 +19,7 @@ from psjob.process.config import Encryption, encryption_of
 from psjob.wire import auth
 from psjob.wire.auth import TLS_PIECE, Peer, Seal, ShardIdentity, Tls, Unproven, first_piece
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse, run_digest
-from tests.runkeys import write_certificates
+from tests.support.runkeys import write_certificates
 
 RUN = run_digest("run-1")
 WORKERS, SHARDS = b"w" * 32, b"s" * 32

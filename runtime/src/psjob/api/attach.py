@@ -36,7 +36,7 @@ from psjob.api.attachable import (
     refuse_more,
     stepper,
 )
-from psjob.api.compatibility import Asked
+from psjob.api.compatibility import Features
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.training_job import TrainingJob
@@ -167,7 +167,7 @@ def _checked(
     rewind.claim_place(place)
     cuts = stagecuts.known_cuts(model, place.config)
     check_first_values(cuts.memory, model)
-    compatibility.refuse(Asked(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
+    compatibility.refuse(Features(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
     added = later_groups(later, optimizers)
     check_attachable(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice, compatibility
-from psjob.api.compatibility import Asked
+from psjob.api.compatibility import Features
 from psjob.api.recording import PlainState
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import WHOLE, StageCuts
@@ -251,17 +251,17 @@ def check_alone(
     added = later_groups(later, optimizers)
     check_attachable(model, optimizers, stateful, added)
     made = pairs_of(name, model, optimizers, added)
-    compatibility.refuse(asked([*_attached, *made], overlap))
+    compatibility.refuse(features_of([*_attached, *made], overlap))
     for optimizer in optimizers:
         check_kind(optimizer)
     table_of(*joined_pairs([*_attached, *made]))
     _attached.extend(made)
 
 
-def asked(pairs: Sequence[Pair], overlap: bool, tables: Sequence[TableSpec] = (), half_rule: bool = False) -> Asked:
+def features_of(pairs: Sequence[Pair], overlap: bool, tables: Sequence[TableSpec] = (), half_rule: bool = False) -> Features:
     """What the script asks for by what it attached. `tables`: those of the model, in their order."""
     first = {spec.rule in row_rules.COMBINES: spec.name for spec in reversed(tables)}
-    return Asked(
+    return Features(
         rows=first.get(False, ""),
         sums=first.get(True, ""),
         half_rule=half_rule,

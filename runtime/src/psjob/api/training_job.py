@@ -16,7 +16,18 @@ import torch
 
 from psjob import contract
 from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, TrainedFlags, aliases, asked, joined_pairs, table_of, tell_frozen
+from psjob.api.attachable import (
+    AddedGroups,
+    Models,
+    Pair,
+    PhaseState,
+    TrainedFlags,
+    aliases,
+    features_of,
+    joined_pairs,
+    table_of,
+    tell_frozen,
+)
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.datacursor import DataCursor, EpochLoops, Totals
 from psjob.api.recording import EXTRA, ExtraState, PlainState, ResumeRecorder
@@ -80,7 +91,7 @@ class TrainingJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        compatibility.refuse(asked(pairs, overlap, self.tables.specs, self.half is not None), place.config)
+        compatibility.refuse(features_of(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:

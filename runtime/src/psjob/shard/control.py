@@ -223,7 +223,7 @@ class Control:
             self.restoring.forget()
             store.phase = act.phase
         store.stand_down()
-        store.term, store.generation = act.term, act.generation
+        store.term, store.restored_by = act.term, act.restored_by
 
     def _adopt(self, act: a.AdoptMode) -> None:
         self.restoring.forget()
@@ -238,7 +238,7 @@ class Control:
             self.post(e.AllInitialised())
 
     def _serve(self, act: a.Serve) -> None:
-        self._store.open(act.term, act.recovery)
+        self._store.open(act.term, act.restore_id)
         self.tell_counts(time.monotonic(), at_once=True)
         self._workers.changed()
 
@@ -304,7 +304,7 @@ class CoordinatorLink:
         """The first frame of a stream."""
         store, stream = self._store, self._stream
         if stream is not None and action.stream == self._number:
-            body = hello_body(store.index, store.attempt, action.term, action.serving, action.recovery, action.mode, action.carried)
+            body = hello_body(store.index, store.attempt, action.term, action.serving, action.restore_id, action.mode, action.carried)
             self._out.put((stream, Kind.HELLO, body))
 
     def say(self, body: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ class Server:
         self._took_up = True
         if self.coordinator is not None:
             self.coordinator.take_up(said)
-        self.control.post(e.TookUp(said["term"], said["recovery"], said["generation"], said["mode"], left))
+        self.control.post(e.TookUp(said["term"], said["restore_id"], said["restored_by"], said["mode"], left))
         log.warning(
             "%s ended the process of shard %d; another continues from its memory, at step %d",
             held.died,

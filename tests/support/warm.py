@@ -29,15 +29,15 @@ from unittest import mock
 
 from hack.testing import cost
 
-PRELOADED = ["tests.warm_imports"]
+PRELOADED = ["tests.support.warm_imports"]
 LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.startup", "psjob.worker.exits", "http.server"]
 """For commands and for processes that need no torch."""
-COMPILING = ["tests.compiling_imports"]
+COMPILING = ["tests.support.compiling_imports"]
 """For processes in which torch's own optimizers make steps, stages are cut, or a dispatch mode is used."""
 STARTING = {"psjob_client.cli.main", "psjob.agent"}
 """Modules whose programs start Python programs in their turn."""
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(

@@ -6,7 +6,7 @@ from unittest import mock
 
 from psjob.simulate import cli
 from psjob_client.cli import simulate as command
-from tests.typed import built
+from tests.support.typed import built
 
 
 def asked(argv: list[str]) -> int:
