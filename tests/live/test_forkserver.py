@@ -241,7 +241,7 @@ def test_a_server_is_started_once_if_it_can_fork_the_same(
     started: list[int] = []
     monkeypatch.setattr(rewind, "_looked", False)
     monkeypatch.setattr(rewind, "_start", lambda: started.append(1))
-    monkeypatch.setattr(rewind.system, "free_memory", lambda: free)
+    monkeypatch.setattr(rewind.system, "memory_left", lambda: free)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
     monkeypatch.delenv("PS_FORK_SERVER", raising=False)
     monkeypatch.setattr(rewind.startup, "ENVIRONMENT", dict(os.environ))

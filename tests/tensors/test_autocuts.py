@@ -185,7 +185,7 @@ def test_choosing_puts_back_a_buffer_that_was_replaced() -> None:
 def test_a_model_that_would_not_fit_is_counted_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     model[5].weight = model[0].weight
-    monkeypatch.setattr(autocuts.system, "free_memory", lambda: 100)
+    monkeypatch.setattr(autocuts.system, "memory_left", lambda: 100)
     made = autocuts.profile(model, ((torch.ones(4, 8),), {}))
     assert made.estimated and [tied.bytes for tied in made.tied] == [256]
     assert not any(one.is_meta for one in model.parameters())

@@ -65,7 +65,7 @@ def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: di
     assert hyperparameters[0].items() >= some.items()
     assert check_hyperparameters(rules.named(name), hyperparameters[0]) == hyperparameters[0]
     optimizer.param_groups[0]["lr"] = 0.5
-    assert optimizers.hyperparameters(optimizer)[0]["lr"] == 0.5
+    assert optimizers.current_hyperparameters(optimizer)[0]["lr"] == 0.5
 
 
 def test_complex_parameters_have_no_rule() -> None:
@@ -75,12 +75,12 @@ def test_complex_parameters_have_no_rule() -> None:
 def test_numbers_of_a_taken_over_optimizer_and_bad_ones() -> None:
     optimizer = torch.optim.AdamW(model().parameters())
     optimizer.__class__ = type("AdamW", (torch.optim.AdamW,), {})
-    assert optimizers.hyperparameters(optimizer)[0]["beta1"] == 0.9
+    assert optimizers.current_hyperparameters(optimizer)[0]["beta1"] == 0.9
     optimizer.param_groups[0]["lr"] = float("nan")
     with pytest.raises(ValueError, match="lr of parameter group 0 is nan"):
-        optimizers.hyperparameters(optimizer)
+        optimizers.current_hyperparameters(optimizer)
     with pytest.raises(ValueError, match="RMSprop has no rule"):
-        optimizers.hyperparameters(torch.optim.RMSprop(model().parameters()))
+        optimizers.current_hyperparameters(torch.optim.RMSprop(model().parameters()))
 
 
 def body(state: BlockState) -> bytes:

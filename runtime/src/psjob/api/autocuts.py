@@ -136,7 +136,7 @@ def room_of(model: nn.Module) -> float | None:
 def _too_large(model: nn.Module) -> bool:
     if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
         return True
-    left = system.free_memory()
+    left = system.memory_left()
     return left is not None and COPIES * sum(one.nbytes for one in model.parameters()) > ROOM * left
 
 

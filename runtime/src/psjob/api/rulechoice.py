@@ -93,7 +93,7 @@ class RuleChoice:
         if self.like is None:
             return [dict(own) for _ in optimizer.param_groups]
         try:
-            groups = optimizers.hyperparameters(optimizer)
+            groups = optimizers.current_hyperparameters(optimizer)
             return [check_hyperparameters(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
         except ValueError as error:
             raise Refused(str(error)) from None
@@ -217,7 +217,7 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
 def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
     goes = _GOES.get(wanted, _HEAVY)
-    groups = optimizers.hyperparameters(optimizer) if like == goes.like else []
+    groups = optimizers.current_hyperparameters(optimizer) if like == goes.like else []
     odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.hyperparameters.items())]
     if odd or not groups:
         taken = [name for name in rules.named(wanted).hyperparameters if name not in _own(wanted)]

@@ -17,7 +17,16 @@ import torch
 import torch.distributed as dist
 
 from psjob import contract
-from psjob.collectives.schedule import Planner, Schedule, Transfer, broadcast_from_first, chunks_for, known_strategy, part_of_rank, planner
+from psjob.collectives.schedule import (
+    ChunkTransfer,
+    Planner,
+    Schedule,
+    broadcast_from_first,
+    chunks_for,
+    known_strategy,
+    part_of_rank,
+    planner,
+)
 from psjob.process.errors import refuse
 
 DEADLINE = 300.0
@@ -323,7 +332,7 @@ def run_schedule(schedule: Schedule, flat: torch.Tensor, transport: Transport, s
     spans = schedule.spans(flat.numel())
     scratch = ReceiveBuffers(flat)
     for moves in part_of_rank(schedule, rank):
-        under_way: list[tuple[Transfer, torch.Tensor, Pending]] = []
+        under_way: list[tuple[ChunkTransfer, torch.Tensor, Pending]] = []
         scratch.free()
         for move in moves:
             chunk = flat[spans[move.chunk]]
@@ -366,7 +375,7 @@ class ReceiveBuffers:
         self._next = 0
 
 
-def _lost(rank: int, move: Transfer, seconds: float, error: RuntimeError) -> PeerLost:
+def _lost(rank: int, move: ChunkTransfer, seconds: float, error: RuntimeError) -> PeerLost:
     peer, what = (move.receiver, "took") if move.sender == rank else (move.sender, "sent")
     return PeerLost(
         f"rank {rank}: rank {peer} {what} nothing (limit {seconds:g} s; {first_line(error)}); end all ranks and start them again"

@@ -38,7 +38,7 @@ STRATEGIES = ("mirrored", "ring", "both-ways-ring", "double-ring", "tree", "pipe
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class ChunkTransfer:
     """`receiver` gets the sender's chunk: added to its own, or in the place of it."""
 
     sender: int
@@ -47,7 +47,7 @@ class Transfer:
     add: bool
 
 
-Step = tuple[Transfer, ...]
+Step = tuple[ChunkTransfer, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def part_of_rank(schedule: Schedule, rank: int) -> tuple[Step, ...]:
 
 def relabelled(schedule: Schedule, names: Sequence[int], ranks: int) -> Schedule:
     """The same among `ranks`, where `names[r]` does what rank r did."""
-    steps = (tuple(Transfer(names[m.sender], names[m.receiver], m.chunk, m.add) for m in step) for step in schedule.steps)
+    steps = (tuple(ChunkTransfer(names[m.sender], names[m.receiver], m.chunk, m.add) for m in step) for step in schedule.steps)
     return Schedule(ranks, schedule.weights, tuple(steps))
 
 
@@ -107,7 +107,7 @@ def shared_out(parts: Sequence[Schedule], payload: Sequence[int]) -> Schedule:
     moved: list[tuple[Step, ...]] = []
     for part, share in zip(parts, payload, strict=True):
         first = len(weights)
-        moved.append(tuple(tuple(Transfer(m.sender, m.receiver, first + m.chunk, m.add) for m in step) for step in part.steps))
+        moved.append(tuple(tuple(ChunkTransfer(m.sender, m.receiver, first + m.chunk, m.add) for m in step) for step in part.steps))
         weights += [share * weight * whole // sum(part.weights) for weight in part.weights]
     return Schedule(parts[0].ranks, tuple(weights), _zipped(moved))
 
@@ -119,11 +119,11 @@ def _zipped(steps: Iterable[tuple[Step, ...]]) -> tuple[Step, ...]:
 def ring(ranks: int, order: Sequence[int] | None = None) -> Schedule:
     """All-reduce around `order` (rank order if not given), in as many chunks as ranks."""
     reduce = [
-        tuple(Transfer(r, (r + 1) % ranks, (r - turn) % ranks, True) for r in range(ranks))
+        tuple(ChunkTransfer(r, (r + 1) % ranks, (r - turn) % ranks, True) for r in range(ranks))
         for turn in range(ranks - 1)
     ]  # fmt: skip
     spread = [
-        tuple(Transfer(r, (r + 1) % ranks, (r + 1 - turn) % ranks, False) for r in range(ranks))
+        tuple(ChunkTransfer(r, (r + 1) % ranks, (r + 1 - turn) % ranks, False) for r in range(ranks))
         for turn in range(ranks - 1)
     ]  # fmt: skip
     plain = Schedule(ranks, (1,) * ranks, tuple(reduce + spread))
@@ -191,15 +191,15 @@ def binary(ranks: int) -> list[int | None]:
 def _climb(parents: Sequence[int | None], chunks: int, up: bool, down: bool) -> Schedule:
     depths = [_depth(parents, rank) for rank in range(len(parents))]
     height = max(depths)
-    steps: list[list[Transfer]] = [[] for _ in range(height * (up + down) + chunks - 1 if height else 0)]
+    steps: list[list[ChunkTransfer]] = [[] for _ in range(height * (up + down) + chunks - 1 if height else 0)]
     for rank, parent in enumerate(parents):
         if parent is None:
             continue
         for chunk in range(chunks):
             if up:
-                steps[height - depths[rank] + chunk].append(Transfer(rank, parent, chunk, True))
+                steps[height - depths[rank] + chunk].append(ChunkTransfer(rank, parent, chunk, True))
             if down:
-                steps[height * up + depths[parent] + chunk].append(Transfer(parent, rank, chunk, False))
+                steps[height * up + depths[parent] + chunk].append(ChunkTransfer(parent, rank, chunk, False))
     return Schedule(len(parents), (1,) * chunks, tuple(tuple(step) for step in steps))
 
 
@@ -227,8 +227,8 @@ def hierarchical(ranks: int, devices: int, across: Callable[[int], Schedule] = r
 def servers(ranks: int) -> Schedule:
     """All-reduce in as many chunks as ranks; rank r serves chunk r, and adds what comes in the order r-1, r-2, …"""
     pairs = [(r, (r + away) % ranks) for away in range(1, ranks) for r in range(ranks)]
-    push = tuple(Transfer(worker, server, server, True) for worker, server in pairs)
-    pull = tuple(Transfer(server, worker, server, False) for server, worker in pairs)
+    push = tuple(ChunkTransfer(worker, server, server, True) for worker, server in pairs)
+    pull = tuple(ChunkTransfer(server, worker, server, False) for server, worker in pairs)
     return Schedule(ranks, (1,) * ranks, (push, pull) if pairs else ())
 
 

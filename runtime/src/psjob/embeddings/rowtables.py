@@ -71,7 +71,7 @@ class RowTables:
         for index, (module, group) in enumerate(zip(self.modules, self._groups, strict=True)):
             rule = row_rules.named(self.rules[index])
             if module.options.optimizer is None:
-                taken = optimizers.hyperparameters(self.optimizer)[group]
+                taken = optimizers.current_hyperparameters(self.optimizer)[group]
                 chosen = {name: taken[name] for name in rule.hyperparameters if name in taken}
                 found.append(check_hyperparameters(rule, chosen))
                 continue

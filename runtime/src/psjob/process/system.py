@@ -140,7 +140,7 @@ def available_memory() -> int | None:
     return _field(Path("/proc/meminfo"), "MemAvailable:")
 
 
-def free_memory(*others: int) -> int | None:
+def memory_left(*others: int) -> int | None:
     """That it could have more: what the machine has left, or its container where that is less. `others`: processes beside it."""
     left, most, own = available_memory(), memory_limit(), resident_memory()
     if most is None or own is None:

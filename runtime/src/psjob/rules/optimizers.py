@@ -79,7 +79,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[str | None, li
     return names.pop(), [_READERS[kind](group) for group in optimizer.param_groups]
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
+def current_hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
     """The hyperparameters as they are now, a parameter group each. Raises ValueError naming one that is not finite."""
     kind = next((kind for kind in type(optimizer).__mro__ if kind in _READERS), None)
     if kind is None:

@@ -35,7 +35,7 @@ from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
 from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, make_group, meeting_place
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, made, made_sum, make, make_group, meeting_place, why_it_failed
 from psjob.worker.session import WorkerSession
 
 
@@ -114,7 +114,7 @@ def _met(
         group = make_group(way, fd, local, processes, device)
         return made(way, layout, memory, local, processes, device, group), ""
     except RuntimeError as error:  # torch.OutOfMemoryError is one too
-        return None, first_line(error)
+        return None, why_it_failed(error)
 
 
 GONE_SECONDS = 2.0

@@ -241,7 +241,7 @@ def made_sum(sums: PodSum, present: Sequence[int], active: Sequence[int], mean: 
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        exits.wait_for_the_agent(f"a sum with the other processes of this worker failed: {first_line(error)}")
+        exits.wait_for_the_agent(f"a sum with the other processes of this worker failed: {why_it_failed(error)}")
 
 
 def make_group(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
@@ -268,7 +268,7 @@ def make_group(way: str, fd: int, local: int, processes: int, device: torch.devi
         ones = torch.ones(processes, dtype=torch.uint8, device=device)
         _exchange(group, torch.empty_like(ones), ones, [1] * processes, [1] * processes, device, MEET_SECONDS)
     except (RuntimeError, AttributeError, ValueError) as error:  # a torch that was built without the backend lacks its names
-        raise RuntimeError(first_line(error)) from None
+        raise RuntimeError(why_it_failed(error)) from None
     return group
 
 
@@ -296,7 +296,7 @@ def _exchange(
         group.alltoall_base(got, sent, taken, given, dist.AllToAllOptions()).wait(timedelta(seconds=seconds))
 
 
-def first_line(error: Exception) -> str:
+def why_it_failed(error: Exception) -> str:
     """For a log."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 

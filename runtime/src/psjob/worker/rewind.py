@@ -74,7 +74,7 @@ def prepare_fork_server(trained: float) -> None:
     if _looked or trained < _after():
         return
     _looked = True
-    room = system.free_memory()
+    room = system.memory_left()
     wanted = min(ROOM, SERVER + (system.resident_memory() or ROOM))
     if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= wanted and not _differs():
         _start()
