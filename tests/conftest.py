@@ -12,10 +12,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from psjob.process import errors
-from tests.hardware import left_out
-from tests.quick import begin_imports
+from tests.support.hardware import left_out
+from tests.support.quick import begin_imports
 
-pytest_plugins = ["tests.cluster_fixtures", "tests.heaps", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
+pytest_plugins = [
+    "tests.support.cluster_fixtures",
+    "tests.support.heaps",
+    "hack.testing.runners",
+    "hack.testing.budget",
+    "hack.testing.slices",
+]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; test runners share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests judge no absolute time: another process may have the core. Each run draws the same examples, so that it fails for a change only.
@@ -23,7 +29,7 @@ settings.register_profile("psjob", deadline=None, max_examples=40, derandomize=T
 settings.register_profile("soak", deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("PSJOB_HYPOTHESIS", "psjob"))
 
-INSTALLED = errors.places
+INSTALLED = errors.package_folders
 
 
 @wraps(INSTALLED.__wrapped__)
@@ -32,7 +38,7 @@ def _places() -> tuple[str, ...]:
     return *INSTALLED(), f"{Path(__file__).parents[1]}/hack/"
 
 
-errors.places = _places  # type: ignore[assignment]
+errors.package_folders = _places  # type: ignore[assignment]
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

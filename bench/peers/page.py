@@ -21,7 +21,7 @@ from psjob_client.compare import outcome  # noqa: E402
 from psjob_client.compare.outcome import Comparison, SideOutcome  # noqa: E402
 from psjob_client.sdk.client import AsyncClient  # noqa: E402
 from psjob_client.ui.server import Page as Served  # noqa: E402
-from tests import pages  # noqa: E402
+from tests.support import pages  # noqa: E402
 
 RUNS, POINTS, SIDE_POINTS = 100, 10_000, 1_000
 TIMES = 5

@@ -15,7 +15,7 @@ import typer
 from psjob_client.cli.main import cli
 from tests.docs import ROOT
 from tests.e2e.kube import tool
-from tests.typed import built
+from tests.support.typed import built
 
 COMMAND = built(cli)
 REFUSED: Any = typer.BadParameter.__base__

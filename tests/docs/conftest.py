@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from hack.site.__main__ import build
-from tests.forks import in_main, shared_path
+from tests.support.forks import in_main, shared_path
 
 SITE = "site"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from psjob_client.cli.main import cli
-from tests import warm
 from tests.docs.finding import ALL, TEXTS, Block
 from tests.docs.pages import GAP, PAGES, QUOTED, said
-from tests.typed import CliRunner
+from tests.support import warm
+from tests.support.typed import CliRunner
 
 SHOWN = [block for block in ALL if block.kind in ("", "text", "console") and block.page != "docs/cli.md"]
 """docs/cli.md is generated."""

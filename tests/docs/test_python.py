@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests import warm
 from tests.docs import ROOT
 from tests.docs.finding import Block, python_blocks
 from tests.docs.pages import PAGES
 from tests.frameworks import IMPORTS, OFFLINE
+from tests.support import warm
 
 BLOCKS = python_blocks()
 AROUND: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests/docs/around.toml").read_text())

@@ -14,7 +14,7 @@ from hack.site.__main__ import existing
 from hack.site.links import broken
 from hack.site.stage import pages
 from tests.docs import ROOT
-from tests.pages import browser
+from tests.support.pages import browser
 
 LIST = "tests/docs/questions.md"
 ROWS = re.findall(r"^\| ([^|]+?) \| \[[^\]]+\]\(([^)]+)\) \|$", (ROOT / LIST).read_text(), re.MULTILINE)

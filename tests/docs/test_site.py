@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, Request
 from hack.site.__main__ import main
 from hack.site.stage import pages
 from tests.docs import ROOT
-from tests.pages import SECONDS, barriers, browser, complaints
-from tests.quick import rest_rotates
+from tests.support.pages import SECONDS, barriers, browser, complaints
+from tests.support.quick import rest_rotates
 
 PHONE, DESK = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
 SHOWN = [path.replace("README.md", "index.html").replace(".md", ".html") for path in pages(ROOT)]

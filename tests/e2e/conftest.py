@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import Kube, install, own_namespace, restricted_namespace, wait_for
 from tests.e2e.node_faults import NODES, usable
+from tests.support.cluster_fixtures import Cluster
 
 HOME = "psjob-system"
 PATIENCE = 120.0

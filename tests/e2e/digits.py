@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.cluster_fixtures import WORKER_IMAGE
 from tests.e2e.kube import ROOT, Kube, phase, shard_status, wait_for
+from tests.support.cluster_fixtures import WORKER_IMAGE
 
 EXAMPLE = ROOT / "examples" / "digits"
 SHORT_EPOCHS, LONG_EPOCHS = 16, 80

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import wait_for
 from tests.e2e.node_faults import NODES
+from tests.support.cluster_fixtures import Cluster
 
 CONTROL = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "storage", "policies")
 """What is started again after a restore, as Kubernetes' own documentation says; the operator is not."""

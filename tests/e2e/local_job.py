@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from tests import warm
+from tests.support import warm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"

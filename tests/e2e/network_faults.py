@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.e2e.workloads.running import Ran, manifest, train
-from tests.netjob import STEPS_ON, NetJob, Phase, Went, members, play
-from tests.netns import Dropped, Network
+from tests.support.netjob import STEPS_ON, NetJob, Phase, Went, members, play
+from tests.support.netns import Dropped, Network
 
 WORKERS, SHARDS = 2, 2
 PACE = 0.1

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e.digits import LABEL_JOB
 from tests.e2e.kube import Kube, processes, wait_for
+from tests.support.cluster_fixtures import Cluster
 
 NODES = ("node1", "node2")
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, shard_status, wait_for
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "digits"

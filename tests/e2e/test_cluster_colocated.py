@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hack.cluster.options import BRIDGE_ADDRESS
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, wait_for
 from tests.e2e.node_faults import lose, operator_on, ready
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "pairs"

@@ -23,11 +23,11 @@ import pytest
 
 from hack.cluster.api import ApiError
 from hack.cluster.paths import program
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import ROOT, Kube, condition, kill, own_namespace, phase, processes, wait_for
 from tests.e2e.node_faults import lose, taken
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "digits"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, shard_status, wait_for
 from tests.e2e.node_faults import drained, lose, one_of_each, operator_on, ready
-from tests.soaking import soak
+from tests.support.cluster_fixtures import Cluster
+from tests.support.soaking import soak
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial]
 NAME = "digits"

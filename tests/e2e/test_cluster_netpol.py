@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import WORKER_IMAGE, Cluster
 from tests.e2e import digits
 from tests.e2e.digits import RESTRICTED, RESTRICTED_POD, complete, pods_of, ready_to_kill
 from tests.e2e.kube import OPEN, ROOT, Kube, own_namespace, wait_for
+from tests.support.cluster_fixtures import WORKER_IMAGE, Cluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 SCRIPT = (ROOT / "tests" / "e2e" / "workloads" / "knocking.py").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hack.cluster.proc import wait_for
-from tests.cluster_fixtures import RUNTIME_IMAGE, WORKER_IMAGE, Cluster
+from tests.support.cluster_fixtures import RUNTIME_IMAGE, WORKER_IMAGE, Cluster
 
 pytestmark = [pytest.mark.nodes, pytest.mark.rotating, pytest.mark.serial]
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import counting
 from tests.e2e.digits import beyond_checkpoint, complete, coordinator, final_weights
 from tests.e2e.kube import Kube, wait_for
 from tests.e2e.node_faults import reset
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial, pytest.mark.soak]
 NAME = "counts"

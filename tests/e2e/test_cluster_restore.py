@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import counting, etcd_restored
 from tests.e2e.digits import beyond_checkpoint, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, wait_for
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial]
 NAME = "counts"

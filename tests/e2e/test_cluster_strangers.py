@@ -12,11 +12,11 @@ from psjob.contract import keys
 from psjob.wire import auth
 from psjob.wire.frame import HEADER_BYTES, Kind, parse
 from psjob.wire.frame import MAGIC as FRAME
-from tests.cluster_fixtures import WORKER_IMAGE, Cluster
 from tests.e2e import digits
 from tests.e2e.digits import RESTRICTED, RESTRICTED_POD, complete, final_weights, ready_to_kill
 from tests.e2e.kube import OPEN, ROOT, Kube, phase, wait_for
-from tests.statusport import run_keys
+from tests.support.cluster_fixtures import WORKER_IMAGE, Cluster
+from tests.support.statusport import run_keys
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 SCRIPT = (ROOT / "tests" / "e2e" / "workloads" / "stranger.py").read_text()

@@ -12,12 +12,12 @@ from safetensors.numpy import load_file
 from hack.cluster.images import write
 from hack.cluster.pack import operator_image, runtime_image
 from psjob.contract import WIRE
-from tests import older
-from tests.cluster_fixtures import RUNTIME_IMAGE, Cluster
 from tests.e2e import digits
 from tests.e2e.digits import complete, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, install, wait_for
-from tests.runkeys import get
+from tests.support import older
+from tests.support.cluster_fixtures import RUNTIME_IMAGE, Cluster
+from tests.support.runkeys import get
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:before", "psjob.local/psjob-runtime:before"

@@ -11,10 +11,10 @@ import pytest
 
 from hack.cluster.paths import Unavailable
 from hack.velero import Velero
-from tests.cluster_fixtures import Cluster
 from tests.e2e import counting
 from tests.e2e.digits import beyond_checkpoint, complete, coordinator, final_weights, ready_to_kill
 from tests.e2e.kube import ROOT, Kube, condition, wait_for
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial, pytest.mark.soak]
 NAME = "counts"

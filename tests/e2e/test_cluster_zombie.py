@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, processes, wait_for
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 TERM = {"labelSelector": {"matchLabels": {"psjob.dev/role": "shard"}}, "topologyKey": "kubernetes.io/hostname"}

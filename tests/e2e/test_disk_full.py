@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import Volume, mounted
 from tests.e2e.little_disk import COMES, INTERVAL, LITTLE, PACE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Look, Watched, strays
 from tests.e2e.workloads.running import Ran, faults, train
+from tests.support.disks import Volume, mounted
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 FIRST_BYTES = 8_000_000

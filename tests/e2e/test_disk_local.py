@@ -8,9 +8,9 @@ import pytest
 
 from psjob_client.local.run_folder import LEAST_ROOM, new_folder
 from psjob_client.problems import BadInput
-from tests.disks import mounted
 from tests.e2e.little_disk import COMES, LITTLE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Watched
+from tests.support.disks import mounted
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.disks import mounted
 from tests.e2e.watched import Look, Watched
 from tests.e2e.workloads.running import faults, manifest, train
+from tests.support.disks import mounted
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(3600)]
 MB = 1_000_000

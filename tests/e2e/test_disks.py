@@ -1,4 +1,4 @@
-"""The volumes of tests/disks.py are as slow, and as full, as they are asked to be."""
+"""The volumes of tests/support/disks.py are as slow, and as full, as they are asked to be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import Volume, mounted
+from tests.support.disks import Volume, mounted
 
 pytestmark = pytest.mark.nodes
 MIB = 1 << 20

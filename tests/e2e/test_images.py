@@ -23,8 +23,8 @@ from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.sbom.__main__ import Unowned, bills
 from psjob_operator import __version__
 from psjob_operator.render.pod import SOURCE
-from tests.bills import assert_bill
-from tests.soaking import rotating
+from tests.support.bills import assert_bill
+from tests.support.soaking import rotating
 
 NAMES = {"operator": "images.test/psjob-operator:1", "runtime": "images.test/psjob-runtime:1"}
 NOBODY = 65532

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.disks import mounted
 from tests.e2e.watched import Watched
 from tests.e2e.workloads.running import faults, manifest
-from tests.soaking import rotating, soak
+from tests.support.disks import mounted
+from tests.support.soaking import rotating, soak
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 MB = 1_000_000

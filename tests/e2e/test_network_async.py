@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e import network_faults as faults
 from tests.e2e.workloads import ledger
-from tests.netns import require
+from tests.support.netns import require
 
 pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(900)]
 PHASES = [

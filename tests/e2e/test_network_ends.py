@@ -10,9 +10,9 @@ import pytest
 
 from tests.e2e import network_faults as faults
 from tests.e2e.workloads import ledger
-from tests.netjob import members
-from tests.netns import Network, require
-from tests.soaking import soak
+from tests.support.netjob import members
+from tests.support.netns import Network, require
+from tests.support.soaking import soak
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 REST = 2.0

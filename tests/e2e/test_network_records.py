@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import manifest
-from tests.netjob import NetJob, members
-from tests.netns import Network, require
+from tests.support.netjob import NetJob, members
+from tests.support.netns import Network, require
 
 pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(600)]
 MEBIBYTES, BITS = 18, 1_600_000

@@ -10,8 +10,8 @@ import pytest
 
 from tests.e2e import network_faults as faults
 from tests.e2e.workloads import ledger
-from tests.netjob import Phase, members
-from tests.netns import require
+from tests.support.netjob import Phase, members
+from tests.support.netns import require
 
 pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(1800)]
 DRAWN = 6

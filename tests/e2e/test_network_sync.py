@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import network_faults as faults
-from tests.netjob import Phase
-from tests.netns import require
-from tests.soaking import rotating, soak
+from tests.support.netjob import Phase
+from tests.support.netns import require
+from tests.support.soaking import rotating, soak
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 PHASES = [

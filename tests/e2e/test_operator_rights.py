@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests import rights
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.conftest import HOME
 from tests.e2e.digits import accuracy, complete, final_weights, pods_of
 from tests.e2e.kube import Kube, install, phase, wait_for
+from tests.support import rights
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial]
 MINE = "app.kubernetes.io/instance=psjob"

@@ -18,9 +18,9 @@ from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.ui.server import Page as Served
-from tests import pages
 from tests.e2e.local_job import manifest
-from tests.soaking import rotating
+from tests.support import pages
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.nodes
 

@@ -23,7 +23,7 @@ from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.ui.server import Page as Served
-from tests import pages
+from tests.support import pages
 
 pytestmark = [pytest.mark.nodes, pytest.mark.rotating]
 PICTURES = Path(__file__).with_name("pictures")

@@ -24,9 +24,9 @@ from hack.cluster.paths import cache
 from hack.index import serving
 from hack.newcomer import Typed, environment, first_step, follow
 from hack.readme import commands
-from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import ROOT, Kube, install, tool
-from tests.newcomer import third_party
+from tests.support.cluster_fixtures import Cluster
+from tests.support.newcomer import third_party
 
 README = commands((ROOT / "README.md").read_text(), "Try it")
 CLUSTER = commands((ROOT / "docs/install.md").read_text(), "On a cluster")

@@ -22,12 +22,12 @@ from hack.cluster.options import BRIDGE_ADDRESS
 from hack.cluster.pack import operator_image, runtime_image, version
 from hack.cluster.paths import Unavailable
 from hack.index import serving
-from tests import older, registry
-from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.kube import Kube, install, own_namespace, wait_for
-from tests.helms import CRD, helm3, objects
-from tests.newcomer import Machine
+from tests.support import older, registry
+from tests.support.cluster_fixtures import Cluster
+from tests.support.helms import CRD, helm3, objects
+from tests.support.newcomer import Machine
 
 pytestmark = [pytest.mark.nodes, pytest.mark.serial, pytest.mark.soak, pytest.mark.timeout(3000)]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:last", "psjob.local/psjob-runtime:last"

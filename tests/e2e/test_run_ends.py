@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.e2e.local_job import Ended, end, manifest, run, show, start, start_cold
-from tests.quick import rest_rotates
+from tests.support import warm
+from tests.support.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
 

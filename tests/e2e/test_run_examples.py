@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import warm
 from tests.e2e.local_job import EXAMPLES, run
-from tests.soaking import rotating, soak
+from tests.support import warm
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 
 def run(folder: Path, *what: str, words: Sequence[str] = ()) -> Ran:

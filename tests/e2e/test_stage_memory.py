@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, train
-from tests.memorylimits import groups
+from tests.support.memorylimits import groups
 
 pytestmark = pytest.mark.nodes
 MIB = 1 << 20

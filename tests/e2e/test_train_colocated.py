@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 TENSORS, FIRST, LAST = 12, 5, 15

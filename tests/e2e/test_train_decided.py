@@ -9,7 +9,7 @@ import pytest
 
 from psjob.checkpoint.manifest import newest
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import soak
+from tests.support.soaking import soak
 
 pytestmark = pytest.mark.timeout(1000)
 CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}

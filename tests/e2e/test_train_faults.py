@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
@@ -125,7 +125,7 @@ def assert_steps_lost(ran: Ran) -> None:
     shards = [recovery for recovery in ran.summary["recoveries"] if recovery["fault"].startswith("kill:shard-")]
     least = sum(min(recovery["acknowledged"].values()) - recovery["checkpointStep"] for recovery in shards)
     assert 0 < least <= status["restarts"]["stepsLost"] < STEPS, status
-    assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["seconds"] > 0, status
+    assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["durationSeconds"] > 0, status
 
 
 def assert_same_file(one: Ran, other: Ran) -> None:

@@ -12,7 +12,7 @@ import pytest
 from psjob.checkpoint.manifest import read
 from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)
@@ -85,7 +85,7 @@ def check(ran: Ran, shard: int) -> None:
     assert lost_of(ran, other) == 0
     status = json.loads((ran.folder / "status.json").read_text())
     assert status["lastRecovery"]["updatesLost"] == status["restarts"]["updatesLost"] == lost, "the status tells another number"
-    assert status["lastRecovery"]["seconds"] > 0 and "interruption" not in status
+    assert status["lastRecovery"]["durationSeconds"] > 0 and "interruption" not in status
     since = applied_since_the_cut(ran, recovery)
     print(f"lost {lost} of {since} updates that came after the checkpoint of step {recovery['checkpointStep']}")
     assert lost <= since

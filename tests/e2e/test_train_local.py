@@ -17,7 +17,7 @@ from tests.e2e.oracle import assert_same_bits
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import faults, finish, manifest, start, train
-from tests.reference import local_reference
+from tests.support.reference import local_reference
 
 OUTER = LocalConfig(inner_steps=4)
 STEPS, ROUNDS = 122, 31

@@ -18,7 +18,7 @@ from tests.e2e.workloads import accumulating
 from tests.e2e.workloads.accumulating import EPOCHS, EVERY, SIZE
 from tests.e2e.workloads.clipping import LIMIT
 from tests.e2e.workloads.running import faults, manifest, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,8 +10,8 @@ import torch
 from tests.e2e.oracle import STEPS, assert_same_bits, oracle
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import manifest, train
-from tests.reference import Wire
-from tests.soaking import rotating, soak
+from tests.support.reference import Wire
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(1500)
 

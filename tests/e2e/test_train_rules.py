@@ -20,7 +20,7 @@ from safetensors import safe_open
 from tests.e2e.workloads import ledger, mlp
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import SECONDS, faults, finish, manifest, start, train
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -19,14 +19,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
-from tests import warm
+from psjob.pipeline.cuts import split_model
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
-from tests.hardware import DEVICES, repeatable
-from tests.soaking import rotating, soak
 from tests.support import pipeline_reference as reference
+from tests.support import warm
+from tests.support.hardware import DEVICES, repeatable
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")
@@ -139,7 +139,7 @@ def test_each_stage_says_how_it_stands(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "psjob_client.cli.main", "get", "job", "--local"]
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
     head = next(line for line in said if line.startswith("STAGE"))
-    assert head.split()[:7] == ["STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK"]
+    assert head.split()[:7] == ["STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK"]
     (row,) = (line.split() for line in said if line.startswith("part-0"))
     assert row[:4] == ["part-0", "1/1", "20", "0"] and row[4] == f"{slow:.0%}"
 
@@ -166,7 +166,7 @@ def old_weights(name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
     optimizer = stages.optimizer_of if device == "cpu" else stages.OnHost
     way = schedule.way_of(pipeline["schedule"], pipeline.get("weights", "stash"))
     made = reference.train(
-        model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
+        model, torch.nn.functional.mse_loss, batches, parts=split_model(model, CUTS), way=way,
         microbatches=4, optimizer=lambda parameters, _delay: optimizer(parameters), seed=7,
         correct=predict.corrector(way, pipeline.get("correct", "none"), {}),
     )  # fmt: skip

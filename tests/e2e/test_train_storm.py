@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.workloads import storm
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 WORKERS, SHARDS, STEPS, PACE = 3, 2, 200, 0.02
 MODES: list[dict[str, Any]] = [

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.scripts.cells import scripts_in
+from tests.support import warm
 
 HERE = Path(__file__).parent / "scripts"
 CELLS = scripts_in(HERE / "cells")

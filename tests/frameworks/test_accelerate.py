@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.runs import WORKERS, Run, assert_equal, with_ddp
-from tests.quick import rest_rotates
+from tests.support.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = "notrainer.py"

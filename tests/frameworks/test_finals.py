@@ -12,7 +12,7 @@ import torch
 
 from tests.frameworks.runs import Run
 from tests.frameworks.scripts.any_model import built
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 SMALL: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

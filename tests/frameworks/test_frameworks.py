@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.frameworks.runs import CELLS, HERE, SECONDS, TOLERANCE, WORKERS, Run, assert_equal, with_ddp
-from tests.quick import rest_rotates
 from tests.scripts.cells import command_of
+from tests.support import warm
+from tests.support.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
 

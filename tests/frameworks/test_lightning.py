@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.frameworks.runs import HERE, SECONDS, Run
+from tests.support import warm
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.rotating]
 SCRIPT = "tuned.py"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import own_control_plane
+from tests.support.cluster_fixtures import own_control_plane
 from tests.unit.api_manifest import GOOD
 
 

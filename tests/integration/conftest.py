@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, world
 from tests.integration.operator_proxy import Proxy
 from tests.integration.together import beside
+from tests.support.cluster_fixtures import Cluster
 
 __all__ = ["beside"]
 

@@ -30,9 +30,9 @@ import yaml
 from hack.cluster.api import ApiError
 from hack.cluster.paths import REPO
 from hack.cluster.pki import Authority
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_nursery import Nursery
-from tests.statusport import own_loopback, run_keys
+from tests.support.cluster_fixtures import Cluster
+from tests.support.statusport import own_loopback, run_keys
 
 JOBS = "/apis/psjob.dev/v1alpha1"
 ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}

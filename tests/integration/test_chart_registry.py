@@ -13,12 +13,12 @@ import pytest
 from hack import release
 from hack.cluster.pack import version
 from hack.cluster.paths import REPO
-from tests import older, registry
-from tests.cluster_fixtures import built
 from tests.e2e.kube import Kube, restricted_namespace, wait_for
 from tests.e2e.kube import tool as path_of
-from tests.helms import CRD, helm3, objects
 from tests.integration.chart_plane import job, plane
+from tests.support import older, registry
+from tests.support.cluster_fixtures import built
+from tests.support.helms import CRD, helm3, objects
 
 __all__ = ["plane"]
 pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1200)]

@@ -13,9 +13,9 @@ import yaml
 
 from psjob import Client
 from psjob_client.problems import Conflict, DeadlinePassed
-from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.command import psjob as command
+from tests.support.cluster_fixtures import Cluster
 from tests.unit.api_manifest import GOOD
 
 pytestmark = pytest.mark.cluster

@@ -13,9 +13,9 @@ import pytest
 from psjob_client.jobs import cluster
 from psjob_client.jobs.cluster import ClusterJobs
 from psjob_client.jobs.view import HistoryView, JobView
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
-from tests.statusport import StatusPort
+from tests.support.cluster_fixtures import Cluster
+from tests.support.statusport import StatusPort
 
 pytestmark = pytest.mark.cluster
 RBAC, GROUP = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"

@@ -9,7 +9,7 @@ import pytest
 
 from hack.cluster.paths import assets, kubernetes
 from hack.cluster.proc import wait_for
-from tests.cluster_fixtures import Cluster, KwokNodes
+from tests.support.cluster_fixtures import Cluster, KwokNodes
 
 pytestmark = pytest.mark.cluster
 

@@ -18,7 +18,7 @@ from psjob_operator.api.crd import STATUS_DEFAULT
 from psjob_operator.api.status import JobStatus, StageStatus
 from psjob_operator.api.validate import validate_job
 from tests.integration.api_client import Api
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
 
@@ -127,7 +127,7 @@ def test_stages_stand_in_the_wide_table_and_in_describe(job_kubectl: Kubectl, jo
     waits = "activations of micro-batch 1 of step 8 from worker 1 (stage 0), for 12 s"
     stages = [
         {
-            "name": "front", "workersReady": "2/2", "step": 9, "delay": 0.0, "idle": 0.25, "memoryBytes": 5 << 30,
+            "name": "front", "workersReady": "2/2", "step": 9, "staleness": 0.0, "idleFraction": 0.25, "memoryBytes": 5 << 30,
             "peakMemoryBytes": 6 << 30, "peakDeviceBytes": 7 << 30,
         },
         {"name": "back", "workersReady": "0/1", "waiting": waits},

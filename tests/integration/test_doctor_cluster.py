@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster_fixtures import Cluster, KwokNodes
 from tests.integration.command import psjob
+from tests.support.cluster_fixtures import Cluster, KwokNodes
 from tests.unit.api_manifest import GOOD, changed
 
 pytestmark = pytest.mark.cluster

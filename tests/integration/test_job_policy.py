@@ -19,7 +19,6 @@ import yaml
 from hack.cluster.proc import wait_for
 from psjob_client.local.status import part
 from psjob_operator.contract import MOST_NUMBER
-from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import CHART, Kube
 from tests.integration.api_client import JOBS, Api
 from tests.integration.job_asks import (
@@ -39,6 +38,7 @@ from tests.integration.job_asks import (
     volume,
 )
 from tests.integration.operator_harness import NAMESPACED_RULES, world
+from tests.support.cluster_fixtures import Cluster
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 
 pytestmark = pytest.mark.cluster

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import Cluster, own_control_plane
 from tests.integration.operator_harness import World, manifest, psjob_operator, until, world
 from tests.integration.outages import JOBS, answers, goes_on, running, uids, unharmed
+from tests.support.cluster_fixtures import Cluster, own_control_plane
 
 pytestmark = pytest.mark.cluster
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pstrainingjobs.psjob.dev"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster, KwokNodes
 from tests.integration.operator_harness import World, manifest, world
+from tests.support.cluster_fixtures import Cluster, KwokNodes
 
 pytestmark = pytest.mark.cluster
 

@@ -12,9 +12,9 @@ import pytest
 
 from psjob_operator.cluster.client import OTHER_UID
 from psjob_operator.cluster.main import lease_holder
-from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, psjob_operator, world
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster
 

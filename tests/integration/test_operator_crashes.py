@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration.crashing import SPEC, Life
 from tests.integration.operator_harness import Operator, World, manifest, world
 from tests.integration.operator_harness import manifest as job
 from tests.integration.operator_proxy import Proxy, Strike, Weather
-from tests.soaking import rotating, soak
+from tests.support.cluster_fixtures import Cluster
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.cluster
 

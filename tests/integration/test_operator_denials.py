@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration import denying
 from tests.integration.operator_harness import World, manifest, world
-from tests.soaking import rotating
+from tests.support.cluster_fixtures import Cluster
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.cluster
 AGAIN_SECONDS = 60.0

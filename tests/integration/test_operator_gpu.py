@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from hack.cluster.paths import REPO
-from tests.cluster_fixtures import Cluster, KwokNodes
 from tests.integration.operator_harness import World, world
+from tests.support.cluster_fixtures import Cluster, KwokNodes
 
 pytestmark = pytest.mark.cluster
 EXAMPLE = REPO / "examples" / "gpu" / "job.yaml"

@@ -11,8 +11,8 @@ import pytest
 
 from psjob_operator import keys
 from psjob_operator.render import objects
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster
 

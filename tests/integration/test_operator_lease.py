@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, until, world
 from tests.integration.operator_proxy import Proxy
-from tests.soaking import rotating
+from tests.support.cluster_fixtures import Cluster
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.cluster
 LEASE = 4

@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from psjob_operator.cluster.metrics import METRICS
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
-from tests.statusport import StatusPort, own_loopback
+from tests.support.cluster_fixtures import Cluster
+from tests.support.statusport import StatusPort, own_loopback
 
 pytestmark = pytest.mark.cluster
 
@@ -119,13 +119,13 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
     status = place.status()
     assert status["lastRecovery"]["cause"] == "OOMKilled" and status["lastRecovery"]["stepsLost"] == 25
-    assert 0 <= status["lastRecovery"]["seconds"] <= time.time() - lost_at + 1 and "interruption" not in status
+    assert 0 <= status["lastRecovery"]["durationSeconds"] <= time.time() - lost_at + 1 and "interruption" not in status
     (event,) = place.until("its Event", lambda: place.events("Recovered"))
     assert event["message"].endswith("25 steps done again") and event["type"] == "Normal"
     place.until("the histogram", lambda: value(operator, "psjob_recovery_seconds_count", cause="OOMKilled") == 1)
     assert value(operator, "psjob_job_restarts_total", **at, cause="OOMKilled") == 1
     assert value(operator, "psjob_job_steps_lost_total", **at) == 25
-    assert value(operator, "psjob_job_last_recovery_seconds", **at) == status["lastRecovery"]["seconds"]
+    assert value(operator, "psjob_job_last_recovery_seconds", **at) == status["lastRecovery"]["durationSeconds"]
 
     place.cluster.api.delete(place.path("pstrainingjobs", "job"))
     place.until("the job's series to go", lambda: value(operator, "psjob_job_phase", **at) == -1)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import NAMESPACED_RULES, World, manifest, world
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster
 HOME = {"matchLabels": {"kubernetes.io/metadata.name": "home"}}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, until, world
 from tests.integration.operator_proxy import Proxy
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, psjob_operator, until, world
 from tests.integration.operator_proxy import Proxy
-from tests.statusport import StatusPort
+from tests.support.cluster_fixtures import Cluster
+from tests.support.statusport import StatusPort
 
 pytestmark = pytest.mark.cluster
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.e2e import etcd_restored
 from tests.integration.operator_harness import manifest, until, world
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rotating]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import rights
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest, world
 from tests.integration.operator_proxy import Proxy, Weather
+from tests.support import rights
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 LABEL = "psjob.dev/job-name"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.operator_harness import World, manifest
-from tests.older import Older
 from tests.support import roads
+from tests.support.older import Older
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rotating, pytest.mark.timeout(240)]
 JOBS = 5

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
 from tests.integration import oldercrd
 from tests.integration.operator_harness import World, manifest, until, world
 from tests.integration.outages import answers, goes_on, running, uids, unharmed
-from tests.soaking import rotating, soak
+from tests.support.cluster_fixtures import Cluster
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.cluster
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import JOBS, World, manifest, world
 from tests.integration.together import together
+from tests.support.cluster_fixtures import Cluster
 
 
 @pytest.mark.cluster

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from psjob_operator.contract import WIRE
-from tests import older
-from tests.cluster_fixtures import CRD, Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.support import older
+from tests.support.cluster_fixtures import CRD, Cluster
 
 pytestmark = pytest.mark.cluster
 OLD, NEW = "registry.example/psjob-runtime:old", "registry.example/psjob-runtime@sha256:" + "2" * 64

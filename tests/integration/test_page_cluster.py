@@ -8,9 +8,9 @@ from playwright.sync_api import expect
 from psjob_client.sdk.blocking import Client
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.ui.server import Page as Served
-from tests import pages
-from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
+from tests.support import pages
+from tests.support.cluster_fixtures import Cluster
 from tests.unit.api_manifest import GOOD
 
 pytestmark = [pytest.mark.nodes, pytest.mark.rotating]

@@ -16,8 +16,8 @@ from hack.cluster.api import ApiError
 from psjob_client.cli.render import documents
 from psjob_operator.api.validate import validate_job
 from psjob_operator.render.shard import KEYED, merge_templates
-from tests.cluster_fixtures import Cluster
 from tests.integration.pod_templates import Template, templates
+from tests.support.cluster_fixtures import Cluster
 from tests.unit.api_manifest import MANY_NODES
 
 pytestmark = pytest.mark.cluster

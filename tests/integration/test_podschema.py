@@ -9,8 +9,8 @@ import pytest
 from hack import podschema as made
 from psjob_operator.api.template import definition
 from psjob_operator.api.validate import pod_mistakes
-from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster
 PODS = "/api/v1/namespaces/default/pods?dryRun=All&fieldValidation=Strict"

@@ -10,7 +10,7 @@ import pytest
 from hack.cluster.api import ApiError
 from psjob_client.cli.render import documents
 from psjob_operator.api.spec import PSTrainingJob
-from tests.cluster_fixtures import Cluster
+from tests.support.cluster_fixtures import Cluster
 
 pytestmark = pytest.mark.cluster
 PATHS = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from psjob.process.startup import spare_the_compiler
-from tests import warm
+from tests.support import warm
 
 SECONDS = 120
 Work = Callable[..., Any]

@@ -19,7 +19,7 @@ from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent
 from tests.live.live_shards import Shards, Worker, eventually, until_checkpoints
 from tests.live.training import build
-from tests.reference import layout_of
+from tests.support.reference import layout_of
 
 BACKUP: dict[str, Any] = {"mode": "sync", "backup_workers": 1}
 SOFTSYNC: dict[str, Any] = {"mode": "softsync", "splits": 1}

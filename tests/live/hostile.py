@@ -26,8 +26,8 @@ from psjob.wire.handshake import greet
 from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
 from psjob.worker.connection import ShardConnection
-from tests.fuzzing import EDGES, changed_json, json_changes
 from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, stacks
+from tests.support.fuzzing import EDGES, changed_json, json_changes
 
 LR, LIMIT = 0.1, 0.5
 SECONDS, ANSWER_SECONDS = 20.0, 0.2

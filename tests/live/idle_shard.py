@@ -15,12 +15,12 @@ import pytest
 from bench.peers import light_clients
 from psjob import contract
 from psjob.contract import keys
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
-from tests import warm
-from tests.runkeys import RUN as RUN_KEYS
-from tests.runkeys import key_file
+from tests.support import warm
+from tests.support.runkeys import RUN as RUN_KEYS
+from tests.support.runkeys import key_file
 
 RUN = "run-9"
 LENGTH_AT = 92
@@ -37,7 +37,7 @@ class Idle:
     process: warm.Started
 
     def status(self) -> dict[str, Any]:
-        return ask("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
+        return ask_shard("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
 
     def dial(self, proven: bool = False) -> Dialled:
         """A connection; `proven`: on which worker 0 has proven itself, and its frames are sealed."""

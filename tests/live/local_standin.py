@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psjob
-from tests import warm
+from tests.support import warm
 
 SHARD = """
 import hashlib, http.server, json, os, signal, sys, threading, time

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from psjob import contract
 from psjob.process.config import CheckpointConfig, Config
-from tests import warm
 from tests.live.live_shards import NEVER, Shards
 from tests.live.loop_faults import AGAIN, EXIT_AGAIN, FAULT, GOES_ON, WAITS
-from tests.runkeys import key_file
+from tests.support import warm
+from tests.support.runkeys import key_file
 
 SECONDS = 60.0
 """Of one process of a script that takes a tenth of a second."""

@@ -11,7 +11,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.wire.frame import Flag, Kind
 from tests.live.live_shards import Worker
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
-from tests.reference import reference
+from tests.support.reference import reference
 
 NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.process.asking import ask
-from tests import warm
-from tests.ports import free
-from tests.runkeys import RUN, get, key_file
+from psjob.process.asking import ask_shard
+from tests.support import warm
+from tests.support.ports import free
+from tests.support.runkeys import RUN, get, key_file
 
 PROGRAM = ("-m", "psjob.shard")
 Process = subprocess.Popen[bytes] | warm.Started
@@ -30,7 +30,7 @@ def serving(process: Process) -> int:
 class Processes:
     """Shards of one run in `folder`. `started` are their processes by index, the newest.
 
-    `forked`: they are forks of one process (see `tests.warm`), which saves seconds. Their memory is then not what a shard takes.
+    `forked`: they are forks of one process (see `tests.support.warm`), which saves seconds. Their memory is then not what a shard takes.
     """
 
     def __init__(self, folder: Path, shards: int = 2, workers: int = 1, forked: bool = False, **changes: Any) -> None:
@@ -68,7 +68,7 @@ class Processes:
         port = self.config["shards"][index]["statusPort"]
         try:
             if path in (contract.STATUS_PATH, contract.HISTORY_PATH):
-                return 200, ask("127.0.0.1", port, RUN["questions"], path, seconds)
+                return 200, ask_shard("127.0.0.1", port, RUN["questions"], path, seconds)
             return get(port, path, seconds=seconds)
         except (OSError, ValueError):
             return 0, {}

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import disk, manifest, states
-from tests import warm
 from tests.live import crash_server
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 from tests.tensors.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save, stays
 
 OLD, NEW = 10, 20

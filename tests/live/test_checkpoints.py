@@ -28,7 +28,7 @@ from psjob.resume.record import unpack
 from tests.live.checkpointing import OFTEN, counting, steps
 from tests.live.embeddings import ROWS, Clicks, adagrad, loss_of, rows_of
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, together, until_checkpoints
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

@@ -27,7 +27,7 @@ from psjob_client.cli.main import cli
 from psjob_client.local import measure
 from psjob_client.problems import BadInput
 from psjob_operator.cluster.main import CheckFailed, CheckOptions, check_installation
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.api_manifest import GOOD, changed
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import switched

@@ -28,7 +28,7 @@ from tests.live.collectives_work import (
     unknown,
     unlike,
 )
-from tests.reference import reference
+from tests.support.reference import reference
 
 
 def by_hand(kind: str, ranks: int) -> list[str]:

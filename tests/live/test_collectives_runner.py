@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import psjob as ps
-from psjob.collectives.all_reduce import Pending, run
-from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule
+from psjob.collectives.all_reduce import Pending, run_schedule
+from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule_of
 from psjob.rules.reduction import mean_in_rank_order
 from tests.live.collectives_processes import together
 from tests.live.collectives_work import NUMEL, left_by, refusals, sums, uplink
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 
 @dataclass
@@ -77,13 +77,13 @@ def cases(draw: st.DrawFn) -> tuple[str, int, int, int]:
 @given(case=cases(), numel=st.integers(0, 60), seed=st.integers(0, 1000))
 def test_sums_are_the_oracles_and_links_carry_what_the_plan_says(case: tuple[str, int, int, int], numel: int, seed: int) -> None:
     name, ranks, devices, chunks = case
-    plan = schedule(name, ranks, chunks, devices)
+    plan = schedule_of(name, ranks, chunks, devices)
     torch.manual_seed(seed)
     whole = [torch.randint(-1000, 1000, (numel,)).float() for _ in range(ranks)]
     rough = [torch.randn(numel) for _ in range(ranks)]
     for vectors in (whole, rough):
         road, held = Road(), [vector.clone() for vector in vectors]
-        threads = [threading.Thread(target=run, args=(plan, held[rank], Through(road, rank), 10.0)) for rank in range(ranks)]
+        threads = [threading.Thread(target=run_schedule, args=(plan, held[rank], Through(road, rank), 10.0)) for rank in range(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -109,7 +109,7 @@ def test_processes_have_the_oracles_sum_over_the_planned_links(tmp_path: Path) -
         found = [rank.found[name] for rank in ended]
         assert all(each["right"] for each in found), name
         assert len({each for rank in found for each in rank["hashes"]}) == 1, name
-        planned = schedule(name, ranks, 5, 2).link_elements(NUMEL)
+        planned = schedule_of(name, ranks, 5, 2).link_elements(NUMEL)
         assert {(rank, int(peer)): n for rank, each in enumerate(found) for peer, n in each["sent"].items()} == dict(planned), name
 
 

@@ -22,8 +22,8 @@ from psjob_client.local.record import News
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import Training
 from tests.live.cli_inside import psjob
-from tests.simulated import asked
-from tests.soaking import rotating
+from tests.support.simulated import asked
+from tests.support.soaking import rotating
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "job.yaml"
 

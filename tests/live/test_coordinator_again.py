@@ -27,7 +27,7 @@ from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving, together
-from tests.relay import shard_answers
+from tests.support.relay import shard_answers
 from tests.tensors.desk import Desk
 from tests.tensors.lone_shard import LoneShard
 
@@ -101,7 +101,7 @@ def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:
 
 def test_answers_to_a_frozen_coordinator_hold_nobody_up(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path)
-    listener = tcp.listen("127.0.0.1", 0)
+    listener = tcp.listening_socket("127.0.0.1", 0)
     link = shard.server.control.link
     assert link is not None
     link._peer = type(link._peer)("127.0.0.1", listener.getsockname()[1], 0)

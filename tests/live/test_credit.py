@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from psjob.shard.pending import Gradient
-from tests.covering import each_value
 from tests.live.live_shards import Worker, all_well, eventually, serving
-from tests.soaking import rotating
+from tests.support.covering import each_value
+from tests.support.soaking import rotating
 
 BLOCK = 4096
 BLOCKS = 24

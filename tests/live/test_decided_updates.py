@@ -35,9 +35,9 @@ from tests.live.embeddings import DIM, ROWS, Clicks, offloaded
 from tests.live.embeddings import loss_of as decided_loss_of
 from tests.live.live_shards import Shards, Worker, all_well, serving, together
 from tests.live.training import batch, build, loss_of
-from tests.reference import reference
-from tests.relay import DIALLER, SHARD, parts
-from tests.soaking import rotating
+from tests.support.reference import reference
+from tests.support.relay import DIALLER, SHARD, parts
+from tests.support.soaking import rotating
 
 __all__ = ["batches"]
 
@@ -175,7 +175,7 @@ class Line:
         self.coordinator = coordinator
         self.open = False
         self.seen: Counter[str] = Counter()
-        self.listener = tcp.listen("127.0.0.1", 0)
+        self.listener = tcp.listening_socket("127.0.0.1", 0)
         self.port = int(self.listener.getsockname()[1])
         accept_forever(self.listener, self.carry, 64, "line", Stream)
 

@@ -31,9 +31,9 @@ from psjob_client.convert.draft import Wishes
 from psjob_client.convert.script.port import ported
 from psjob_client.convert.sources import from_text
 from psjob_client.problems import BadInput
-from tests import warm
 from tests.docs.pages import BLOCK, COMMANDS, DOCS, PAGE, PAGES, blocks
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 from tests.unit.convert_sources import DDP
 
 QUICK = {"convert.md"}

@@ -13,7 +13,7 @@ import torch
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.consistency import Drift
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 STEPS = 48
 Act = Callable[[Worker, int], None]

@@ -1,7 +1,7 @@
 """A worker's start does not load torch's compiler, and torch is as it was once the compiler is there.
 
 - `make test-unit` starts on macOS: nothing that its files import needs Linux to be imported.
-- A test of `make test-unit` that starts a process, speaks to a socket or imports torch fails (tests/pure.py).
+- A test of `make test-unit` that starts a process, speaks to a socket or imports torch fails (tests/support/pure.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hack.cluster.paths import REPO
-from tests import warm
+from tests.support import warm
 
 STARTS = """
 import sys, torch, psjob
@@ -70,7 +70,7 @@ def test_what_unit_tests_import_needs_no_linux(tmp_path: Path) -> None:
     for name, text in MADE_UP.items():
         (tmp_path / f"{name}.py").write_text(f"{text}\n")
     (tmp_path / "fine.py").write_text(FINE)
-    command = [sys.executable, "-m", "tests.macos", "fine", *MADE_UP, "tests.conftest", "tests/unit", "tests/simulation"]
+    command = [sys.executable, "-m", "tests.support.macos", "fine", *MADE_UP, "tests.conftest", "tests/unit", "tests/simulation"]
     done = subprocess.run(command, cwd=REPO, env={**os.environ, "PYTHONPATH": f"{tmp_path}"}, capture_output=True, text=True, timeout=580)
     *failed, _ = done.stdout.splitlines() or [""]
     assert [line.partition(":")[0] for line in failed] == list(MADE_UP), done.stdout[-3000:] + done.stderr[-1000:]
@@ -137,7 +137,7 @@ def test_computes():
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("pure")
     (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "conftest.py").write_text("from tests.pure import pure\n")
+    (folder / "conftest.py").write_text("from tests.support.pure import pure\n")
     (folder / "test_breakers.py").write_text(BREAKERS)
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(folder)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300", "PYTEST_ADDOPTS": ""}

@@ -34,10 +34,10 @@ from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eve
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker
 from tests.live.training import batch, build, loss_of
-from tests.reference import reference
-from tests.relay import DIALLER, Relay, parts
-from tests.runkeys import RUN, handed
-from tests.soaking import rotating
+from tests.support.reference import reference
+from tests.support.relay import DIALLER, Relay, parts
+from tests.support.runkeys import RUN, handed
+from tests.support.soaking import rotating
 
 STEPS = 30
 NAME = "run-1"

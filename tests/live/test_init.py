@@ -15,10 +15,10 @@ from psjob_client.cli import main
 from psjob_client.cli.init import TESTED
 from psjob_client.judge import judge_text
 from psjob_client.problems import BadInput
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
-from tests.soaking import rotating
-from tests.typed import CliRunner
+from tests.support import warm
+from tests.support.soaking import rotating
+from tests.support.typed import CliRunner
 
 
 def init(*words: str) -> str:

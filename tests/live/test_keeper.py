@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from psjob.shard.keeper import MOST_IN_VAIN
-from tests import warm
 from tests.live.live_shards import eventually
+from tests.support import warm
 
 SERVER = """
 import os, signal, sys, time

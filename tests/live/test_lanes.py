@@ -20,7 +20,7 @@ from psjob.wire.frame import Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.worker.connection import WorkerLane
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 STREAMS = 3
 

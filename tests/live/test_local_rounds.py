@@ -27,11 +27,11 @@ from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
-from tests.covering import each_value
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
 from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain, steps
-from tests.reference import local_reference
-from tests.soaking import rotating
+from tests.support.covering import each_value
+from tests.support.reference import local_reference
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 OUTER = LocalConfig(inner_steps=4)

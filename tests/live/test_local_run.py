@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from psjob_client.local.process import ADDRESS, reserve_ports
-from tests import warm
 from tests.live.local_standin import manifest, run, start
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 
 NO_WAIT = {"backoffLimit": 0}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.live.cli_inside import psjob
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 
 NAN = """
 import torch

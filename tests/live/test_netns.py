@@ -1,4 +1,4 @@
-"""Each fault of tests/netns.py is what its name says, seen from ordinary sockets."""
+"""Each fault of tests/support/netns.py is what its name says, seen from ordinary sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.netns import Network, Space, require
+from tests.support.netns import Network, Space, require
 
 pytestmark = pytest.mark.nodes
 PORT = 9000

@@ -20,7 +20,7 @@ from tests.live import embeddings as rows
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, together
 from tests.live.overlapping import made, one, oracle, sent, steps
 from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

@@ -16,7 +16,7 @@ from psjob.protocol.coordinator import recovery
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together, within
 from tests.live.overlapping import made, one, oracle, sent, steps
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

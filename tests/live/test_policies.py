@@ -14,7 +14,7 @@ from hack.cluster.policies import compile_policies, ruleset
 from psjob_operator import render
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.observed_state import Role
-from tests.netns import ROUTER, Network, require
+from tests.support.netns import ROUTER, Network, require
 from tests.unit.plan_given import job
 
 pytestmark = pytest.mark.nodes

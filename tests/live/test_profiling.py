@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
-from tests.hardware import DEVICES
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.hardware import DEVICES
+from tests.support.soaking import rotating
 
 MACHINE = ("--preset", "ethernet-10", "-o", "json")
 BLOCKS = """

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from psjob_operator.cluster import observe
-from tests.statusport import StatusPort
+from tests.support.statusport import StatusPort
 
 KEY = bytes(range(32))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

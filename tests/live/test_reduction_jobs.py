@@ -20,7 +20,7 @@ from psjob.contract import EXIT_REFUSED
 from psjob.process.config import CompressionConfig
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import Worker, all_well, aside, serving
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, STEPS, SIZE = 4, 6, 3000

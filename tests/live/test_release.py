@@ -17,7 +17,7 @@ import yaml
 from hack import release
 from hack.cluster.pack import version
 from hack.cluster.paths import Unavailable
-from tests import older
+from tests.support import older
 from tests.support.sources import ROOT, holding
 
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2026-11-26\n"

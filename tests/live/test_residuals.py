@@ -17,9 +17,9 @@ import psjob
 from psjob.process.config import CompressionConfig
 from psjob.shard.status_server import status
 from psjob.worker import session
-from tests.covering import each_pair
 from tests.live.live_shards import Shards, Worker, all_well, eventually, serving
 from tests.live.training import batch, build, loss_of
+from tests.support.covering import each_pair
 
 
 def worker_of(shards: Shards, start: int) -> Worker:

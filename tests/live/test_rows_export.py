@@ -21,8 +21,8 @@ from psjob.wire.reading import Wants
 from psjob.worker import rows
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import RowRequest
-from tests.covering import each_value
 from tests.live.live_shards import Worker, all_well, eventually, serving, severed
+from tests.support.covering import each_value
 
 STEPS, PAGE = 4, 7
 

@@ -17,9 +17,9 @@ import psjob as ps
 from psjob.embeddings.embedding import RowModule
 from psjob.shard import server
 from psjob.worker.exits import SessionEnd
-from tests.covering import each_value
 from tests.live.embeddings import DIM, OPTIMIZERS, ROWS, Clicks, batch, loss_of, offloaded, plain, rows_of, steps
 from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, eventually, serving, severed
+from tests.support.covering import each_value
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

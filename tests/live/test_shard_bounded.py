@@ -43,7 +43,7 @@ from tests.live.live_shards import (
 )
 from tests.live.training import OPTIMIZERS, build
 from tests.live.training import steps as train
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.tensors.desk import Desk, take_snapshot
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)

@@ -36,8 +36,8 @@ from tests.live.live_shards import (
     until_checkpoints,
 )
 from tests.live.training import batch, build, loss_of, one_inf, steps
-from tests.reference import Wire, reference
-from tests.soaking import rotating
+from tests.support.reference import Wire, reference
+from tests.support.soaking import rotating
 
 RATIO = 0.1
 LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]

@@ -14,7 +14,7 @@ from psjob.resume import record
 from psjob.worker import compression, localupdates
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 SLIM = {"mode": "async", "update_rule": "dana-slim"}
 

@@ -20,8 +20,8 @@ from psjob.shard.block import ParameterBlock
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, together
 from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
-from tests.quick import rest_rotates
-from tests.soaking import rotating
+from tests.support.quick import rest_rotates
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

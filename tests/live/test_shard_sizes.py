@@ -29,8 +29,8 @@ from psjob.wire.frame import MAX_JSON, dump
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving, together
 from tests.live.shard_processes import Processes, processes
 from tests.live.shard_processes import serving as files_serving
-from tests.runkeys import RUN
-from tests.soaking import rotating, soak
+from tests.support.runkeys import RUN
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
@@ -201,11 +201,11 @@ MIB = 1 << 20
 
 ALONE = """
 from psjob.process import system
-before = system.resident()
+before = system.resident_memory()
 held = bytearray(b"x") * (64 << 20)
-now, peak = system.resident(), system.peak()
+now, peak = system.resident_memory(), system.peak_memory()
 del held
-print(before, now, peak, system.resident(), system.peak())
+print(before, now, peak, system.resident_memory(), system.peak_memory())
 """
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from tests.live.live_shards import Worker, all_well, serving, together
 from tests.live.training import OPTIMIZERS, batch, build, loss_of, one_inf, plain, steps
-from tests.reference import reference
-from tests.soaking import rotating
+from tests.support.reference import reference
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

@@ -22,7 +22,7 @@ from psjob.worker import connection
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving
 from tests.live.slow_line import Behind, SlowLine
-from tests.soaking import soak
+from tests.support.soaking import soak
 
 RATE = 200_000
 """Bytes a second: 1.6 Mbit/s."""

@@ -23,7 +23,7 @@ from psjob.contract import EXIT_REFUSED
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.modes.stages import Stages
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.stage import StageRun, arguments
 from psjob.process.config import CheckpointConfig
@@ -31,11 +31,11 @@ from psjob.shard.status_server import status
 from psjob.wire.frame import Flag, Kind
 from psjob.wire.shared_memory import PAGE
 from psjob.worker.sharing import Arena, Sharing
-from tests.covering import each_pair
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 from tests.live.stage_oracle import compare
 from tests.live.stage_workers import Cluster, StageWorker
 from tests.live.training import build
+from tests.support.covering import each_pair
 
 STEPS = 6
 STAGES: Mapping[str, tuple[int, ...]] = {
@@ -163,7 +163,7 @@ DRAW = Draw(0, 0, 0)
 
 def stage(model: nn.Module, x: torch.Tensor, shared: frozenset[str] = frozenset()) -> StageRun:
     """With one micro-batch open."""
-    run = StageRun(split(model)[0], dict(model.named_buffers()), shared=shared)
+    run = StageRun(split_model(model)[0], dict(model.named_buffers()), shared=shared)
     run.load(0, dict(model.named_parameters()))
     run.forward(0, arguments(x), DRAW, lambda output: output.square().sum())
     return run

@@ -19,13 +19,13 @@ from psjob.pipeline import predict
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.block import ParameterBlock
 from psjob.worker import stage_connections
-from tests.covering import each_value
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, serving
 from tests.live.stage_oracle import WAYS, old_weights, too_few, way_of
 from tests.live.stage_workers import WIDE, Cluster, Kills, StageWorker, problems_of, tied, trained, untied, without_statistics
-from tests.soaking import rotating, soak
+from tests.support.covering import each_value
 from tests.support.pipeline_reference import Outcome
+from tests.support.soaking import rotating, soak
 
 STEPS = 12
 LATE = [name for name in WAYS if name != "flush"]

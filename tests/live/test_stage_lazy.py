@@ -15,11 +15,11 @@ from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
-from tests.covering import each_value
 from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
 from tests.live.stage_workers import COMPUTES, Cluster, batch, has, kill_once, trained
-from tests.soaking import rotating
+from tests.support.covering import each_value
+from tests.support.soaking import rotating
 
 
 def model() -> nn.Module:

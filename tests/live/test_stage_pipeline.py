@@ -13,12 +13,12 @@ from torch import nn
 
 from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import Stages
-from tests.covering import each_pair, each_value
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, Died, eventually, serving
 from tests.live.stage_oracle import alone, check_last_checkpoint, compare, lose_two_neighbours
 from tests.live.stage_workers import MOMENTS, STEPS, Cluster, Kills, StageWorker, batch, has, kill_once, trained, untied
-from tests.soaking import rotating, soak
+from tests.support.covering import each_pair, each_value
+from tests.support.soaking import rotating, soak
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "count"), each_pair([1, 2, 4], [1, 4], [1, 3]))

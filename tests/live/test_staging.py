@@ -13,10 +13,10 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker.exchange import Exchange, Staging
 from psjob.worker.overlap import Overlap, tree_of
-from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
-from tests.soaking import rotating
+from tests.support.hardware import DEVICES
+from tests.support.soaking import rotating
 
 every_device = pytest.mark.parametrize("device", DEVICES)
 SHAPES = [(7, 9), (300,), (1000, 3), (), (5, 0), (64,)]

@@ -27,7 +27,7 @@ from psjob.shard.pending import Gradient, PendingPush, PushMetadata
 from psjob.shard.push_metrics import Counters
 from psjob.shard.state_memory import RECORD, SLABS, StateMemory, Untaken
 from psjob.wire.shared_memory import PAGE, Region
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 UPDATES = 2
 LAYOUT = Layout.of((TensorSpec("a", (40, 20), "float32"), TensorSpec("b", (900,), "float64", 1)))

@@ -25,8 +25,8 @@ from psjob.rules.reduction import ReductionProblem
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import COMBINES
 from psjob.worker.exits import SessionEnd
-from tests.covering import each_value
 from tests.live.live_shards import SECONDS, Worker, all_well, aside, serving, severed
+from tests.support.covering import each_value
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WIDTH, IDS, STEPS = 3, 12, 10

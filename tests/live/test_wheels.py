@@ -16,8 +16,8 @@ from hack import wheels
 from hack.epoch import epoch
 from hack.index import serving
 from hack.sbom.__main__ import Unowned, of_wheel
-from tests.bills import assert_bill
-from tests.newcomer import Machine
+from tests.support.bills import assert_bill
+from tests.support.newcomer import Machine
 
 pytestmark = pytest.mark.rotating
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests import warm
 from tests.frameworks import IMPORTS
 from tests.programs import packages, page
 from tests.programs.running import Program, farthest, in_job, referred, table, verdict
+from tests.support import warm
 
 
 def main() -> int:

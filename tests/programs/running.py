@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.programs import data, packages
 from tests.programs.edits import changed, edited, seeded
+from tests.support import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.soaking import rotating
+from tests.support import warm
+from tests.support.soaking import rotating
 
 SCRIPT = """
 import torch

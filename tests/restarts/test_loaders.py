@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.timeout(240)
 HEAD = """

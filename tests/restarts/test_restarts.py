@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import frameworks, warm
+from tests import frameworks
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
 from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
-from tests.soaking import rotating, soak
+from tests.support import warm
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(900)
 SCRIPTS = scripts()

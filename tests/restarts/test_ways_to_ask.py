@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = """import itertools

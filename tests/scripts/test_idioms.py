@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
-from tests.quick import rest_rotates
 from tests.scripts.cells import SCRIPTS, WORKERS, command_of, manifest
+from tests.support import warm
+from tests.support.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(600)
 SECONDS = 280.0

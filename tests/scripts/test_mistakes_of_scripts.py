@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.quick import rest_rotates
 from tests.scripts import mistakes
 from tests.scripts.cells import manifest
+from tests.support import warm
+from tests.support.quick import rest_rotates
 
 pytestmark = pytest.mark.timeout(300)
 SCRIPT = Path(mistakes.__file__)

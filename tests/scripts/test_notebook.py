@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
 from tests.scripts.cells import WORKERS
+from tests.support import warm
 
 pytestmark = pytest.mark.timeout(600)
 NOTEBOOK = Path(__file__).parent / "notebook.ipynb"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.scripts.cells import SCRIPTS, manifest
+from tests.support import warm
 
 pytestmark = pytest.mark.timeout(300)
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")

@@ -1,3 +1,3 @@
 """Tests here compute and do nothing else."""
 
-from tests.pure import pure as pure
+from tests.support.pure import pure as pure

@@ -9,7 +9,7 @@ import pytest
 from psjob_operator.contract import EXIT_RETRY
 from tests.simulation.brain import Brain, Died, settle, stored
 from tests.simulation.world import World, describe, make_spec
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 Story = Callable[[World, int], None]
 

@@ -15,7 +15,7 @@ import pytest
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
 from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
-from tests.soaking import rotating, soak
+from tests.support.soaking import rotating, soak
 from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import NOW, job
 

@@ -12,7 +12,7 @@ from psjob.process.config import Config, Place, ShardAddress
 from psjob.shard.pending import Replies
 from psjob.shard.server import Server
 from tests.live.live_shards import NEVER
-from tests.runkeys import handed
+from tests.support.runkeys import handed
 
 TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
 """Four blocks, one a group, two of which are this shard's."""

@@ -18,7 +18,7 @@ from psjob.checkpoint.states import read_tables
 from psjob.shard.table import Voided
 from psjob.tables import Partition, RowTable
 from psjob.tables.spec import initial_rows
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.tensors.checkpoint_rows import SPECS, World, together
 
 torch.set_num_threads(1)

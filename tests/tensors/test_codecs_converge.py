@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.reference import Wire, reference
-from tests.soaking import rotating, soak
+from tests.support.reference import Wire, reference
+from tests.support.soaking import rotating, soak
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "digits"))
 from train import digits, score

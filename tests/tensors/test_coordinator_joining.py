@@ -13,14 +13,14 @@ import pytest
 
 from psjob import contract
 from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
-from psjob.process.config import place, wished
+from psjob.process.config import desired_config, place
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events, recovery
 from psjob.protocol.coordinator.ending import following, next_mode
 from psjob.protocol.coordinator.membership import rule_difference
 from psjob.protocol.shard.actions import Phase
 from psjob.wire.frame import Header, Kind, WireError
-from tests.runkeys import key_file
+from tests.support.runkeys import key_file
 from tests.tensors.desk import NEVER, Clerk, Desk, take_snapshot
 
 
@@ -415,9 +415,9 @@ def test_the_config_is_read_again_where_it_lies(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="PSJOB_MODE: "):
         place({**environ, contract.ENV_MODE: "bounded:many"})
     path.write_text(json.dumps({**config, "mode": "async"}))
-    found = wished(here)
+    found = desired_config(here)
     assert found is not None and of(found) == Async()
     asked = [{**config, "checkpoint": {**config["checkpoint"], "request": request}} for request in (0, -1, 2**53)]
     for text in (json.dumps(config)[:-9], json.dumps({**config, "run": "another"}), *map(json.dumps, asked)):
         path.write_text(text)
-        assert wished(here) is None
+        assert desired_config(here) is None

@@ -44,9 +44,9 @@ from psjob.shard.coordinator_driver import numbers_of
 from psjob.tables import TableSpec
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, load, run_digest
-from tests.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds, slowest
-from tests.fuzzing import EDGES, changed_json, json_changes
-from tests.soaking import rotating, soak
+from tests.support.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest, memory, more, seconds, slowest
+from tests.support.fuzzing import EDGES, changed_json, json_changes
+from tests.support.soaking import rotating, soak
 from tests.tensors import checkpoint_parts as parts
 from tests.tensors.checkpoint_rows import World
 from tests.tensors.shard_frames import ANSWERS, BODIES, RAW, WORKER, Standing

@@ -21,7 +21,7 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import open_blocks, read_admission, read_tables
 from psjob.layout.blocks import assign
 from psjob.resume import record
-from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.support.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.tensors import checkpoint_parts as parts
 from tests.tensors.checkpoint_rows import World
 

@@ -17,7 +17,7 @@ from psjob.resume.record import ResumeRecord, pack
 from psjob.wire import auth
 from psjob.wire.frame import Header, Kind
 from psjob.wire.reading import AHEAD, PIECE
-from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.support.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.tensors.shard_frames import ANSWERS, BODIES, INFO, RAW, SHARD, WORKER, Standing
 from tests.tensors.whole_shard import HELLO, PEER_HELLO, RUN, WholeShard, frame, heard
 

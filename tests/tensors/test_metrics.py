@@ -31,7 +31,7 @@ STATUS: dict[str, Any] = {
     "startTime": "2026-09-21T14:00:00Z",
     "checkpoint": {"step": 100, "time": "2026-09-21T14:12:00Z", "bytes": 4096},
     "interruption": {"since": "2026-09-21T14:13:00.500Z", "cause": "OOMKilled"},
-    "lastRecovery": {"cause": "Error", "seconds": 12.3, "stepsLost": 25, "time": "2026-09-21T14:10:00Z"},
+    "lastRecovery": {"cause": "Error", "durationSeconds": 12.3, "stepsLost": 25, "time": "2026-09-21T14:10:00Z"},
     "restarts": {"total": 3, "causes": {"Error": 1, "OOMKilled": 2}, "counted": 2, "stepsLost": 25, "updatesLost": 7},
 }
 

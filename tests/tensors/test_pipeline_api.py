@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import psjob as ps
 from psjob import contract
 from psjob.api import attachable
-from tests.runkeys import key_file
+from tests.support.runkeys import key_file
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from torch import nn
 
 from psjob import contract, rules
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.rules.base import check_hyperparameters
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
@@ -186,7 +186,7 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def outcome(train: Any, model: nn.Module, way: schedule.TrainingWay, word: str, **more: Any) -> dict[str, torch.Tensor]:
     made = train(
-        model, nn.functional.mse_loss, batches(9), parts=split(model, [1, 2, 3]), way=way, microbatches=4,
+        model, nn.functional.mse_loss, batches(9), parts=split_model(model, [1, 2, 3]), way=way, microbatches=4,
         optimizer=lambda parameters, _delay: torch.optim.SGD(parameters, lr=0.2, momentum=0.9),
         correct=predict.corrector(way, word, {}), **more,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from psjob.pipeline import draws
-from psjob.pipeline.cuts import split
-from psjob.pipeline.draws import Calls, Draw, drawn, generators, seed_for
+from psjob.pipeline.cuts import split_model
+from psjob.pipeline.draws import Calls, Draw, drawn, generators_of, seed_for
 from psjob.pipeline.stage import StageRun, arguments
 
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ class Noisy(nn.Module):
 
 def run(model: nn.Module, draw: Draw, cuts: Any = (), x: torch.Tensor = ONES) -> torch.Tensor:
     value: Any = arguments(x)
-    for part in split(model, cuts):
+    for part in split_model(model, cuts):
         value = part.run(dict(model.named_parameters()), dict(model.named_buffers()), value, draw, Calls())
     assert isinstance(value, torch.Tensor)
     return value
@@ -106,7 +106,7 @@ def test_activation_checkpointing_draws_the_same_bits_again(inner: Any) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Saving(block) if saving else nn.ModuleDict({"block": block}))
         if not saving:
             model[1].forward = block.forward  # type: ignore[assignment]
-        run = StageRun(split(model)[0], {})
+        run = StageRun(split_model(model)[0], {})
         run.load(0, dict(model.named_parameters()))
         run.forward(0, arguments(ONES), Draw(0, 0, 0), torch.sum)
         return run.backward(0)[1]["1.block.0.weight"]
@@ -120,7 +120,7 @@ def test_activation_checkpointing_of_a_module_that_is_called_twice_is_refused() 
             return super().forward(super().forward(x))
 
     model = nn.Sequential(Twice(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))))
-    run = StageRun(split(model)[0], {})
+    run = StageRun(split_model(model)[0], {})
     run.load(0, dict(model.named_parameters()))
     run.forward(0, arguments(ONES), Draw(0, 0, 0), torch.sum)
     with pytest.raises(RuntimeError, match=r"0\.block\.1 is called 2 times in a forward, and activation checkpointing calls it again"):
@@ -136,17 +136,17 @@ def test_seeds_are_fixed_for_ever() -> None:
 def test_generators_are_those_of_the_tensors_of_weights_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part without weights draws where its input lies."""
     asked: list[set[str]] = []
-    own = draws.generators
-    monkeypatch.setattr(draws, "generators", lambda devices: asked.append({d.type for d in devices}) or own([]))
+    own = draws.generators_of
+    monkeypatch.setattr(draws, "generators_of", lambda devices: asked.append({d.type for d in devices}) or own([]))
     run(nn.Sequential(nn.Dropout(0.5)), Draw(0, 0, 0), x=ONES.to("meta"))
     run(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), Draw(0, 0, 0), cuts=(1,))
     assert asked == [{"meta"}, {"cpu"}]
 
 
 def test_generators_of_other_devices_are_refused() -> None:
-    assert generators([torch.device("cpu"), torch.device("meta")]) == [torch.default_generator]
+    assert generators_of([torch.device("cpu"), torch.device("meta")]) == [torch.default_generator]
     with pytest.raises(ValueError, match="random draws on device mps cannot be repeated; use cpu, cuda or xpu"):
-        generators([torch.device("mps")])
+        generators_of([torch.device("mps")])
 
 
 def test_a_graphs_operator_draws_from_the_scripts_stream_outside_a_part() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from psjob import rules
 from psjob.rules.base import BlockState, Hyperparameters, check_hyperparameters, of_worker
-from psjob.rules.stale import share
+from psjob.rules.stale import stale_share
 
 torch.set_num_threads(1)
 Slope = Callable[[Any], Any]
@@ -342,7 +342,7 @@ def test_the_highest_learning_rate_of_a_schedule_can_be_told_to_gap_aware() -> N
 def test_a_late_push_counts_less(lag: int, expected: float) -> None:
     job = Job("lr-over-lag", hyperparameters_of("lr-over-lag", lr=0.5), torch.zeros(1))
     job.push(0, torch.ones(1), staleness=lag)
-    assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and share(lag) == expected
+    assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and stale_share(lag) == expected
 
 
 @pytest.mark.parametrize("workers", [2, 8])

@@ -14,9 +14,9 @@ import pytest
 from psjob import rules
 from psjob.modes import Async, Backup, Bounded, Softsync, Sync
 from psjob.rules.base import check_hyperparameters
-from psjob.simulate.engine import Speeds, Stall, simulate
+from psjob.simulate.engine import Stall, WorkerSpeeds, simulate
 from psjob.simulate.training import Quadratic, SimulatedTraining
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 
 def grows(name: str, step: float, workers: int, rounds: int, momentum: float | None = None) -> bool:
@@ -62,7 +62,7 @@ def test_how_large_a_step_may_be(name: str, workers: int) -> None:
     assert grows(name, 1.04 * largest[workers], workers, 200, momentum)
 
 
-STALLS = Speeds(stall=Stall(0.01, extra=4.0))
+STALLS = WorkerSpeeds(stall=Stall(0.01, extra=4.0))
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ STALLS = Speeds(stall=Stall(0.01, extra=4.0))
         (0, STALLS, False, 4.14),
         (4, STALLS, True, 1.19),
         rotating(4, STALLS, False, 1.48),
-        rotating(0, Speeds(), False, 1.27),
-        rotating(4, Speeds(), True, 1.18),
-        rotating(4, Speeds(), False, 1.18),
+        rotating(0, WorkerSpeeds(), False, 1.27),
+        rotating(4, WorkerSpeeds(), True, 1.18),
+        rotating(4, WorkerSpeeds(), False, 1.18),
     ],
 )
-def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: Speeds, interrupt: bool, interval: float) -> None:
+def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: WorkerSpeeds, interrupt: bool, interval: float) -> None:
     """Chen et al. 2016. Where late workers finish their step first, a stall of several steps costs several clocks."""
     workers = 96 + backups
     outcome = simulate(Backup(backups) if backups else Sync(), workers, speeds, 300 * workers, seed=1, interrupt=interrupt)
@@ -85,13 +85,13 @@ def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: Speeds, 
 
 @pytest.mark.parametrize(("workers", "lag"), [(8, 6.99), (16, 14.95), (32, 30.8), (64, 62.2)])
 def test_mean_lag_of_async(workers: int, lag: float) -> None:
-    assert np.mean(simulate(Async(), workers, Speeds(), 2640).lags) == pytest.approx(lag, abs=0.05)
+    assert np.mean(simulate(Async(), workers, WorkerSpeeds(), 2640).lags) == pytest.approx(lag, abs=0.05)
 
 
 FRACTIONS = {
-    "equal": (Speeds(), (0.88, 0.99, 1.0, 1.0, 1.0)),
-    "5 % of steps 5 times as long": (Speeds(stall=Stall(0.05, 5)), (0.41, 0.54, 0.68, 0.79, 0.84)),
-    "one worker always 4 times": (Speeds(slow={0: 4}), (0.25, 0.25, 0.25, 0.25, 0.91)),
+    "equal": (WorkerSpeeds(), (0.88, 0.99, 1.0, 1.0, 1.0)),
+    "5 % of steps 5 times as long": (WorkerSpeeds(stall=Stall(0.05, 5)), (0.41, 0.54, 0.68, 0.79, 0.84)),
+    "one worker always 4 times": (WorkerSpeeds(slow={0: 4}), (0.25, 0.25, 0.25, 0.25, 0.91)),
 }
 
 
@@ -107,14 +107,14 @@ def test_useful_time_under_a_bound(name: str) -> None:
 @pytest.mark.parametrize(("splits", "lag"), [(1, 0.97), rotating(2, 1.93), rotating(15, 14.5), (30, 29.0)])
 def test_lag_of_softsync_is_about_its_splits(splits: int, lag: float) -> None:
     """Zhang et al. 2016: about n, practically never above 2 n."""
-    lags = np.array(simulate(Softsync(splits), 30, Speeds(), 20_000).lags)
+    lags = np.array(simulate(Softsync(splits), 30, WorkerSpeeds(), 20_000).lags)
     assert lags.mean() == pytest.approx(lag, rel=0.01)
     assert (lags > 2 * splits).mean() < 1e-3
 
 
 @pytest.mark.parametrize(("spread", "part"), [(0.0, 0.0094), (0.6, 0.278)])
 def test_how_many_steps_are_a_quarter_too_long(spread: float, part: float) -> None:
-    draws = Speeds(spread=spread).draws(400, 3)
+    draws = WorkerSpeeds(spread=spread).draws(400, 3)
     times = np.array([next(one) for one in draws for _ in range(100)])
     assert (times > 1.25 * 128).mean() == pytest.approx(part, rel=0.25)
 
@@ -128,6 +128,6 @@ def test_async_is_stable_up_to_its_bound(workers: int) -> None:
         rule = rules.named("plain")
         hyperparameters = {**rule.hyperparameters, "lr": factor * bound}
         work = SimulatedTraining(Quadratic(1), rule, lambda batches, hyperparameters=hyperparameters: hyperparameters)
-        simulate(Async(), workers, Speeds(shape=math.inf), 250 * workers * workers, work=work)
+        simulate(Async(), workers, WorkerSpeeds(shape=math.inf), 250 * workers * workers, work=work)
         ends.append(work.score())
     assert ends[0] < 0.1 and ends[1] > 10

@@ -31,8 +31,8 @@ from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
 from psjob.wire.reading import Pause, ReadRequest, StreamClosed, Wants
 from tests.live.live_shards import NEVER
-from tests.runkeys import RUN as KEYS
-from tests.runkeys import handed
+from tests.support.runkeys import RUN as KEYS
+from tests.support.runkeys import handed
 
 RUN = "run-1"
 TABLE = [{"name": f"w{i}", "shape": [64], "dtype": "float32", "group": 0} for i in range(3)]

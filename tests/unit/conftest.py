@@ -2,4 +2,4 @@
 
 import urllib3  # noqa: F401  # as it is imported it binds a socket to learn of IPv6; it is here before the first test
 
-from tests.pure import pure as pure
+from tests.support.pure import pure as pure

@@ -33,9 +33,9 @@ from psjob_operator.cluster.observe import _spec
 from psjob_operator.plan.objects import cluster_config, config_digest
 from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from tests.costs import LIMIT_SECONDS, MOST_BYTES, dearest
-from tests.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
-from tests.soaking import soak
+from tests.support.costs import LIMIT_SECONDS, MOST_BYTES, dearest
+from tests.support.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
+from tests.support.soaking import soak
 from tests.unit.api_manifest import GOOD, Case, changed
 from tests.unit.api_template_cases import WORKER
 

@@ -47,7 +47,7 @@ from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.observed_state import Refusal
 from psjob_operator.plan.plan import plan
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.plan_given import NOW, job, running
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"

@@ -32,7 +32,7 @@ from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.problems import BadInput
 from psjob_client.sdk.blocking import Client, Job
 from psjob_operator import __main__ as operator
-from tests.typed import CliRunner, built
+from tests.support.typed import CliRunner, built
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = built(cli)

@@ -18,7 +18,7 @@ from psjob.process.errors import Refused
 from psjob.wire import frame
 from psjob_operator import contract as operators
 from psjob_operator.plan import objects
-from tests.runkeys import key_file, write_certificates
+from tests.support.runkeys import key_file, write_certificates
 from tests.unit.api_manifest import MANY_NODES
 from tests.unit.plan_given import job
 

@@ -16,7 +16,7 @@ from psjob_client.convert.draft import Converted, Wishes
 from psjob_client.convert.sources import from_text, from_words, yaml_of
 from psjob_client.problems import BadInput
 from psjob_operator.api.load import load_document, load_job
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.convert_sources import MX_GPU, PYTORCH_ELASTIC, PYTORCH_NCCL, PYTORCH_SHELL, SOURCES, TF_MNIST, TRAIN_V2
 
 

@@ -14,7 +14,7 @@ from psjob_client.cli.main import cli
 from psjob_client.convert.script.port import ported
 from psjob_client.convert.script.text import Edit
 from psjob_client.problems import BadInput
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.convert_sources import DDP
 
 HEAD = """import torch

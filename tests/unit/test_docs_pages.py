@@ -27,7 +27,7 @@ from psjob_operator.contract import GROUP
 from psjob_operator.plan.conditions import OF_TRAINING
 from psjob_operator.plan.process_outcome import UNCOUNTED
 from tests.docs.pages import CELLS, COMMANDS, GAP, QUOTED, said
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/expectations.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 from psjob_operator.cluster import leader_election as election
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.leader_election import Do, Lease, LeaseMove, Standing, Timing
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.unit.election_world import Register, Replica, VirtualLoop
 
 TIMING = Timing(12)  # a holder stops after 8 s, renews and looks each 2 s

@@ -35,8 +35,8 @@ from psjob.wire.frame import (
     parse,
     run_digest,
 )
-from psjob.wire.reading import AHEAD, PIECE, Reading, ReadRequest, StreamClosed, Wants
-from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from psjob.wire.reading import AHEAD, PIECE, ReadRequest, StreamClosed, StreamReading, Wants
+from tests.support.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 
 
 def test_a_header_comes_back_as_it_was() -> None:
@@ -194,7 +194,7 @@ def drive(wants: Wants[Any]) -> Any:
         return end.value
 
 
-def read_on(stream: Reading, heard: list[Header]) -> Wants[None]:
+def read_on(stream: StreamReading, heard: list[Header]) -> Wants[None]:
     """Each frame as a shard reads frames of its type, until the stream ends."""
     while True:
         header = yield from stream.next_header(None)
@@ -222,7 +222,7 @@ def test_changed_frames_are_read_or_refused(cases: int, sealed: bool) -> None:
             raw, seal = bytearray(), Seal(KEY)
             for head, payload in frames:
                 raw += (seal.on(head) if sealed and len(head) >= COVERED else head) + payload
-            stream = Reading(Once(bytes(raw)))  # type: ignore[arg-type]
+            stream = StreamReading(Once(bytes(raw)))  # type: ignore[arg-type]
             stream.opening = Seal(KEY) if sealed else None
             heard: list[Header] = []
             with pytest.raises((WireError, StreamClosed)):

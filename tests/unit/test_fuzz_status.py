@@ -19,7 +19,7 @@ from psjob_client.local.status import lateness, shaped
 from psjob_operator import keys
 from psjob_operator.cluster import node_loss, observe
 from psjob_operator.plan.plan import plan
-from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.support.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.unit.plan_given import NOW, UID, ended, job, pod, running
 
 KEY = bytes(range(32))

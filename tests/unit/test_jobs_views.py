@@ -102,7 +102,7 @@ def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
     ]
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job
     assert translate.run_view(files()).stages == ()
-    status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idle": 0.5, "peakDeviceBytes": 1 << 30}]}
+    status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idleFraction": 0.5, "peakDeviceBytes": 1 << 30}]}
     stored = translate.cluster_view({**RAW, "status": status}, "kind")
     assert stage_rows(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
     live = translate.cluster_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
@@ -177,7 +177,7 @@ RAW: dict[str, Any] = {
     "status": {
         "phase": "Running", "run": "u", "shards": [{"index": 0, "attempt": 2, "state": "Serving", "pod": "j-shard-0-a2"}],
         "workers": {"problems": [{"index": 1, "reason": "ImagePullBackOff", "message": "no such image"}]},
-        "progress": {"step": 9, "loss": 0.5, "rate": 2.0, "time": "2026-01-01T00:01:00Z"},
+        "progress": {"step": 9, "loss": 0.5, "stepsPerSecond": 2.0, "time": "2026-01-01T00:01:00Z"},
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "Running", "message": "all run", "lastTransitionTime": "2026-01-01T00:00:10Z"},
         ],

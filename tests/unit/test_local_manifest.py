@@ -13,7 +13,7 @@ from psjob_client.local.faults import parse_faults, unfinished
 from psjob_client.local.manifest import as_written, read_job, worker_commands
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import PSTrainingJob
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 
 GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",

@@ -53,7 +53,7 @@ def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
     decided = plan(replace(again, status=up, progress=told(103, first(age=2.0), stepsLost=25), progress_at=NOW + 14.55), NOW + 14.6)
     last = decided.status.last_recovery
     assert decided.status.interruption is None and last is not None
-    assert (last.cause, last.seconds, last.steps_lost, last.updates_lost) == ("OOMKilled", 12.3, 25, None)
+    assert (last.cause, last.duration_seconds, last.steps_lost, last.updates_lost) == ("OOMKilled", 12.3, 25, None)
     assert decided.status.restarts.steps_lost == 25 and decided.status.restarts.total == 1
     (event,) = decided.events
     assert (event.type, event.reason) == ("Normal", "Recovered")

@@ -58,10 +58,11 @@ def test_it_has_what_the_workers_measured() -> None:
     status = plan(told(staged(), FRONT, {**BACK, "waiting": WAITS}), NOW).status
     assert status.stages == (
         StageStatus(
-            name="front", workers_ready="2/2", step=9, delay=0.0, idle=0.25, memory_bytes=100, peak_memory_bytes=200,
+            name="front", workers_ready="2/2", step=9, staleness=0.0, idle_fraction=0.25, memory_bytes=100, peak_memory_bytes=200,
         ),
         StageStatus(
-            name="back", workers_ready="1/1", step=8, idle=0.5, memory_bytes=1, peak_memory_bytes=2, peak_device_bytes=3, waiting=WAITS,
+            name="back", workers_ready="1/1", step=8, idle_fraction=0.5, memory_bytes=1, peak_memory_bytes=2, peak_device_bytes=3,
+            waiting=WAITS,
         ),
     )  # fmt: skip
 
@@ -79,7 +80,7 @@ def test_its_numbers_are_written_once_a_minute_and_its_workers_at_once() -> None
     moved = replace(told(up, {**FRONT, "idle": 0.75}, BACK, at=NOW + 30), status=first, written_at=NOW)
     assert plan(moved, NOW + 30).status == first
     later = plan(replace(moved, progress_at=NOW + 60), NOW + 60).status
-    assert later.stages[0].idle == 0.75
+    assert later.stages[0].idle_fraction == 0.75
     lost = replace(moved, processes=(*moved.processes[:-1], pod("worker", 2, **ended(1))))
     assert plan(lost, NOW + 30).status.stages[1].workers_ready == "0/1"
 
@@ -97,7 +98,7 @@ def test_it_is_read_with_suspicion(odd: Any) -> None:
 def test_numbers_stay_in_their_bounds_and_sentences_short() -> None:
     up = told(staged(), {**FRONT, "idle": 7, "delay": 1.23456, "waiting": "x" * 5000}, {**BACK, "waiting": " \n "})
     front, back = plan(up, NOW).status.stages
-    assert (front.idle, front.delay, len(front.waiting or ""), back.waiting) == (1.0, 1.23, 160, None)
+    assert (front.idle_fraction, front.staleness, len(front.waiting or ""), back.waiting) == (1.0, 1.23, 160, None)
 
 
 def test_the_most_stages_stay_small_in_status() -> None:

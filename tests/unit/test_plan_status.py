@@ -190,7 +190,7 @@ def test_progress_is_parsed_with_suspicion(value: Any) -> None:
     assert decided.status.progress is None
     odd = told(3, loss=float("nan"), rate=float("inf"), eta="soon", checkpoint={"step": value, "time": value})
     progress = plan(replace(running(), progress=odd), NOW).status.progress
-    assert progress is not None and (progress.loss, progress.rate, progress.eta) == (None, None, None)
+    assert progress is not None and (progress.loss, progress.steps_per_second, progress.eta_seconds) == (None, None, None)
 
 
 def test_a_problem_of_checkpoints_is_told() -> None:

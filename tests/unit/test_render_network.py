@@ -13,7 +13,7 @@ from psjob_operator.__main__ import app
 from psjob_operator.plan.actions import CreateProcess, EnsurePolicy
 from psjob_operator.plan.observed_state import Objects, Refusal, Role
 from psjob_operator.plan.plan import plan
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.plan_given import NOW, job, names, running
 
 OPERATOR = {"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {"matchLabels": {"c": "d"}}}

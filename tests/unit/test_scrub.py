@@ -18,7 +18,7 @@ from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, encoded_forms, last_log_words, scrub, tail
 from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 from tests.unit.cluster_pods import entry, pod
 
 MADE = "Zx9" * 20

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.wire.frame import WireError
-from psjob.wire.shared_memory import ALIGNED, Ring
+from psjob.wire.shared_memory import ALIGNED, RingAllocator
 from psjob.worker import sharing
 
 
 @given(st.lists(st.one_of(st.integers(1, 700), st.integers(-8, -1)), max_size=200))
 def test_what_is_not_copied_is_never_given_again(steps: list[int]) -> None:
     """Positive: take so many bytes; negative: the reader copies one of those that are held, in any order."""
-    ring, held = Ring(1024), {}
+    ring, held = RingAllocator(1024), {}
     for step in steps:
         if step < 0:
             if held:
@@ -40,7 +40,7 @@ def test_what_is_not_copied_is_never_given_again(steps: list[int]) -> None:
 
 
 def test_a_ring_that_is_read_in_order_goes_round_and_an_empty_one_begins_anew() -> None:
-    ring = Ring(4 * ALIGNED)
+    ring = RingAllocator(4 * ALIGNED)
     assert [ring.take(ALIGNED) for _ in range(5)] == [0, 64, 128, 192, None]
     ring.copied(0)
     assert ring.take(1) == 0 and ring.take(1) is None
@@ -57,7 +57,7 @@ def test_a_ring_that_is_read_in_order_goes_round_and_an_empty_one_begins_anew() 
 
 @pytest.mark.parametrize("offset", [1, 64, -64, 1 << 40])
 def test_a_reader_that_copied_what_is_not_there_is_refused(offset: int) -> None:
-    ring = Ring(1024)
+    ring = RingAllocator(1024)
     assert ring.take(10) == 0
     with pytest.raises(WireError, match=f"byte {offset} of lent memory holds nothing"):
         ring.copied(offset)

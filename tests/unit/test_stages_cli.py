@@ -15,7 +15,7 @@ from psjob_client.cli.main import cli
 from psjob_client.problems import BadInput
 from psjob_client.stages import grid_of, read_profile
 from psjob_operator.api.spec import JobSpec
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import machine, preset, switched, two_hosts
 

@@ -11,7 +11,7 @@ import yaml
 
 from psjob_client.cli.main import cli
 from psjob_client.problems import BadInput
-from tests.typed import CliRunner
+from tests.support.typed import CliRunner
 from tests.unit.topology_machines import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from psjob_client.cli import main
 from psjob_client.judge import judge_text
 from psjob_client.local.manifest import read_job
 from psjob_client.problems import BadInput
-from tests.soaking import rotating
-from tests.typed import CliRunner
+from tests.support.soaking import rotating
+from tests.support.typed import CliRunner
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
 

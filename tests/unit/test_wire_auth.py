@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.contract import keys
-from psjob.process.config import Encryption, encryption
+from psjob.process.config import Encryption, encryption_of
 from psjob.wire import auth
-from psjob.wire.auth import TLS_PIECE, Peer, Seal, ShardIdentity, Tls, Unproven, pieces
+from psjob.wire.auth import TLS_PIECE, Peer, Seal, ShardIdentity, Tls, Unproven, first_piece
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse, run_digest
-from tests.runkeys import write_certificates
+from tests.support.runkeys import write_certificates
 
 RUN = run_digest("run-1")
 WORKERS, SHARDS = b"w" * 32, b"s" * 32
@@ -155,7 +155,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """What shard 0 has, and what shard 1 has."""
     folder = tmp_path_factory.mktemp("run")
     write_certificates(folder, 2)
-    return encryption("tls", folder / "ca.pem", folder / "shard-0.pem"), encryption("tls", folder / "ca.pem", folder / "shard-1.pem")
+    return encryption_of("tls", folder / "ca.pem", folder / "shard-0.pem"), encryption_of("tls", folder / "ca.pem", folder / "shard-1.pem")
 
 
 def shaken(dials: ssl.SSLContext | None, accepts: ssl.SSLContext | None, name: str = "shard-0") -> tuple[Tls, Tls]:
@@ -209,7 +209,7 @@ def test_pieces_are_all_of_the_parts_in_order(sizes: list[int]) -> None:
     rest: list[memoryview] = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
     whole, taken = b"".join(rest), b""
     while rest:
-        piece, rest = pieces(rest)
+        piece, rest = first_piece(rest)
         assert sum(map(len, piece)) == TLS_PIECE or not rest
         taken += b"".join(piece)
     assert taken == whole
@@ -219,7 +219,7 @@ def test_who_answers_must_be_the_shard_that_was_dialled(run: Ends, tmp_path: Pat
     with pytest.raises(Unproven, match=r"not that of shard-0: .*mismatch"):
         shaken(run[0].dials, run[1].accepts, "shard-0")
     write_certificates(tmp_path, 1)
-    other = encryption("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
+    other = encryption_of("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
     with pytest.raises(Unproven, match=r"not that of shard-0: .*signature failure|not that of shard-0: .*issuer"):
         shaken(run[0].dials, other.accepts)
 
@@ -247,7 +247,7 @@ def test_what_is_no_tls_is_refused_in_a_sentence(run: Ends, raw: bytes) -> None:
 def test_a_shard_computes_in_one_cheap_group_alone(run: Ends, tmp_path: Path) -> None:
     """Others cost it up to 100 ms of a thread, before anything is proven."""
     write_certificates(tmp_path, 1)
-    dear = encryption("tls", tmp_path / "ca.pem", None)
+    dear = encryption_of("tls", tmp_path / "ca.pem", None)
     assert dear.dials is not None and run[0].accepts is not None
     dear.dials.set_ecdh_curve("secp521r1")
     with pytest.raises(Unproven, match=r"no TLS 1\.3"):

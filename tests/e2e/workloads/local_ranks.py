@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import psjob as ps
 from tests.e2e.workloads import mlp
-from tests.hardware import repeatable
+from tests.support.hardware import repeatable
 
 NAMES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
 

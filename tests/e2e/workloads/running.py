@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests import warm
+from tests.support import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -64,7 +64,7 @@ class OnHost(torch.optim.SGD):
 def main(pace: float, words: list[str]) -> None:
     device = torch.device("cpu")
     if "cuda" in words:
-        from tests.hardware import repeatable  # a pod has this file alone
+        from tests.support.hardware import repeatable  # a pod has this file alone
 
         device = repeatable("cuda")
     model = model_of(*words).to(device)

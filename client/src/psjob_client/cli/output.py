@@ -30,7 +30,7 @@ JOB_COLUMNS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RE
 WATCHED_COLUMNS = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT")
 WIDE_COLUMNS = (*JOB_COLUMNS, "RATE", "CHECKPOINT", "WHERE", "MESSAGE")
 PROCESS_COLUMNS = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
-STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
+STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
 CHECKPOINT_COLUMNS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
 EVENT_COLUMNS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
 METRIC_COLUMNS = ("NAME", "LAST", "LEAST", "MOST", "POINTS", "STEP", "CURVE")
@@ -175,9 +175,9 @@ def stage_rows(view: JobView) -> list[Sequence[str]]:
     """A row a stage."""
     return [
         (
-            one.name, one.workers_ready or NONE, _count(one.step), NONE if one.delay is None else f"{one.delay:g}",
-            NONE if one.idle is None else f"{one.idle:.0%}", amount(one.memory_bytes) or NONE, amount(one.peak_memory_bytes) or NONE,
-            amount(one.peak_device_bytes) or NONE, one.waiting or "",
+            one.name, one.workers_ready or NONE, _count(one.step), NONE if one.staleness is None else f"{one.staleness:g}",
+            NONE if one.idle_fraction is None else f"{one.idle_fraction:.0%}", amount(one.memory_bytes) or NONE,
+            amount(one.peak_memory_bytes) or NONE, amount(one.peak_device_bytes) or NONE, one.waiting or "",
         )
         for one in view.stages
     ]  # fmt: skip

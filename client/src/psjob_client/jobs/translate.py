@@ -409,7 +409,9 @@ def _progress(status: JobStatus) -> ProgressView:
     if told is None:
         return ProgressView()
     metrics = {} if told.loss is None else {"loss": told.loss}
-    return ProgressView(step=told.step, rate=told.rate, eta=told.eta, loss=told.loss, metrics=metrics, time=unix(told.time))
+    return ProgressView(
+        step=told.step, rate=told.steps_per_second, eta=told.eta_seconds, loss=told.loss, metrics=metrics, time=unix(told.time)
+    )
 
 
 def _checkpoint(status: JobStatus) -> CheckpointView | None:
@@ -540,8 +542,8 @@ def stage_views(told: Mapping[str, Any]) -> tuple[StageView, ...]:
             name=str(one.get("name")),
             workers_ready=f"{int(numbers(one, 'ready'))}/{int(numbers(one, 'desired'))}",
             step=_count(one, "step"),
-            delay=finite(one.get("delay")),
-            idle=finite(one.get("idle")),
+            staleness=finite(one.get("delay")),
+            idle_fraction=finite(one.get("idle")),
             memory_bytes=int(numbers(one, "rssBytes")) or None,
             peak_memory_bytes=int(numbers(one, "peakBytes")) or None,
             peak_device_bytes=int(numbers(one, "devicePeakBytes")) or None,

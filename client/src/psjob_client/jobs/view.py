@@ -146,9 +146,9 @@ class StageView(View):
     """Its workers that are there or through, of those declared, such as 2/2."""
     step: int | None = None
     """Lowest complete step of its workers."""
-    delay: float | None = None
+    staleness: float | None = None
     """Updates between the weights that a gradient was computed on and those it is applied to; 0 where each step is a flush."""
-    idle: float | None = None
+    idle_fraction: float | None = None
     """Part of the time of the last 32 steps in which its workers waited, 0..1: their mean."""
     memory_bytes: int | None = None
     """RAM that the worker held that held most."""

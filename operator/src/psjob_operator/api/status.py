@@ -52,12 +52,11 @@ class JobStatus(StatusModel):
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
     conditions: tuple[Condition, ...] = ()
-    """One entry a type. Of the phase: Ready, Reconciling, Stalled, Suspended, Complete, Failed. Of checkpoints: CheckpointReady. Of what is
-    wrong with a job that trains on: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
-    LearningRateHigh. Of others that write: Contended. These are absent until they were True once."""
+    """One entry a type: Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady. Of what is wrong with a job that trains
+    on, absent until it was True once: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
+    LearningRateHigh, Contended."""
     run: str | None = None
-    """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
-    gives no facts, only minimum numbers."""
+    """Identity of this training run: the job's uid. Names the folder of its checkpoints."""
     internal: Internal = Field(default_factory=lambda: Internal())
     """What the operator keeps for itself. It may change with any version: no client may rely on it."""
     shards: tuple[ShardStatus, ...] = ()
@@ -140,7 +139,7 @@ class Internal(StatusModel):
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
-    """Workers with a start number whose pod was not seen yet, by number, such as 3:0-2,7."""
+    """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 
@@ -157,7 +156,7 @@ class Pinned(StatusModel):
     container: str | None = None
     """Container of spec.workers.template that is trained in."""
     encryption: str | None = None
-    """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
+    """Which streams are encrypted: none, auto (between two hosts), tls (all). Absent: none."""
     templates: str | None = None
     """Digest of its pod templates without labels, annotations and placement."""
     resumed_from: str | None = None
@@ -235,9 +234,9 @@ class StageStatus(StatusModel):
     """Its workers that run or have succeeded, of those declared, such as 2/2."""
     step: Amount | None = None
     """Lowest complete step of its workers."""
-    delay: float | None = None
-    """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
-    idle: float | None = None
+    staleness: float | None = None
+    """Updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
+    idle_fraction: float | None = None
     """Mean part of the last 32 steps' time, 0..1, that its workers waited for other stages or shards."""
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
@@ -275,9 +274,9 @@ class Progress(StatusModel):
     """The mode in which it trains now."""
     loss: float | None = None
     """Last loss that the script reported; absent where it is not a number."""
-    rate: float | None = None
+    steps_per_second: float | None = None
     """Steps a second."""
-    eta: float | None = None
+    eta_seconds: float | None = None
     """Seconds until the last step, where the script reported how many there are."""
     codecs: str | None = None
     """Codecs between shard 0 and the workers, such as push int8, pull bf16; absent: none."""
@@ -309,7 +308,7 @@ class Recovery(StatusModel):
 
     cause: str
     """Why the first of the lost processes was started again."""
-    seconds: float
+    duration_seconds: float
     """From when the operator saw the loss to the first step that all workers had passed after it."""
     steps_lost: Amount | None = None
     """Steps from the checkpoint to where training was. Absent in async and bounded."""

@@ -434,7 +434,7 @@ def _of_status(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(FAILURES, labels, restarts.get("counted", 0 if workers else None))
     page.set(STEPS_LOST, labels, restarts.get("stepsLost"))
     page.set(UPDATES_LOST, labels, restarts.get("updatesLost"))
-    page.set(LAST_RECOVERY, labels, _map(status, "lastRecovery").get("seconds"))
+    page.set(LAST_RECOVERY, labels, _map(status, "lastRecovery").get("durationSeconds"))
     page.set(INTERRUPTED, labels, _age(_map(status, "interruption").get("since"), now))
     page.set(CHECKPOINT_STEP, labels, kept.get("step"))
     page.set(CHECKPOINT_BYTES, labels, kept.get("bytes"))

@@ -191,7 +191,7 @@ class Reconciler:
             self.recorder.record(job, decided.events, now)
             last = decided.status.last_recovery
             if last is not None and any(event.reason == RECOVERED for event in decided.events):
-                self._meter.recovered(last.cause, last.seconds)
+                self._meter.recovered(last.cause, last.duration_seconds)
         return True
 
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:

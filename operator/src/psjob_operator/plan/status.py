@@ -321,8 +321,8 @@ def _measured(name: str, ready: str, said: Mapping[str, Any], waits: bool) -> St
         name=name,
         workers_ready=ready,
         step=told_integer(said, "step"),
-        delay=None if delay is None or delay < 0 else round(delay, 2),
-        idle=None if idle is None else round(min(1.0, max(0.0, idle)), 3),
+        staleness=None if delay is None or delay < 0 else round(delay, 2),
+        idle_fraction=None if idle is None else round(min(1.0, max(0.0, idle)), 3),
         memory_bytes=told_integer(said, "rssBytes"),
         peak_memory_bytes=told_integer(said, "peakBytes"),
         peak_device_bytes=told_integer(said, "devicePeakBytes"),
@@ -460,7 +460,7 @@ def recovered(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
         if last.steps_lost is not None
         else f"{plural(last.updates_lost or 0, 'update')} lost"
     )
-    return (Event("Normal", RECOVERED, f"training continues {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
+    return (Event("Normal", RECOVERED, f"training continues {last.duration_seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
 
 
 def _begun(state: JobState, decision: RestartDecision) -> Interruption:
@@ -527,7 +527,7 @@ def _over(state: JobState, decision: RestartDecision, status: JobStatus, interru
     updates = 0 if together else max(updates, 0)
     last = Recovery(
         cause=interruption.cause,
-        seconds=round(max(0.0, resumed.at - (unix(interruption.since) or resumed.at)), 1),
+        duration_seconds=round(max(0.0, resumed.at - (unix(interruption.since) or resumed.at)), 1),
         steps_lost=steps if together else None,
         updates_lost=None if together else updates,
         time=stamp(resumed.at),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, Rule, decayed, known_staleness, of_worker, one_worker, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, Rule, decayed, of_worker, one_worker, range_views, staleness_of
 from psjob.rules.sgd import HeavyBall
 
 
@@ -74,12 +74,12 @@ class DelayCompensated(Noted):
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the corrected gradient."""
-        known_staleness(self, staleness)
+        staleness_of(self, staleness)
         rank = one_worker(self, worker)
         sent, corrected = self.sent(state, rank), arrays.copy(grad)
         lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
         mean_square = state.slot(of_worker("mean_square", rank)) if hyperparameters["adaptive"] else sent
-        for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, corrected):
+        for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, corrected):
             compensate(part, weights - at, lam, (mean, decay) if hyperparameters["adaptive"] else None)
         self.inner.apply(state, corrected, hyperparameters, ranges, staleness, worker)
 
@@ -123,7 +123,7 @@ class GapAware(Noted):
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the divided gradient."""
-        known_staleness(self, staleness)
+        staleness_of(self, staleness)
         rank = one_worker(self, worker)
         sent, mean_square = self.sent(state, rank), state.slot("mean_square")
         average = float(hyperparameters["average"])
@@ -131,13 +131,13 @@ class GapAware(Noted):
         divided = decayed(grad, state.weights, hyperparameters)
         if lr and state.steps:
             divided = arrays.copy(grad) if divided is grad else divided
-            for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, divided):
+            for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, divided):
                 divide_by_gap(part, weights - at, mean, average, state.steps, lr)
         self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, staleness, worker)
         name = self.momentum if self.momentum in self.inner.slots else of_worker(self.momentum, rank)
         step = state.slots[name] if hyperparameters["momentum"] else divided
-        for v, mean in pieces(ranges, step, mean_square):
-            follow(mean, v, average)
+        for v, mean in range_views(ranges, step, mean_square):
+            follow_mean_square(mean, v, average)
 
 
 def divide_by_gap(grad: Array, drift: Array, mean_square: Array, average: float, steps: int, lr: float) -> None:
@@ -160,7 +160,7 @@ def divide_by_gap(grad: Array, drift: Array, mean_square: Array, average: float,
     grad /= gap
 
 
-def follow(mean_square: Array, step: Array, average: float) -> None:
+def follow_mean_square(mean_square: Array, step: Array, average: float) -> None:
     """Let the running mean of squares have one step more, in place."""
     mean_square *= average
     arrays.add_product(mean_square, step, step, 1 - average)
@@ -183,10 +183,10 @@ class LrOverLag(HeavyBall):
         worker: int | None = None,
     ) -> None:
         """One step."""
-        lr = float(hyperparameters["lr"]) * share(known_staleness(self, staleness))
+        lr = float(hyperparameters["lr"]) * stale_share(staleness_of(self, staleness))
         super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, staleness, worker)
 
 
-def share(staleness: int) -> float:
+def stale_share(staleness: int) -> float:
     """What a push of this staleness counts; also the weight of one gradient in a mean of several."""
     return 1 / max(1, staleness)

@@ -22,7 +22,7 @@ from psjob import modes
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.process.supervise import Pulse
+from psjob.process.supervise import ThreadPulse
 from psjob.protocol.messages import ShardMessage, decode_order, encode_message
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
@@ -76,7 +76,7 @@ class Control:
     def __init__(self, place: Place, folder: Path, store: Store, job: JobState, workers: WorkerCalls, exits: ExitCalls) -> None:
         self._store, self._workers, self._exits = store, workers, exits
         self.disk = DiskThread()
-        self.pulse = Pulse("control")
+        self.pulse = ThreadPulse("control")
         self.snapshots = Snapshots(store, folder, self.disk, self.post)
         self.restoring = Restoring(store, self.disk, self.snapshots, self.post)
         self.link = CoordinatorLink(place, store, self.post) if place.index else None
@@ -293,8 +293,8 @@ class CoordinatorLink:
 
     def start(self) -> None:
         """Be ready to dial."""
-        supervise.start(self._read_loop, "to-coordinator")
-        supervise.start(self._send_loop, "coordinator-sender")
+        supervise.start_thread(self._read_loop, "to-coordinator")
+        supervise.start_thread(self._send_loop, "coordinator-sender")
 
     def dial(self, after: float) -> None:
         """Open a stream in so many seconds."""

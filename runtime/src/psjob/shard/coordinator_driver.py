@@ -103,8 +103,8 @@ class CoordinatorDriver:
 
     def start(self) -> None:
         """Begin, in threads of its own."""
-        supervise.start(self._run, "coordinator")
-        supervise.start(self._work, "coordinator-disk")
+        supervise.start_thread(self._run, "coordinator")
+        supervise.start_thread(self._work, "coordinator-disk")
 
     def _run(self) -> None:
         self.feed(events.Started())
@@ -484,7 +484,7 @@ class PeerStream:
         if self.stream.gone():
             return  # the shard has dialled again meanwhile; an old hello must not displace the new one
         link = coordinator.shard(self.index, hello, order)
-        supervise.start(self._send_loop, f"to-shard-{self.index}")
+        supervise.start_thread(self._send_loop, f"to-shard-{self.index}")
         try:
             while True:
                 header = self.stream.recv_header(None)

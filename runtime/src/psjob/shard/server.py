@@ -68,7 +68,7 @@ class Server:
         broker = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
-            reduction.named(config.reduction), config.stages,
+            reduction.reduction_named(config.reduction), config.stages,
         )  # fmt: skip
         self.store.outliving = Outliving(keeping)
         self.store.silence = config.shard_timeout / 2  # before who asks the status port gives up

@@ -61,11 +61,11 @@ export function workers(job) {
 
 export function stages(job) {
   const rows = (job.stages ?? []).map((one) => [
-    one.name, one.workersReady || "–", number(one.step), number(one.delay), percent(one.idle),
+    one.name, one.workersReady || "–", number(one.step), number(one.staleness), percent(one.idleFraction),
     bytes(one.memoryBytes), bytes(one.peakMemoryBytes), bytes(one.peakDeviceBytes), one.waiting ?? "",
   ]);
-  return rows.length ? table("Stages: workers that are there, delay in updates, part of the last steps in which workers wait, and memory of the worker that holds most",
-    ["stage", "workers", "step", "delay", "waits", "memory", "peak memory", "peak on the device", "waits for"], rows, { keep: [1] }) : null;
+  return rows.length ? table("Stages: workers that are there, staleness in updates, part of the last steps in which workers wait, and memory of the worker that holds most",
+    ["stage", "workers", "step", "staleness", "waits", "memory", "peak memory", "peak on the device", "waits for"], rows, { keep: [1] }) : null;
 }
 
 export function shards(job) {

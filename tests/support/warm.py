@@ -29,15 +29,15 @@ from unittest import mock
 
 from hack.testing import cost
 
-PRELOADED = ["tests.warm_imports"]
+PRELOADED = ["tests.support.warm_imports"]
 LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.startup", "psjob.worker.exits", "http.server"]
 """For commands and for processes that need no torch."""
-COMPILING = ["tests.compiling_imports"]
+COMPILING = ["tests.support.compiling_imports"]
 """For processes in which torch's own optimizers make steps, stages are cut, or a dispatch mode is used."""
 STARTING = {"psjob_client.cli.main", "psjob.agent"}
 """Modules whose programs start Python programs in their turn."""
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(
@@ -297,7 +297,7 @@ def _run(words: list[str]) -> int:
     if words[1] not in ("-m", "-c") and "torch" in sys.modules:
         from psjob.process import startup
 
-        startup.begin(os.environ)
+        startup.begin_worker(os.environ)
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.heaps import small_heap
+from tests.support.heaps import small_heap
 
 SECONDS = 1.0
 """Of this thread's processor time, for one case: a busy machine makes no difference."""

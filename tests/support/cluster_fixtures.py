@@ -29,7 +29,7 @@ from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.pki import Authority, kubeconfig
 from hack.cluster.proc import started_at, wait_for
-from tests.forks import MAIN, in_main, shared_path
+from tests.support.forks import MAIN, in_main, shared_path
 
 CRD = REPO / "crds" / "psjob.dev_pstrainingjobs.yaml"
 SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.soaking import rotating
+from tests.support.soaking import rotating
 
 Row = tuple[Any, ...]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests import frameworks, warm
-from tests.soaking import rotating
+from tests import frameworks
+from tests.support import warm
+from tests.support.soaking import rotating
 
 
 def rest_rotates(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
@@ -30,7 +31,7 @@ FOLDERS = {
 
 
 def begin_imports(session: pytest.Session, folders: Iterable[str]) -> None:
-    """Let the servers of `tests.warm` import, for these folders, while this process goes on; once for all runners, which are its forks."""
+    """Let the servers of `warm` import, for these folders, while this process goes on; once for all runners, which are its forks."""
     if session.config.getoption("runners") and not session.config.option.collectonly:
         for folder in sorted(set(folders) & FOLDERS.keys()):
             for preloaded in FOLDERS[folder]:

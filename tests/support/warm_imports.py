@@ -1,4 +1,4 @@
-"""What the processes of `tests.warm` have imported before they begin. Nothing here may start a thread."""
+"""What the processes of `tests.support.warm` have imported before they begin. Nothing here may start a thread."""
 
 import importlib
 import os

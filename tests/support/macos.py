@@ -1,4 +1,4 @@
-"""`python -m tests.macos FOLDER or MODULE …` imports the files of those folders, and all of ours that they import, as on macOS.
+"""`python -m tests.support.macos FOLDER or MODULE …` imports the files of those folders, and all of ours that they import, as on macOS.
 
 While a module of ours runs its first lines, sys.platform is darwin, names that only Linux has are gone, and /proc and /sys cannot be read.
 Other packages are imported as they are. It prints a line for each module that fails, and exits 1 where there is one.
@@ -113,7 +113,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def main(words: list[str]) -> int:
     """The exit status."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     names = [name for word in words for name in (_modules(root, word) if "/" in word else [word])]
     ours = OURS | {name.partition(".")[0] for name in names}
     sys.meta_path.insert(0, Finder(Machine(), ours))

@@ -1,7 +1,7 @@
-"""A real job whose shards and workers are each in a namespace of `tests.netns`, and the faults that meet it while it trains.
+"""A real job whose shards and workers are each in a namespace of `tests.support.netns`, and the faults that meet it while it trains.
 
 `psjob run` plans it from the router: it reaches every status port whatever is cut between members. As a script
-(`python -m tests.netjob SITES.json JOB.yaml`) this is that `psjob run`.
+(`python -m tests.support.netjob SITES.json JOB.yaml`) this is that `psjob run`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster.proc import die_with_parent
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob_client.local.manifest import Request
 from psjob_client.local.process import Listening
 from psjob_client.local.run import run_job
 from tests.e2e.workloads.running import ROOT, Ran, finish
-from tests.netns import Dropped, Network
-from tests.runkeys import of_run
+from tests.support.netns import Dropped, Network
+from tests.support.runkeys import of_run
 
 DATA, STATUS = 7070, 7071
 SUMMARY = "summary.json"
@@ -73,7 +73,7 @@ class NetJob:
         shards = [name for name in self.network.names if name.startswith("shard-")]
         enter = {name: self.network[name].enter for name in self.network.names}
         sites.write_text(json.dumps({"hosts": [self.network[name].address for name in shards], "enter": enter}))
-        words = [*self.network.router.enter, sys.executable, "-m", "tests.netjob", str(sites), str(self.job)]
+        words = [*self.network.router.enter, sys.executable, "-m", "tests.support.netjob", str(sites), str(self.job)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             words, cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, text=True,
@@ -114,7 +114,7 @@ class NetJob:
         """What a shard's status port answers (psjob.contract.STATUS_KEYS); empty where it does not within 2 s."""
         host = self.network[f"shard-{shard}"].address
         with contextlib.suppress(OSError, ValueError):
-            return self.network.router.call(lambda: ask(host, STATUS, of_run(self.run_folder)["questions"]))
+            return self.network.router.call(lambda: ask_shard(host, STATUS, of_run(self.run_folder)["questions"]))
         return {}
 
     def checkpoint(self) -> int:

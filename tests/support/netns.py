@@ -22,7 +22,7 @@ from typing import TypeVar
 import pytest
 
 from hack.cluster.proc import die_with_parent
-from tests.tundelay import Delay, new_tun
+from tests.support.tundelay import Delay, new_tun
 
 ROUTER = "10.77.0.1"
 CLONE_NEWNET = 0x40000000

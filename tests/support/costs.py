@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
-from tests.fuzzing import byte_changes, changed_bytes
-from tests.heaps import small_heap
+from tests.support.fuzzing import byte_changes, changed_bytes
+from tests.support.heaps import small_heap
 
 LIMIT_SECONDS = 0.1
 """Of one shard's processor, for one input."""

@@ -11,7 +11,7 @@ from psjob.contract import keys
 from psjob.wire import auth
 from psjob.wire.auth import Seal, ShardIdentity
 from psjob.wire.frame import HEADER_BYTES, Header, WireError, parse
-from tests.runkeys import RUN
+from tests.support.runkeys import RUN
 
 DIALLER = (auth.GREETING_BYTES, auth.PROOF_BYTES)
 """Bytes of the parts that the dialling end says first."""
