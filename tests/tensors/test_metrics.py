@@ -125,8 +125,8 @@ def test_a_job_as_status_and_shard_0_tell_it() -> None:
     }  # fmt: skip
     for name, number in numbers.items():
         assert value(found, f"psjob_job_{name}", **at) == pytest.approx(number), name
-    assert value(found, "psjob_push_lag_bucket", **at, le="1024") == 1
-    assert value(found, "psjob_push_lag_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_lag_sum", **at) == 2000
+    assert value(found, "psjob_push_staleness_bucket", **at, le="1024") == 1
+    assert value(found, "psjob_push_staleness_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_staleness_sum", **at) == 2000
     assert value(found, "psjob_push_gap_bucket", **at, le="0.03") == 1
 
 
@@ -145,7 +145,7 @@ def test_stages_are_told_by_the_names_that_the_status_has() -> None:
     def of(name: str, stage: str) -> Any:
         return value(found, f"psjob_job_stage_{name}", namespace="a", job="one", stage=stage)
 
-    front = {"workers_ready": 1, "step": 7, "idle_share": 0.25, "delay_updates": 0, "peak_memory_bytes": 4096}
+    front = {"workers_ready": 1, "step": 7, "idle_share": 0.25, "staleness_updates": 0, "peak_memory_bytes": 4096}
     assert {name: of(name, "front") for name in front} == front
     assert {name: of(name, "back") for name in front} == dict.fromkeys(front) | {"idle_share": 1}
     assert of("step", "of a stranger") is None
@@ -335,7 +335,7 @@ def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse_status(json.dumps({"coordinator": said}).encode())
     assert answer is not None
     found = page(JobReading(JobKey("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
-    for name in ("psjob_push_lag", "psjob_push_gap"):
+    for name in ("psjob_push_staleness", "psjob_push_gap"):
         buckets = [sample for sample in found[name].samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]
         assert edges == sorted(set(edges)) and (not edges or edges[-1] == float("inf"))
