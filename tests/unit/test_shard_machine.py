@@ -329,11 +329,10 @@ def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "order",
     [
-        o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)),
-        o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Prepare(7, None),
-        o.Prepare(7, 6), o.TakeSnapshot(7, 12, False, 6, left={1: 9}), o.TakeSnapshot(8, -1, True, None, {0: 3, 1: 4}), o.Void(7),
+        o.Nothing(), o.SetUp(3, (TensorSpec("w", (2, 3), "float32", 1),), "sgd", 2, "sync", ({"name": "rows"},)), o.Void(7),
+        o.Restore(2, 5, "/ckpt", "m-1", "bounded:2", {1: (2, 0)}, {0: 4}), o.Bound({1: 7}), o.Open(2, 5), o.Adopt(2), o.Clip(5, 2, 0.5),
+        o.Prepare(7, None), o.Prepare(7, 6), o.TakeSnapshot(7, 12, False, 6, left={1: 9}), o.TakeSnapshot(8, -1, True, None, {0: 3, 1: 4}),
         o.Where(1, (0, 2)), o.Finish(), o.Stop(), o.Fence(3), o.Decide(3, 7, (o.Decision([(0, 1)], [(1, 0)], [0.5], 2),), {0: 1}),
-        o.Clip(5, 2, 0.5),
     ],
     ids=lambda order: type(order).__name__,
 )  # fmt: skip

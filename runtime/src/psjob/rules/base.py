@@ -219,7 +219,7 @@ def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
     return worker
 
 
-def known_staleness(rule: HasHyperparameters, staleness: int | None) -> int:
+def staleness_of(rule: HasHyperparameters, staleness: int | None) -> int:
     """The staleness. Raises ValueError where it is not known."""
     if staleness is None:
         raise ValueError(

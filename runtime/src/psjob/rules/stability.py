@@ -52,7 +52,7 @@ class Guard:
         self._take(agreed / moved)
         if self._pairs < LEAST_PAIRS or self._pairs % ASKED_EVERY:
             return None
-        late, curvature, lr = self._lag95(), self._curvature(), float(hyperparameters["lr"])
+        late, curvature, lr = self._staleness95(), self._curvature(), float(hyperparameters["lr"])
         if not 0 < curvature < math.inf:  # nor where it is no number any more
             return None
         largest = largest_stable_rate(late, {**hyperparameters, **self._fixed}) / curvature
@@ -75,16 +75,15 @@ class Guard:
     def _curvature(self) -> float:
         return self._mean - SURE * math.sqrt(self._scatter * self._squares / self._weight**3)
 
-    def _lag95(self) -> int:
+    def _staleness95(self) -> int:
         return sorted(self._staleness)[math.ceil(0.95 * len(self._staleness)) - 1]
 
 
 def largest_stable_rate(staleness: int, hyperparameters: Mapping[str, float | bool]) -> float:
     """Largest lr × curvature at which w -= lr · (its momentum of gradients `staleness` updates old) does not grow on a quadratic.
 
-    Without momentum 2 sin(π / (2 (2 s + 1))), where s is `staleness`. With it, the point where a root of (z - 1) (1 - μ/z) z^s = -lr a
-    leaves the unit circle; with Nesterov's, the right side is times 1 + μ - μ/z. `hyperparameters` are those of torch.optim.SGD; what is
-    not there is 0.
+    Without momentum 2 sin(π / (2 (2 s + 1))), s the staleness. With it, where a root of (z - 1) (1 - μ/z) z^s = -lr a leaves the unit
+    circle; with Nesterov's, the right side is times 1 + μ - μ/z. `hyperparameters` are those of torch.optim.SGD; what is not there is 0.
     """
     momentum = float(hyperparameters.get("momentum", 0.0))
     left = 1 - float(hyperparameters.get("dampening", 0.0)) if momentum else 1.0
