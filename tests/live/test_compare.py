@@ -112,7 +112,7 @@ def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, 
     assert list(side.settings) == [f"spec.training.{setting}" for setting in settings] and side.title == word
 
 
-@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_lag=false"])
+@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_staleness=false"])
 def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
     with pytest.raises(BadInput, match="is no hyperparameter that a job in this mode takes"):
         sides.side_of(word, DIGITS, Training())

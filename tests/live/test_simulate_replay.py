@@ -206,7 +206,7 @@ def test_a_file_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--mode", "softsync:1,by_lag=false"], "--mode softsync:1,by_lag=false: no job can have it; leave its options"),
+        (["--mode", "softsync:1,by_staleness=false"], "--mode softsync:1,by_staleness=false: no job can have it; leave its options"),
         (["--mode", "sync", "--rule", "nag", "--pushes", "5"], "--pushes 5: 1 of them are not decided on at the end; take 4"),
         (["--mode", "local:4,quorum=2"], "--mode local:4,quorum=2: no job can have it; leave its options out"),
         (["--crash", "1@500"], "--crash: the workers of a replay all stay; leave it out"),

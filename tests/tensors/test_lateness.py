@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.push_metrics import GAPS, LAGS, Histogram, StalenessHistogram, StalenessMetrics, _Seen
+from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram, StalenessHistogram, StalenessMetrics, _Seen
 from psjob_client.local.status import lateness, lateness_line
 
 
 def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
     """As `StalenessMetrics.word` writes it."""
-    lag = Histogram(LAGS)
+    lag = Histogram(STALENESS_EDGES)
     for value in lags:
         lag.see(value)
     return {"did": "staleness", "attempt": attempt, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
@@ -101,8 +101,8 @@ GOOD = word(1, 5.0, [1, 2, 3])
         {"lag": {}},
         {"lag": GOOD["lag"] | {"buckets": []}},
         {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in LAGS]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in LAGS]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
         {"lag": GOOD["lag"] | {"count": 2}},
         {"lag": GOOD["lag"] | {"sum": float("nan")}},
         {"gap": GOOD["gap"] | {"max": float("inf")}},
@@ -121,7 +121,7 @@ def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, A
 
 def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
     """As a shard's status port says it."""
-    lag, gap = Histogram(LAGS), Histogram(GAPS)
+    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
     for value in lags:
         lag.see(value)
     for value in gaps:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from psjob.shard.push_metrics import GAPS, LAGS, Histogram
+from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import JobKey, KubernetesClient, Limits, _verb
@@ -38,7 +38,7 @@ STATUS: dict[str, Any] = {
 
 def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[str, Any]:  # noqa: B006
     """As shard 0's status port says it, by way of JSON."""
-    lag, gap = Histogram(LAGS), Histogram(GAPS)
+    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
     for value in lags:
         lag.see(value)
     for value in gaps:

@@ -77,7 +77,7 @@ def test_the_arithmetic_is_that_of_the_rule_on_the_shards(word: str) -> None:
     for turn in range(8):
         grad = torch.randn(40, generator=torch.Generator().manual_seed(turn), dtype=torch.float64)
         theirs.slots["sent@0"] = seen[max(0, turn - 2)].clone()
-        rule.apply(theirs, grad, options, lag=2, worker=0)
+        rule.apply(theirs, grad, options, staleness=2, worker=0)
         before = ours.weights.clone()
         plain.apply(ours, corrector.corrected("w", grad, before, seen[max(0, turn - 2)], 0.1), own)
         corrector.moved("w", before, ours.weights, 0.1)

@@ -50,10 +50,10 @@ class Job:
     def sent(self, worker: int) -> Any:
         return self.halves[worker].weights
 
-    def push(self, worker: int, grad: Any, lag: int = 0) -> None:
+    def push(self, worker: int, grad: Any, staleness: int = 0) -> None:
         if isinstance(self.rule, rules.DanaSlim):
             grad = self.rule.outgoing(self.halves[worker], grad, self.hyperparameters)
-        self.rule.apply(self.state, grad, self.hyperparameters, lag=lag, worker=worker)
+        self.rule.apply(self.state, grad, self.hyperparameters, staleness=staleness, worker=worker)
         self.halves[worker].weights = self._reply(worker)
 
 
@@ -182,7 +182,9 @@ def test_torch_and_numpy_agree(name: str, dtype: Any) -> None:
     for turn, grad in enumerate(gradients(200, 40, dtype=dtype)):
         for kind, state in states.items():
             given = KINDS[kind](grad)
-            rule.apply(state, given, hyperparameters, ranges=[(0, 10), (20, 20)] if turn % 3 == 0 else None, lag=turn % 4, worker=turn % 4)
+            rule.apply(
+                state, given, hyperparameters, ranges=[(0, 10), (20, 20)] if turn % 3 == 0 else None, staleness=turn % 4, worker=turn % 4
+            )
             assert np.array_equal(plain(given), grad), "a rule leaves the gradient as it is"
             rule.reply(state, hyperparameters, turn % 4)
     one, other = (plain(rule.reply(state, hyperparameters, 1)) for state in states.values())
@@ -198,7 +200,7 @@ def test_elements_without_a_gradient_stay(name: str) -> None:
     state = rule.init(torch.ones(12))
     rule.reply(state, hyperparameters, 0)
     for turn in range(5):
-        rule.apply(state, torch.ones(12), hyperparameters, ranges=[(3, 4), (9, 1)], lag=turn, worker=0)
+        rule.apply(state, torch.ones(12), hyperparameters, ranges=[(3, 4), (9, 1)], staleness=turn, worker=0)
     moved = [3 <= at < 7 or at == 9 for at in range(12)]
     assert (state.weights != 1).tolist() == moved
     for slot, values in state.slots.items():
@@ -212,7 +214,7 @@ def test_a_worker_that_is_gone_leaves_nothing(name: str, kind: str) -> None:
     chance = np.random.default_rng(3)
     for turn, grad in enumerate(gradients(400, 20)):
         worker = int(chance.integers(5))
-        job.push(worker, KINDS[kind](grad), lag=turn % 5)
+        job.push(worker, KINDS[kind](grad), staleness=turn % 5)
         if turn % 50 == 49:
             job.rule.forget(job.state, worker)
             assert not [slot for slot in job.state.slots if slot.endswith(f"@{worker}")]
@@ -234,7 +236,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
         job.push(turn % 3, torch.full((8,), float(turn)))
     back = BlockState.of(job.state.weights.clone(), {slot: values.clone() for slot, values in job.state.slots.items()}, job.state.counts())
     for state in (job.state, back):
-        job.rule.apply(state, torch.ones(8), job.hyperparameters, lag=1, worker=2)
+        job.rule.apply(state, torch.ones(8), job.hyperparameters, staleness=1, worker=2)
     assert torch.equal(job.state.weights, back.weights)
     assert torch.equal(job.rule.reply(job.state, job.hyperparameters, 0), job.rule.reply(back, job.hyperparameters, 0))
 
@@ -243,14 +245,14 @@ def test_state_survives_a_checkpoint(name: str) -> None:
 def test_a_mean_of_several_is_refused_where_workers_have_state(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match="keeps state for each worker and takes the push of one, not a mean of several"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, lag=0)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, staleness=0)
 
 
-@pytest.mark.parametrize("name", [name for name, rule in rules.RULES.items() if rule.needs_lag])
+@pytest.mark.parametrize("name", [name for name, rule in rules.RULES.items() if rule.needs_staleness])
 def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(
-        ValueError, match=rf"rule {name} needs the staleness \(lag\) of a push; it is not known of one that is based on an earlier attempt"
+        ValueError, match=rf"rule {name} needs the staleness of a push; it is not known of one that is based on an earlier attempt"
     ):
         rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, worker=0)
 
@@ -259,7 +261,7 @@ def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> Non
 def test_a_push_before_any_reply_is_refused(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match=f"rule {name}: worker 3 pushes, but has not been sent weights"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, lag=0, worker=3)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, staleness=0, worker=3)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -299,7 +301,7 @@ def test_delay_compensation_by_hand(constant: bool) -> None:
     job = Job("dc-asgd", hyperparameters_of("dc-asgd", **given), torch.zeros(1, dtype=torch.float64), workers=2)
     job.push(1, torch.ones(1, dtype=torch.float64))
     assert float(job.state.weights[0]) == pytest.approx(-0.1)
-    job.push(0, torch.full((1,), 3.0, dtype=torch.float64), lag=1)
+    job.push(0, torch.full((1,), 3.0, dtype=torch.float64), staleness=1)
     strength = 2.0 if constant else 2.0 / (0.05 * 9 + 1e-7) ** 0.5
     assert float(job.state.weights[0]) == pytest.approx(-0.1 - 0.1 * (3 + strength * 9 * -0.1), rel=1e-12)
 
@@ -313,7 +315,7 @@ def test_delay_compensation_remembers_the_squares_of_its_own_worker() -> None:
         mean[worker] = 0.95 * mean[worker] + 0.05 * g * g
         weights -= 0.1 * (g + 2.0 / (mean[worker] + 1e-7) ** 0.5 * g * g * (weights - sent[worker]))
         sent[worker] = weights
-        job.push(worker, torch.full((1,), g, dtype=torch.float64), lag=1)
+        job.push(worker, torch.full((1,), g, dtype=torch.float64), staleness=1)
         assert float(job.state.weights[0]) == pytest.approx(weights, rel=1e-12)
 
 
@@ -322,7 +324,7 @@ def test_gap_aware_by_hand() -> None:
     given = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.5}
     job = Job("gap-aware", hyperparameters_of("gap-aware", **given), torch.zeros(1, dtype=torch.float64), workers=2)
     job.push(1, torch.ones(1, dtype=torch.float64))
-    job.push(0, torch.full((1,), 3.0, dtype=torch.float64), lag=1)
+    job.push(0, torch.full((1,), 3.0, dtype=torch.float64), staleness=1)
     assert float(job.state.weights[0]) == pytest.approx(-0.1 - 0.1 * (3 + 0.5 * -0.1) / 2, rel=1e-6)
 
 
@@ -339,7 +341,7 @@ def test_the_highest_learning_rate_of_a_schedule_can_be_told_to_gap_aware() -> N
 @pytest.mark.parametrize(("lag", "expected"), [(0, 1.0), (1, 1.0), (2, 0.5), (10, 0.1)])
 def test_a_late_push_counts_less(lag: int, expected: float) -> None:
     job = Job("lr-over-lag", hyperparameters_of("lr-over-lag", lr=0.5), torch.zeros(1))
-    job.push(0, torch.ones(1), lag=lag)
+    job.push(0, torch.ones(1), staleness=lag)
     assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and stale_share(lag) == expected
 
 

@@ -49,7 +49,7 @@ class Written(SimulatedTraining):
         return super().decide(batch, version)
 
 
-@pytest.mark.parametrize("mode", [Sync(), Backup(2), Softsync(2, by_lag=False)], ids=repr)
+@pytest.mark.parametrize("mode", [Sync(), Backup(2), Softsync(2, by_staleness=False)], ids=repr)
 def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
     """So backup workers and softsync are a run with batches of N over what was kept."""
     rule = rules.named("nag")
@@ -163,7 +163,7 @@ def test_the_schedule_of_lr() -> None:
     ("text", "mode"),
     [
         ("sync", Sync()), ("backup", Backup(1)), ("backup:4", Backup(4)), ("bounded:staleness=2", Bounded(2)),
-        ("softsync:8,by_lag=false", Softsync(8, by_lag=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
+        ("softsync:8,by_staleness=false", Softsync(8, by_staleness=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
     ],
 )  # fmt: skip
 def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
@@ -178,7 +178,7 @@ def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
         (["schedule", "--mode", "backup:x"], "backup_workers is 'x', must be a whole number"),
         (["schedule", "--mode", "sync:1"], "'1' is not a number of sync; write sync"),
         (["schedule", "--mode", "bounded:-1"], "staleness is -1, must be 0 or more"),
-        (["schedule", "--mode", "softsync:2,by_lag=no"], "by_lag is 'no', must be true or false"),
+        (["schedule", "--mode", "softsync:2,by_staleness=no"], "by_staleness is 'no', must be true or false"),
         (["schedule", "--workers", "0"], "--workers 0: must be 1 to 10000"),
         (["schedule", "--workers", "-3"], "--workers -3: must be 1 to 10000"),
         (["schedule", "--pushes", "0"], "--pushes 0: must be 1 to"),
@@ -265,7 +265,7 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
     assert asked(argv[:-2]) == 0
     assert "Without lag: backup:1" in capsys.readouterr().out
-    rounds = ["local:4", "local-async:4", "softsync:1,by_lag=false"]
+    rounds = ["local:4", "local-async:4", "softsync:1,by_staleness=false"]
     assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "-o", "json"]) == 0
     assert [one["mode"] for one in json.loads(capsys.readouterr().out) if one["jobs"]] == rounds[:2]
 

@@ -159,6 +159,6 @@ def test_a_job_that_starts_or_resumes_has_not_recovered() -> None:
     assert up.status is not None and up.status.interruption is None
     again, raised = lost()
     assert raised.interruption is not None
-    stopped = replace(again, status=raised.model_copy(update={"phase": "Suspended"}), processes=())
+    stopped = replace(again, status=raised.model_copy(update={"phase": "Suspended", "start_time": None}), processes=())
     resumed = plan(stopped, NOW + 60).status
     assert resumed.interruption is None and resumed.restarts == raised.restarts

@@ -301,7 +301,8 @@ BODIES = [
         {"name": "w", "shape": [2], "dtype": "float32", "group": 0}]},
     {"do": "open", "term": 1, "restore_id": 1}, {"do": "adopt", "term": 1}, {"do": "prepare", "number": 1, "base": None},
     {"do": "void", "snapshot": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "term": 3},
-    {"do": "decide", "number": 1, "version": 0, "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [[0, 1]]},
+    {"do": "decide", "number": 1, "version": 0,
+     "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "staleness": 0}], "go": [[0, 1]]},
 ]  # fmt: skip
 VALUES = st.sampled_from([None, -1, "x", [], {}, 1.5, True, [[1]], {"0": None}, 2**70])
 

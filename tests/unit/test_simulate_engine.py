@@ -17,7 +17,7 @@ from psjob.simulate.trace import Trace, TraceRecord, read_trace
 CONSTANT = WorkerSpeeds(mean=100.0, shape=math.inf)
 ROUGH = WorkerSpeeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
 MODES: list[Mode] = [
-    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), LocalSGD(3),
+    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_staleness=False), Async(), Threshold(3), LocalSGD(3),
     LocalSGD(3, 2, 20.0), LocalAsync(3),
 ]  # fmt: skip
 
@@ -34,10 +34,10 @@ GOLDEN = {
     "Backup(backup_workers=1)": "37fbdd34f3fd3c0cc21ac9ca88a603ccf3c4fcd6f1a3343a400cd22d92164b5d",
     "Bounded(staleness=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
     "Bounded(staleness=2)": "240b77768be7de67a934826f5df1bc8b2d47fdcc90b028c9f871cfb3b0d9fbfb",
-    "Softsync(splits=2, by_lag=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
-    "Softsync(splits=2, by_lag=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
+    "Softsync(splits=2, by_staleness=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
+    "Softsync(splits=2, by_staleness=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
     "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
-    "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
+    "Threshold(staleness=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
     "LocalSGD(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
     "LocalAsync(inner_steps=3)": "3656ce09a299c0b2ff74bbe2808da26fc25b50d4ecf9b0c37964e796e07aeb65",
     "LocalSGD(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",

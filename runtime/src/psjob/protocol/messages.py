@@ -112,12 +112,12 @@ class Void:
 
 @dataclass(frozen=True)
 class Decision:
-    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
+    """One update, or none if nothing is kept. `staleness` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
 
     kept: Sequence[Key]
     dropped: Sequence[Key]
     weights: Sequence[float] | None
-    lag: int | None
+    staleness: int | None
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ def _decide(body: Mapping[str, Any]) -> Order:
 
 
 def _decision(batch: Mapping[str, Any]) -> Decision:
-    kept, dropped, weights, lag = _pairs(batch["kept"]), _pairs(batch["dropped"]), batch["weights"], batch["lag"]
-    return Decision(kept, dropped, None if weights is None else _list(weights), None if lag is None else int(lag))
+    kept, dropped, weights, staleness = _pairs(batch["kept"]), _pairs(batch["dropped"]), batch["weights"], batch["staleness"]
+    return Decision(kept, dropped, None if weights is None else _list(weights), None if staleness is None else int(staleness))
 
 
 def _clip(body: Mapping[str, Any]) -> Order:

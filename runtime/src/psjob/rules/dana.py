@@ -28,7 +28,7 @@ class MultiMomentum(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the momentum of `worker`."""
@@ -63,7 +63,7 @@ class DanaZero(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the momentum of `worker`."""
@@ -106,11 +106,11 @@ class DanaSlim(Plain):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One plain step: momentum and decay are in what the worker pushed."""
-        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, lag, worker)
+        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, staleness, worker)
 
     def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
         """u: where the worker's momentum will be after one more gradient like this one."""

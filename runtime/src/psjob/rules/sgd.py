@@ -32,7 +32,7 @@ class SGD(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step. Counts are of updates *with momentum*: at the first of them the buffer becomes the gradient, undampened."""

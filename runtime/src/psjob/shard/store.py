@@ -101,7 +101,7 @@ class Store(ShardProgress):
         self.outliving = Outliving(None)
         self.kept: StateMemory | None = None
         """What outlives this process; None: nothing does."""
-        self._without_lag: set[int] = set()
+        self._unknown_staleness: set[int] = set()
         """Workers of whose open clock the rule could not apply a block."""
 
     # -- becoming ready ------------------------------------------------------------------------
@@ -440,9 +440,9 @@ class Store(ShardProgress):
             self.counters.pushes, self.counters.bytes = self.counters.pushes + 1, self.counters.bytes + size
             if isinstance(cell, ParameterBlock) and rank in cell.lost:
                 cell.lost.discard(rank)
-                self._without_lag.add(rank)
-            if whole and rank in self._without_lag:
-                self._without_lag.discard(rank)
+                self._unknown_staleness.add(rank)
+            if whole and rank in self._unknown_staleness:
+                self._unknown_staleness.discard(rank)
                 self.counters.applied -= 1
                 self.counters.lost += 1
 

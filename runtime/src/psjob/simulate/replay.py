@@ -276,7 +276,7 @@ class _Worker:
 
     def _step(self, problem: TrainingProblem, inner: Inner) -> None:
         assert self.own is not None
-        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, lag=0, worker=self.session.place.index)
+        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, staleness=0, worker=self.session.place.index)
 
     def _gradient(self, problem: TrainingProblem) -> torch.Tensor:
         return torch.from_numpy(problem.gradient(self.weights.numpy().copy())[0])
