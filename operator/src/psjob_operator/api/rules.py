@@ -39,11 +39,7 @@ APART = ("Spread", "Colocated")
 _PLACEMENT = (
     FieldRule(
         "spec",
-        lambda spec: (
-            spec["shards"].get("placement") != "Colocated"
-            or spec["workers"]["replicas"] < 1
-            or spec["shards"]["replicas"] <= spec["workers"]["replicas"]
-        ),
+        lambda spec: spec["shards"].get("placement") != "Colocated" or not 1 <= spec["workers"]["replicas"] < spec["shards"]["replicas"],
         "must be at most spec.workers.replicas with spec.shards.placement: Colocated",
         "shard i stands beside worker i; have fewer shards or more workers",
         cel=f"!has(self.shards.placement) || self.shards.placement != 'Colocated' || self.shards.replicas <= ({COUNTED})",
@@ -80,7 +76,7 @@ def rules() -> tuple[FieldRule, ...]:
 def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
     return FieldRule(
         "spec.checkpoint",
-        lambda kept: not kept.get("disabled") or not _has(kept, field),
+        lambda kept: not kept.get("disabled") or field not in kept,
         "must not be given with spec.checkpoint.disabled: true",
         remedy,
         cel=f"!(has(self.disabled) && self.disabled && has(self.{field}))",
@@ -95,10 +91,6 @@ def _own_options() -> str:
         if names:
             by_names.setdefault(tuple(names), []).append(rule)
     return "; ".join(f"{', '.join(names)} of {' and '.join(rules)}" for names, rules in by_names.items())
-
-
-def _has(value: Json, *names: str) -> bool:
-    return any(value.get(name) is not None for name in names)
 
 
 _RANGES = (
@@ -251,9 +243,7 @@ _ACROSS = (
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            spec["training"].get("gradientMebibytes") is None or spec["training"]["gradientMebibytes"] >= 4 * spec["workers"]["replicas"]
-        ),
+        lambda spec: all(size >= 4 * spec["workers"]["replicas"] for _, size in found(spec, "training.gradientMebibytes")),
         "must be at least 4 times spec.workers.replicas, a block for each",
         "raise it, have fewer workers, or leave it out",
         cel=f"!has(self.training.gradientMebibytes) || self.training.gradientMebibytes >= 4 * ({COUNTED})",
@@ -264,23 +254,15 @@ _ACROSS = (
         lambda spec: spec["workers"]["replicas"] < 1 or _sync(spec["training"])["backupWorkers"] < spec["workers"]["replicas"],
         "must be below spec.workers.replicas, so that a worker is left to take",
         "lower it, or have more workers",
-        cel=(
-            "!has(self.workers.replicas) || self.workers.replicas < 1"
-            " || self.training.?sync.?backupWorkers.orValue(0) < self.workers.replicas"
-        ),
+        cel="self.workers.?replicas.orValue(0) < 1 || self.training.?sync.?backupWorkers.orValue(0) < self.workers.replicas",
         about="training.sync.backupWorkers",
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            spec["workers"]["replicas"] < 1 or (spec["training"].get("local") or {}).get("quorum", 0) <= spec["workers"]["replicas"]
-        ),
+        lambda spec: not any(1 <= spec["workers"]["replicas"] < least for _, least in found(spec, "training.local.quorum")),
         "must be at most spec.workers.replicas",
         "lower it, or have more workers",
-        cel=(
-            "!has(self.workers.replicas) || self.workers.replicas < 1 || !has(self.training.local)"
-            " || self.training.local.quorum <= self.workers.replicas"
-        ),
+        cel="self.workers.?replicas.orValue(0) < 1 || self.training.?local.?quorum.orValue(0) <= self.workers.replicas",
         about="training.local.quorum",
     ),
     FieldRule(
@@ -312,7 +294,7 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.checkpoint",
-        lambda kept: not kept.get("disabled") or not _has(kept.get("volume") or {}, "persistentVolumeClaim"),
+        lambda kept: not kept.get("disabled") or "persistentVolumeClaim" not in (kept.get("volume") or {}),
         "must not name a claim with spec.checkpoint.disabled: true",
         "leave spec.checkpoint.volume out, or spec.checkpoint.disabled",
         cel="!(has(self.disabled) && self.disabled && has(self.volume) && has(self.volume.persistentVolumeClaim))",
@@ -320,7 +302,7 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.checkpoint",
-        lambda kept: bool(kept.get("disabled")) or not _has(kept.get("volume") or {}, "emptyDir"),
+        lambda kept: bool(kept.get("disabled")) or "emptyDir" not in (kept.get("volume") or {}),
         "must not be an emptyDir, which is lost with the shard",
         "set spec.checkpoint.disabled: true to train without checkpoints, or name a claim",
         cel="!has(self.volume) || !has(self.volume.emptyDir) || (has(self.disabled) && self.disabled)",
@@ -328,7 +310,7 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.checkpoint.resumeFrom",
-        lambda source: _has(source, "job") != _has(source, "run"),
+        lambda source: ("job" in source) != ("run" in source),
         "must name exactly one of job and run",
         "such as {job: digits}",
         shape={"minProperties": 1, "maxProperties": 1},
@@ -338,10 +320,7 @@ _ACROSS = (
         lambda job: (_SOURCE, job["metadata"]["name"]) not in found(job, _SOURCE),
         "must not be the job itself",
         "it continues from its own checkpoint after spec.suspend; name another job, or a run",
-        cel=(
-            "!has(self.spec.checkpoint.resumeFrom) || !has(self.spec.checkpoint.resumeFrom.job)"
-            " || self.spec.checkpoint.resumeFrom.job != self.metadata.name"
-        ),
+        cel="self.spec.checkpoint.?resumeFrom.?job.orValue('') != self.metadata.name",
         about=_SOURCE,
     ),
     _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
@@ -360,10 +339,7 @@ _ACROSS = (
         f"must not be true with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"those shards share one node, and there one port; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " or leave hostNetwork out",
-        cel=(
-            f"!(self.shards.replicas > 1 && {ONE_MOUNT} && has(self.shards.template)"
-            " && has(self.shards.template.spec) && has(self.shards.template.spec.hostNetwork) && self.shards.template.spec.hostNetwork)"
-        ),
+        cel=f"!(self.shards.replicas > 1 && {ONE_MOUNT} && self.shards.?template.?spec.?hostNetwork.orValue(false))",
         about=_HOST_NETWORK,
     ),
 )
