@@ -20,10 +20,10 @@ from psjob.rules.base import (
     Range,
     Rule,
     decayed,
-    known_staleness,
     of_worker,
     one_worker,
     range_views,
+    staleness_of,
 )
 from psjob.rules.sgd import HeavyBall
 
@@ -85,7 +85,7 @@ class DelayCompensated(Noted):
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the corrected gradient."""
-        known_staleness(self, staleness)
+        staleness_of(self, staleness)
         rank = one_worker(self, worker)
         sent, corrected = self.sent(state, rank), arrays.copy(grad)
         lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
@@ -134,7 +134,7 @@ class GapAware(Noted):
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the divided gradient."""
-        known_staleness(self, staleness)
+        staleness_of(self, staleness)
         rank = one_worker(self, worker)
         sent, mean_square = self.sent(state, rank), state.slot("mean_square")
         average = float(hyperparameters["average"])
@@ -194,7 +194,7 @@ class LrOverLag(HeavyBall):
         worker: int | None = None,
     ) -> None:
         """One step."""
-        lr = float(hyperparameters["lr"]) * stale_share(known_staleness(self, staleness))
+        lr = float(hyperparameters["lr"]) * stale_share(staleness_of(self, staleness))
         super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, staleness, worker)
 
 
