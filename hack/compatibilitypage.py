@@ -27,6 +27,6 @@ def page() -> str:
 
 def _shown(text: str) -> str:
     """A format without the values of a job: 'training.mode {job.mode}' is 'training.mode …'."""
-    plain = text.replace("{job.processes} processes", "several processes").replace("{asked.pairs} attached", "several attached")
-    plain = plain.replace("{asked.library}", "Accelerate and Lightning, imported by the script,")
-    return re.sub(r"\{job[^}]*\}", "…", re.sub(r"( of| )?(\{asked[^}]*\})+", "", plain))
+    plain = text.replace("{job.processes} processes", "several processes").replace("{features.pairs} attached", "several attached")
+    plain = plain.replace("{features.library}", "Accelerate and Lightning, imported by the script,")
+    return re.sub(r"\{job[^}]*\}", "…", re.sub(r"( of| )?(\{features[^}]*\})+", "", plain))

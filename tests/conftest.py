@@ -29,7 +29,7 @@ settings.register_profile("psjob", deadline=None, max_examples=40, derandomize=T
 settings.register_profile("soak", deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("PSJOB_HYPOTHESIS", "psjob"))
 
-INSTALLED = errors.places
+INSTALLED = errors.package_folders
 
 
 @wraps(INSTALLED.__wrapped__)
@@ -38,7 +38,7 @@ def _places() -> tuple[str, ...]:
     return *INSTALLED(), f"{Path(__file__).parents[1]}/hack/"
 
 
-errors.places = _places  # type: ignore[assignment]
+errors.package_folders = _places  # type: ignore[assignment]
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

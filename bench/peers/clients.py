@@ -77,7 +77,7 @@ def spent(mode: ServedMode, workers: int) -> float:
                     assert isinstance(grad, Gradient)
                     if not part:
                         grad.flat.zero_()
-                    store.push(frame, cell, grad, to, store.generation)
+                    store.push(frame, cell, grad, to, store.restored_by)
         steps += rounds
         taken = (time.process_time() - began) / pushes
         if to.count - before != pushes:

@@ -23,8 +23,8 @@ import slow_link
 import torch
 import torch.distributed as dist
 
-from psjob.collectives.all_reduce import Pending, PointToPoint, run
-from psjob.collectives.schedule import Schedule, schedule
+from psjob.collectives.all_reduce import Pending, PointToPoint, run_schedule
+from psjob.collectives.schedule import Schedule, schedule_of
 from psjob_client.topology import costs
 
 RANKS, DEVICES, CHUNKS = 4, 2, 8
@@ -80,8 +80,8 @@ def join(words: argparse.Namespace, ranks: int) -> None:
 def work(words: argparse.Namespace) -> None:
     join(words, RANKS)
     links = Links(dist.group.WORLD)
-    found = [measure(schedule(name, RANKS, CHUNKS, DEVICES), NUMEL, links) for name in LAWS]
-    found += [measure(schedule(name, RANKS), SMALL, links) for name in ("ring", "tree")]
+    found = [measure(schedule_of(name, RANKS, CHUNKS, DEVICES), NUMEL, links) for name in LAWS]
+    found += [measure(schedule_of(name, RANKS), SMALL, links) for name in ("ring", "tree")]
     clock.answer(found)
     dist.barrier()
     dist.destroy_process_group()
@@ -95,7 +95,7 @@ def measure(plan: Schedule, numel: int, links: Links) -> float:
         wanted = torch.arange(numel, dtype=torch.float32).remainder_(97).mul_(RANKS).add_(RANKS * (RANKS - 1) / 2)
         links.passed.clear()
         dist.barrier()
-        slowest = torch.tensor(clock.once(lambda vector=vector: run(plan, vector, links, DEADLINE)))
+        slowest = torch.tensor(clock.once(lambda vector=vector: run_schedule(plan, vector, links, DEADLINE)))
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         found.append(slowest.item())
         planned = {peer: count for (rank, peer), count in plan.link_elements(numel).items() if rank == links.rank}

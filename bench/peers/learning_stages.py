@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.predict import corrector
 from tests.support import pipeline_reference as reference
 
@@ -169,7 +169,7 @@ def learnt(task: Task, way: Way, rate: float, seed: int) -> float:
     """What the judge says of a model that was trained so."""
     torch.manual_seed(seed)
     net = task.model()
-    parts = split(net, list(range(1, STAGES)))
+    parts = split_model(net, list(range(1, STAGES)))
     batches = list(task.batches(seed, task.steps, task.samples * way.microbatches))
 
     def optimizer(parameters: list[nn.Parameter], delay: int) -> torch.optim.Optimizer:

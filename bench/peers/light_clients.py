@@ -149,7 +149,7 @@ class Crowd:
         client = self._dial(rank)
         body = {
             "role": "worker", "codecs": ["none"], "transports": ["tcp"], "rowTransports": [], "slots": 1,
-            "layout": self.layout.digest(), "mode": self.mode, "push": "none", "pull": "none", "term": 0, "recovery": 0, "fresh": True,
+            "layout": self.layout.digest(), "mode": self.mode, "push": "none", "pull": "none", "term": 0, "restore_id": 0, "fresh": True,
             "acked": 0, "attempt": 0, "init": False, "has": None, "rule": "sgd", "aliases": {}, "tables": [], "table": self._table,
         }  # fmt: skip
         client.send(Kind.HELLO, dump(body))

@@ -19,7 +19,7 @@ import clock
 import torch
 
 import psjob as ps
-from psjob.simulate.engine import Speeds, Stall, simulate
+from psjob.simulate.engine import Stall, WorkerSpeeds, simulate
 from psjob.simulate.trace import Trace
 from psjob.simulate.words import mode_of
 
@@ -29,8 +29,8 @@ WARM, SECONDS = 2.0, 10.0
 STEP = 0.05
 SEED = 3
 PROFILES = {
-    "one worker 4 times as long": Speeds(STEP, slow={0: 4.0}),
-    "5 % of steps 5 times as long": Speeds(STEP, stall=Stall(0.05, factor=5.0)),
+    "one worker 4 times as long": WorkerSpeeds(STEP, slow={0: 4.0}),
+    "5 % of steps 5 times as long": WorkerSpeeds(STEP, stall=Stall(0.05, factor=5.0)),
 }
 WANTED = {
     ("one worker 4 times as long", "backup:1"): (0.8, 1.2),
@@ -76,7 +76,7 @@ def told(profile: str, mode: str, what: str, factor: float, predicted: float) ->
     return found
 
 
-def simulated(mode: str, speeds: Speeds, pushes: int) -> float:
+def simulated(mode: str, speeds: WorkerSpeeds, pushes: int) -> float:
     """Pushes that count a second after WARM, in a simulation of so many."""
     counted = Counted()
     elapsed = simulate(mode_of(mode), WORKERS, speeds, pushes, SEED, trace=counted).elapsed

@@ -20,7 +20,7 @@ import clock
 import collectives
 import torch.distributed as dist
 
-from psjob.collectives.schedule import STRATEGIES, Schedule, relabelled, schedule
+from psjob.collectives.schedule import STRATEGIES, Schedule, relabelled, schedule_of
 from psjob_client.topology import costs
 from psjob_client.topology.choose import HYSTERESIS, Choice, Estimate, choose_strategy
 from psjob_client.topology.machine import FIGURES, Machine, Routes, read_machine
@@ -94,7 +94,7 @@ def planned(given: Estimate, devices: tuple[str, ...]) -> Schedule:
     name, n = RUNS.get(given.strategy, given.strategy), len(devices)
     halves = 2 if given.strategy == "double-tree" else 1
     chunks = max(1, min(64, costs.best_chunks(SIZE / halves, n, given.bandwidth, given.latency)))
-    plan = schedule(name, n, chunks, 2 if name == "hierarchical" else 1)
+    plan = schedule_of(name, n, chunks, 2 if name == "hierarchical" else 1)
     return plan if name == "hierarchical" else relabelled(plan, [devices.index(device) for device in given.order], n)
 
 

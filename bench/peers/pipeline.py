@@ -26,7 +26,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import psjob as ps
 from psjob.api.pipelining import Pipeline
-from psjob.worker.state import share
+from psjob.worker.state import waited_share
 
 SAMPLES = 4
 """Of a micro-batch."""
@@ -101,7 +101,7 @@ def main() -> None:
         rows.append(clock.row(f"{word}: rate over torch's Schedule1F1B", other / mine, "x", least=least, note=note))
         if case.kind == "sleep":
             formula = case.idle if case.schedule == "flush" else 0.0
-            idle = share(mine - min(busy), mine)
+            idle = waited_share(mine - min(busy), mine)
             note = f"idle {idle:.3f}, by the formula {formula:.3f}; a stage alone takes {1e3 * min(busy):.1f} ms"
             rows.append(clock.row(f"{word}: idle share beyond the formula", idle - formula, "", most=MOST_IDLE, note=note))
             off = min(abs(one - formula) for one in told)

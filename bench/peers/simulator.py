@@ -15,7 +15,7 @@ from psjob import rules
 from psjob.modes import Async, LocalSGD, Mode
 from psjob.simulate import digits64
 from psjob.simulate.comparison import usual
-from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.training import Digits, Fixed, SimulatedTraining
 from psjob.simulate.words import label
 
@@ -53,20 +53,20 @@ def spent(once: Callable[[], object]) -> float:
 
 
 def schedule(mode: Mode, pushes: int) -> None:
-    simulate(mode, WORKERS, Speeds(), pushes)
+    simulate(mode, WORKERS, WorkerSpeeds(), pushes)
 
 
 def fixed(name: str, pushes: int) -> None:
     rule = rules.named(name)
     hyperparameters = {**rule.hyperparameters, "lr": 1e-4}
-    simulate(Async(), WORKERS, Speeds(), pushes, work=SimulatedTraining(Fixed(5000), rule, lambda batches: hyperparameters))
+    simulate(Async(), WORKERS, WorkerSpeeds(), pushes, work=SimulatedTraining(Fixed(5000), rule, lambda batches: hyperparameters))
 
 
 def digits(name: str) -> None:
     rule = rules.named(name)
     with np.errstate(all="ignore"):
-        hyperparameters = digits64.schedule(digits64.hyperparameters(rule, {}), WORKERS)
-        simulate(Async(), WORKERS, Speeds(), digits64.PUSHES, work=SimulatedTraining(Digits(), rule, hyperparameters))
+        hyperparameters = digits64.rate_schedule(digits64.protocol_hyperparameters(rule, {}), WORKERS)
+        simulate(Async(), WORKERS, WorkerSpeeds(), digits64.PUSHES, work=SimulatedTraining(Digits(), rule, hyperparameters))
 
 
 if __name__ == "__main__":

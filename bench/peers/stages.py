@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from psjob.planning.plan import Grid, Plan, Profile, Stage, Way, Wire, Work
+from psjob.planning.plan import Grid, ModelWork, PipelineWay, Plan, PlannedStage, Profile, Wire
 from psjob.planning.predict import Case, predict
 from psjob_client.local.measure import measure, profile_script
 from psjob_client.stages import read_profile
@@ -141,7 +141,7 @@ def main() -> None:
         measured: list[float] = []
         plan: Plan | None = None
         for _ in range(ROUNDS):
-            case = Case(Work(profiled(name)), grid, Way("flush", MICROBATCHES))
+            case = Case(ModelWork(profiled(name)), grid, PipelineWay("flush", MICROBATCHES))
             plan = plan or cut(case, stages)
             planned.append(predict(case, plan).step)
             measured += trained(words, name, [case.work.profile.nodes[stage.first].name for stage in plan])
@@ -167,7 +167,7 @@ def cut(case: Case, stages: int) -> Plan:
     plans = []
     for cuts in itertools.combinations(layers, stages - 1):
         bounds = itertools.pairwise([0, *cuts, len(names)])
-        plans.append(tuple(Stage(first, end, (k,)) for k, (first, end) in enumerate(bounds)))
+        plans.append(tuple(PlannedStage(first, end, (k,)) for k, (first, end) in enumerate(bounds)))
     return min(plans, key=lambda plan: predict(case, plan).step)
 
 

@@ -19,7 +19,7 @@ import job
 import torch
 
 import psjob
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 
 SIZES = ((5_000, 1.08), (1_000_000, 1.03))
 """Elements of the model, and the most that a push may cost of one without the look."""
@@ -76,7 +76,9 @@ def spent(running: job.Running) -> float:
 
 
 def applied(running: job.Running) -> int:
-    return int(ask("127.0.0.1", running.config["shards"][0]["statusPort"], running.keys["questions"], seconds=10)["counters"]["applied"])
+    return int(
+        ask_shard("127.0.0.1", running.config["shards"][0]["statusPort"], running.keys["questions"], seconds=10)["counters"]["applied"]
+    )
 
 
 def halt_when_steady(running: job.Running) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from tests.support.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,7 +214,7 @@ def shard_status(kube: Kube, pod: dict[str, Any], port: int = 7071) -> dict[str,
     if not address or not mounted:
         return None
     try:
-        return ask(address, port, _questions(kube, mounted[0]))
+        return ask_shard(address, port, _questions(kube, mounted[0]))
     except (OSError, ValueError):
         return None
 

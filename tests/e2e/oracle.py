@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from psjob.checkpoint.final import tensors_sha256
-from psjob.rules.optimizers import describe
+from psjob.rules.optimizers import describe_optimizer
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran
 from tests.support.reference import Wire, reference
@@ -16,7 +16,7 @@ STEPS = 200
 def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None, wire: Wire | None = None) -> torch.nn.Module:
     """One process: sums in rank order, one multiplication, the same kernel on the same blocks."""
     model = mlp.build()
-    rule, hyperparameters = describe(mlp.optimizer_for(optimizer, model))
+    rule, hyperparameters = describe_optimizer(mlp.optimizer_for(optimizer, model))
     assert rule is not None
     reference(model, rule, hyperparameters, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps, wire=wire)
     return model

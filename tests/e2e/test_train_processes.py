@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.rules.optimizers import describe
+from psjob.rules.optimizers import describe_optimizer
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
 from tests.support.hardware import DEVICES, repeatable
@@ -52,7 +52,7 @@ def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, proces
     ran = train(tmp_path, job(tmp_path, workers, processes, str(STEPS), str(last), device, way=way))
     world, on = workers * processes, repeatable(device)
     model = mlp.build().to(on)
-    rule, hyperparameters = describe(mlp.optimizer_for("sgd", model))
+    rule, hyperparameters = describe_optimizer(mlp.optimizer_for("sgd", model))
     assert rule is not None
     reference(model, rule, hyperparameters, lambda step: batches(world, step, last, on), mlp.loss_of, STEPS, processes=processes)
     held = ran.weights()

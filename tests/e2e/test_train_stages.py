@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
@@ -166,7 +166,7 @@ def old_weights(name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
     optimizer = stages.optimizer_of if device == "cpu" else stages.OnHost
     way = schedule.way_of(pipeline["schedule"], pipeline.get("weights", "stash"))
     made = reference.train(
-        model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
+        model, torch.nn.functional.mse_loss, batches, parts=split_model(model, CUTS), way=way,
         microbatches=4, optimizer=lambda parameters, _delay: optimizer(parameters), seed=7,
         correct=predict.corrector(way, pipeline.get("correct", "none"), {}),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from tests.e2e.workloads.bulky import HURRY, go_sign
 from tests.e2e.workloads.gates import steps_of
 from tests.support.disks import Volume
@@ -239,7 +239,7 @@ def _shard(name: str) -> int:
 
 def _ask(port: int, run: Path) -> Mapping[str, Any]:
     try:
-        return ask("127.0.0.1", port, of_run(run)["questions"], seconds=ANSWER_SECONDS)
+        return ask_shard("127.0.0.1", port, of_run(run)["questions"], seconds=ANSWER_SECONDS)
     except (OSError, ValueError):
         return {}
 

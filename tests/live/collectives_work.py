@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.collectives.all_reduce import PeerLost, Pending, PointToPoint, connected, run
-from psjob.collectives.schedule import STRATEGIES, schedule
+from psjob.collectives.all_reduce import PeerLost, Pending, PointToPoint, connected, run_schedule
+from psjob.collectives.schedule import STRATEGIES, schedule_of
 
 NUMEL = 100_003
 STEPS = 8
@@ -133,7 +133,7 @@ def sums() -> dict[str, Any]:
     for name in STRATEGIES:
         exact = vectors(ranks, True)[rank]
         transport = Counting(group)
-        run(schedule(name, ranks, 5, 2), exact, transport, 30.0)
+        run_schedule(schedule_of(name, ranks, 5, 2), exact, transport, 30.0)
         right = torch.equal(exact, torch.stack(vectors(ranks, True)).sum(0))
         hashes = []
         for _ in range(2):
@@ -149,7 +149,7 @@ def uplink(name: str) -> dict[str, Any]:
     group = connected(30.0)
     assert group is not None
     exact, transport = vectors(4, True)[group.rank()], Counting(group)
-    run(schedule(name, 4, 1, 2), exact, transport, 30.0)
+    run_schedule(schedule_of(name, 4, 1, 2), exact, transport, 30.0)
     return {"right": torch.equal(exact, torch.stack(vectors(4, True)).sum(0)), "sent": dict(transport.sent)}
 
 

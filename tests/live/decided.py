@@ -96,5 +96,5 @@ def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
                 flat = torch.empty(block.length)
                 Pack(block, flat, layout.table).gather(constant(push.worker, push.clock))
                 sent.append(_Sent(flat, flat.numpy(), 0.0))
-            rule.apply(states[block.index], _combined(sent, one), NUMBERS, lag=0)
+            rule.apply(states[block.index], _combined(sent, one), NUMBERS, staleness=0)
     return {index: state.weights for index, state in states.items()}

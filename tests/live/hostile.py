@@ -102,7 +102,7 @@ class World:
         self._open.callback(self.health.shutdown)
         workers[1].die()
         self.before = self.weights(), self.versions()
-        self.recovery = self.stores[0].recovery
+        self.restore_id = self.stores[0].restore_id
 
     def close(self) -> None:
         self._open.close()
@@ -192,7 +192,7 @@ class World:
                 + ", ".join(
                     f"{cell.index} at {cell.n} with {list(cell.pending)} clip {cell._clips is not None}" for cell in store.cells.values()
                 )
-                + f", norms wait for {store.norms.waits}, term {store.term}, recovery {store.recovery}"
+                + f", norms wait for {store.norms.waits}, term {store.term}, recovery {store.restore_id}"
                 for store in self.stores
             )
             + f"; worker 0 at {self.honest.session.clock}"
@@ -205,7 +205,7 @@ class World:
         for index, store in enumerate(self.stores):
             stream, place = self.dial(index, self.start)
             base = Header(Kind.HELLO, run=run_digest(place.run), term=store.term, attempt=1, worker=1, start=self.start)
-            stream.send_json(base, self.hello | {"recovery": store.recovery, "acked": store.complete(1), "fresh": False, "attempt": 1})
+            stream.send_json(base, self.hello | {"restore_id": store.restore_id, "acked": store.complete(1), "fresh": False, "attempt": 1})
             assert stream.recv_header(SECONDS).kind is Kind.WELCOME
             row = store.admission.rows[1]
             if row.complete <= clock:
@@ -223,7 +223,7 @@ class World:
         store = self.stores[index]
         row = store.admission.rows[1]
         base = Header(Kind.HELLO, run=run_digest(self.shards.config.run), term=store.term, attempt=1, worker=1, start=self.start)
-        hello = self.hello | {"recovery": store.recovery, "acked": row.complete, "fresh": False, "attempt": 1}
+        hello = self.hello | {"restore_id": store.restore_id, "acked": row.complete, "fresh": False, "attempt": 1}
         if random.random() < 0.2:
             hello = changed_json(hello, json_changes(random))
         frames = [_json(base, hello)]

@@ -15,7 +15,7 @@ import pytest
 from bench.peers import light_clients
 from psjob import contract
 from psjob.contract import keys
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
 from tests.support import warm
@@ -25,7 +25,7 @@ from tests.support.runkeys import key_file
 RUN = "run-9"
 LENGTH_AT = 92
 """Where a header tells the length of what follows it."""
-HELLO = {"role": "worker", "fresh": True, "term": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
+HELLO = {"role": "worker", "fresh": True, "term": 0, "restore_id": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Idle:
     process: warm.Started
 
     def status(self) -> dict[str, Any]:
-        return ask("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
+        return ask_shard("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
 
     def dial(self, proven: bool = False) -> Dialled:
         """A connection; `proven`: on which worker 0 has proven itself, and its frames are sealed."""

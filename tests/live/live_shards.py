@@ -21,7 +21,7 @@ from psjob.api.attach import take_over
 from psjob.api.attachable import Later, Pair, later_groups
 from psjob.api.training_job import TrainingJob
 from psjob.contract import AUTHORITY, CERTIFICATE
-from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption
+from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption_of
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event, Tick
 from psjob.shard.acceptor import Acceptor
@@ -115,7 +115,7 @@ class Shards:
                 handed("shard", index, attempt),
                 self._encryption(index),
             )
-            listener = tcp.listen("127.0.0.1", peers[index].port)
+            listener = tcp.listening_socket("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
             pool.accept(listener, acceptor.serve, 256, GREETING_BYTES)
@@ -152,7 +152,7 @@ class Shards:
     def _encryption(self, shard: int | None = None) -> Encryption:
         """Of a process of this run: of a worker, or of that shard."""
         certificate = None if shard is None else self.certificates / CERTIFICATE.format(index=shard)
-        return encryption(self.config.encryption, self.certificates / AUTHORITY, certificate)
+        return encryption_of(self.config.encryption, self.certificates / AUTHORITY, certificate)
 
     def address(self, index: int) -> tuple[str, int]:
         """Where shard `index` listens for data."""
@@ -189,7 +189,7 @@ def serving(folder: Path, **options: Any) -> Iterator[Shards]:
     """Shards that are closed at the end; meanwhile a worker that must rewind raises Rewound."""
     shards = Shards(folder, **options)
     try:
-        with mock.patch.object(attaching.rewind, "again", _rewound):
+        with mock.patch.object(attaching.rewind, "start_again", _rewound):
             yield shards
     finally:
         shards.close()

@@ -29,7 +29,7 @@ def arm() -> None:
     from psjob.worker import rewind
     from psjob.worker.exchange import Exchange
 
-    rewind.again = _again
+    rewind.start_again = _again
     words = os.environ.pop(FAULT, "").split()
     if not words:
         return

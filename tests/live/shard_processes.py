@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from tests.support import warm
 from tests.support.ports import free
 from tests.support.runkeys import RUN, get, key_file
@@ -68,7 +68,7 @@ class Processes:
         port = self.config["shards"][index]["statusPort"]
         try:
             if path in (contract.STATUS_PATH, contract.HISTORY_PATH):
-                return 200, ask("127.0.0.1", port, RUN["questions"], path, seconds)
+                return 200, ask_shard("127.0.0.1", port, RUN["questions"], path, seconds)
             return get(port, path, seconds=seconds)
         except (OSError, ValueError):
             return 0, {}

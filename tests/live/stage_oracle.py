@@ -14,7 +14,7 @@ from psjob.api.pipelining import Pipeline
 from psjob.contract import FINAL_WEIGHTS
 from psjob.modes.stages import Stages
 from psjob.pipeline import schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from tests.live import stage_workers
 from tests.live.live_shards import Died, serving
 from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch
@@ -43,7 +43,7 @@ def old_weights(name: str, stages: int, microbatches: int, *, steps: int, **more
     net = stage_workers.model()
     optimizer = more.pop("optimizer", lambda parameters, _delay: stage_workers.optimizer_of(nn.ParameterList(parameters)))
     return reference.train(
-        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split(net, CUTS[stages]), way=way_of(name),
+        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split_model(net, CUTS[stages]), way=way_of(name),
         microbatches=microbatches, optimizer=optimizer, seed=SEED, **more,
     )  # fmt: skip
 

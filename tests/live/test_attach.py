@@ -22,7 +22,7 @@ from psjob import contract, rules
 from psjob.api import attach as attaching
 from psjob.api import data
 from psjob.api.attachable import Pair
-from psjob.api.rulechoice import as_it_runs, chosen
+from psjob.api.rulechoice import as_it_runs, chosen_rule
 from psjob.api.training_job import TrainingJob
 from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e
@@ -341,12 +341,12 @@ def test_where_the_numbers_of_a_rule_come_from() -> None:
                     rule_options={"lam": 0.5, "adaptive": 0.0})  # fmt: skip
     mine = model()
     optimizer = torch.optim.SGD([{"params": mine[0].parameters(), "lr": 0.2}, {"params": mine[1].parameters()}], lr=0.1, weight_decay=0.01)
-    choice = chosen(optimizer, config)
+    choice = chosen_rule(optimizer, config)
     optimizer.param_groups[1]["lr"] = 0.05
     common = {"momentum": 0.0, "weight_decay": 0.01, "lam": 0.5, "adaptive": False, "decay": 0.95}
     assert choice.hyperparameters(optimizer) == [{"lr": 0.2, **common}, {"lr": 0.05, **common}]
     adam = torch.optim.Adam(mine.parameters())
-    assert chosen(adam, replace(config, update_rule="adam-async", rule_options={})).hyperparameters(adam)[0]["workers"] == 4
+    assert chosen_rule(adam, replace(config, update_rule="adam-async", rule_options={})).hyperparameters(adam)[0]["workers"] == 4
 
 
 def test_every_number_of_a_rule_comes_from_somewhere() -> None:

@@ -21,7 +21,7 @@ from psjob.worker import rewind
 
 def twice(folder: Path, words: list[str], out: Any, lock: Any) -> None:
     """Begin again once, in place; what the first start did to its arguments is not there in the second."""
-    begun = rewind.sent()
+    begun = rewind.sent_by_waiter()
     assert begun is not None
     words.append("late")
     with lock, open(folder / "starts", "a") as file:
@@ -36,7 +36,7 @@ def twice(folder: Path, words: list[str], out: Any, lock: Any) -> None:
 def asked() -> str:
     """What `sent` says here."""
     try:
-        return str(rewind.sent())
+        return str(rewind.sent_by_waiter())
     except Refused as refused:
         return str(refused)
 
@@ -76,7 +76,7 @@ def place(folder: Path) -> Any:
 
 
 def holding(folder: Path, out: Any) -> None:
-    rewind.claim(place(folder))
+    rewind.claim_place(place(folder))
     out.put("held")
     time.sleep(120)
 
@@ -88,16 +88,16 @@ def test_one_process_of_a_worker_holds_its_place_until_it_is_gone(tmp_path: Path
     child.start()
     assert out.get(timeout=60) == "held"
     with pytest.raises(Refused, match="another process of worker 0 has attached"):
-        rewind.claim(place(tmp_path))
+        rewind.claim_place(place(tmp_path))
     child.kill()
-    rewind.claim(place(tmp_path))  # it is given the time that it takes to go
-    rewind.claim(place(tmp_path))
+    rewind.claim_place(place(tmp_path))  # it is given the time that it takes to go
+    rewind.claim_place(place(tmp_path))
     child.join(60)
     rewind._let_go()
 
 
 def test_the_first_process_was_sent_nothing() -> None:
-    assert rewind.sent() is None
+    assert rewind.sent_by_waiter() is None
 
 
 def test_a_fork_that_answers_its_parent_is_refused() -> None:

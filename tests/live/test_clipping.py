@@ -17,7 +17,7 @@ from psjob.api.attachable import Pair
 from psjob.api.clipping import joint
 from psjob.api.training_job import TrainingJob
 from psjob.worker import exchange
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 from tests.live.live_shards import Shards, Worker, all_well, serving
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -56,7 +56,7 @@ class Two(Worker):
         for pair in self.job.pairs:
             pair.optimizer.zero_grad()
         loss(self.model, number, self.rank).backward()
-        self.job.clipping.ask(joint(self.job.pairs, list(self.model.parameters())), Clip(norm=LIMIT))
+        self.job.clipping.ask(joint(self.job.pairs, list(self.model.parameters())), GradientClip(norm=LIMIT))
 
 
 def loss(model: nn.Module, number: int, rank: int) -> torch.Tensor:
@@ -145,12 +145,12 @@ def test_gradients_that_are_clipped_twice_have_the_smaller_norm(tmp_path: Path, 
                 loss(plain, number, 0).backward()
                 loss(model, number, 0).backward()
                 if number == 1:  # gradients that no step is made of are no matter of the next one
-                    worker.job.clipping._clip(list(model.parameters()), "clip", Clip(norm=LIMIT / 10))
+                    worker.job.clipping._clip(list(model.parameters()), "clip", GradientClip(norm=LIMIT / 10))
                     worker.optimizer.zero_grad()
                     loss(model, number, 0).backward()
                 for limit in limits:
                     clipped(plain, limit)
-                    worker.job.clipping._clip(list(model.parameters()), "clip", Clip(norm=limit))
+                    worker.job.clipping._clip(list(model.parameters()), "clip", GradientClip(norm=limit))
                 worker.optimizer.step()
                 optimizer.step()
 

@@ -1,7 +1,4 @@
-"""Schedules on tensors: sums as the oracle has them, bytes of each link as the plan has them, and no wait without an end.
-
-Mirrored replicas: the same bits in every process after every step, and those of a synchronous job.
-"""
+"""Schedules on tensors: sums as the oracle has them, bytes of each link as the plan has them, and no wait without an end."""
 
 from __future__ import annotations
 
@@ -18,35 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import psjob as ps
-from psjob import contract
-from psjob.collectives.all_reduce import Pending, run
-from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule
+from psjob.collectives.all_reduce import Pending, run_schedule
+from psjob.collectives.schedule import STRATEGIES, Link, planner, schedule_of
 from psjob.rules.reduction import mean_in_rank_order
-from tests.live.collectives_processes import Ended, together
-from tests.live.collectives_work import (
-    NUMEL,
-    STEPS,
-    batch,
-    closes,
-    hashed,
-    left_by,
-    loss,
-    model,
-    optimizer,
-    refusals,
-    rows,
-    stranger,
-    sums,
-    trained,
-    trainings,
-    unknown,
-    unlike,
-    uplink,
-)
-from tests.support.reference import reference
+from tests.live.collectives_processes import together
+from tests.live.collectives_work import NUMEL, left_by, refusals, sums, uplink
 from tests.support.soaking import rotating
 
 
@@ -102,13 +77,13 @@ def cases(draw: st.DrawFn) -> tuple[str, int, int, int]:
 @given(case=cases(), numel=st.integers(0, 60), seed=st.integers(0, 1000))
 def test_sums_are_the_oracles_and_links_carry_what_the_plan_says(case: tuple[str, int, int, int], numel: int, seed: int) -> None:
     name, ranks, devices, chunks = case
-    plan = schedule(name, ranks, chunks, devices)
+    plan = schedule_of(name, ranks, chunks, devices)
     torch.manual_seed(seed)
     whole = [torch.randint(-1000, 1000, (numel,)).float() for _ in range(ranks)]
     rough = [torch.randn(numel) for _ in range(ranks)]
     for vectors in (whole, rough):
         road, held = Road(), [vector.clone() for vector in vectors]
-        threads = [threading.Thread(target=run, args=(plan, held[rank], Through(road, rank), 10.0)) for rank in range(ranks)]
+        threads = [threading.Thread(target=run_schedule, args=(plan, held[rank], Through(road, rank), 10.0)) for rank in range(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -134,7 +109,7 @@ def test_processes_have_the_oracles_sum_over_the_planned_links(tmp_path: Path) -
         found = [rank.found[name] for rank in ended]
         assert all(each["right"] for each in found), name
         assert len({each for rank in found for each in rank["hashes"]}) == 1, name
-        planned = schedule(name, ranks, 5, 2).link_elements(NUMEL)
+        planned = schedule_of(name, ranks, 5, 2).link_elements(NUMEL)
         assert {(rank, int(peer)): n for rank, each in enumerate(found) for peer, n in each["sent"].items()} == dict(planned), name
 
 
@@ -201,96 +176,3 @@ def test_what_cannot_be_summed_is_refused_with_a_sentence(tmp_path: Path) -> Non
 
 def test_pieces_of_a_large_vector_are_pipelined() -> None:
     assert len(planner("mirrored", 3)(8 << 20).weights) == 8
-
-
-def by_hand(kind: str, ranks: int) -> list[str]:
-    """One process that has the micro-batches of all ranks and adds their gradients in rank order."""
-    net = model()
-    opt = optimizer(kind, net)
-    hashes = [hashed(net)]
-    for step in range(STEPS):
-        pushes = []
-        for rank in range(ranks):
-            opt.zero_grad()
-            loss(net, batch(step, rank)).backward()  # type: ignore[no-untyped-call]
-            pushes.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
-        for p, grads in zip(net.parameters(), zip(*pushes, strict=True), strict=True):
-            p.grad = torch.empty_like(p)
-            mean_in_rank_order(grads, p.grad)
-        opt.step()
-        hashes.append(hashed(net))
-    return hashes
-
-
-RANKS = 4
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    """Ranks that do the work of several tests: the first step of an optimizer costs a process the import of torch's compiler."""
-    return together(RANKS, trainings, tmp_path_factory.mktemp("ranks"))
-
-
-def test_replicas_are_one_model_with_the_bits_of_rank_order(ranks: list[Ended]) -> None:
-    assert [rank.found["mirrored"] for rank in ranks] == [by_hand("adam", RANKS)] * RANKS, [rank.said for rank in ranks]
-
-
-@pytest.mark.rotating
-def test_replicas_of_two_ranks_are_one_model(tmp_path: Path) -> None:
-    ended = together(2, trained, tmp_path, "sgd", "mirrored")
-    assert [rank.found for rank in ended] == [by_hand("sgd", 2)] * 2, [rank.said for rank in ended]
-
-
-def test_a_sync_job_has_the_same_bits() -> None:
-    """`by_hand`, which replicas equal, against what a job with parameter servers promises."""
-    net = model()
-    hyperparameters = [{"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}]
-    reference(net, "sgd", hyperparameters, lambda step: [batch(step, rank) for rank in range(2)], loss, STEPS)
-    assert hashed(net) == by_hand("sgd", 2)[-1]
-
-
-def test_replicas_of_a_ring_are_one_model(ranks: list[Ended]) -> None:
-    first, *others = ranks
-    assert first.found["ring"] and all(rank.found["ring"] == first.found["ring"] for rank in others)
-
-
-def test_none_on_some_ranks_counts_as_zeros_and_on_all_stays_none(ranks: list[Ended]) -> None:
-    for rank in ranks:
-        assert rank.found["partly"] == [[0.25] * 2, [0.5] * 3, None, [0.75] * 2, [0.5] * 3, [1.0] * 4]
-
-
-# -- refused -----------------------------------------------------------------------------------------------------------------------------
-
-
-def test_another_model_than_rank_0s_is_refused(tmp_path: Path) -> None:
-    first, second = together(2, unlike, tmp_path)
-    assert second.status and "psjob.Refused: rank 1's model or optimizer is not rank 0's" in second.said
-    assert not first.status or "psjob.PeerLost: " in first.said
-
-
-@pytest.mark.parametrize(("work", "words"), [
-    (closes, "call backward before step, without a closure"),
-    (stranger, "a parameter of shape (1, 1) that is not in the model given to mirror"),
-    (rows, "has a sparse gradient"),
-    (unknown, "no strategy 'star'"),
-])  # fmt: skip
-def test_what_replicas_cannot_do_is_refused(tmp_path: Path, work: Any, words: str) -> None:
-    for rank in together(2, work, tmp_path):
-        assert rank.status and "psjob.Refused: " in rank.said and words in rank.said
-
-
-def test_a_lone_process_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", contract.ENV_ROLE):
-        monkeypatch.delenv(name, raising=False)
-    net = nn.Linear(1, 1)
-    opt = torch.optim.SGD(net.parameters(), lr=1.0)
-    assert ps.mirror(net, opt) == (net, opt) and not opt._optimizer_step_pre_hooks
-
-
-def test_in_a_job_workers_are_told_to_attach(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv(contract.ENV_ROLE, "worker")
-    net = nn.Linear(1, 1)
-    with pytest.raises(SystemExit) as ended:
-        ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0))
-    assert ended.value.code == contract.EXIT_REFUSED
-    assert "call psjob.attach, or start the script with torchrun" in capsys.readouterr().err

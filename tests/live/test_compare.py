@@ -112,7 +112,7 @@ def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, 
     assert list(side.settings) == [f"spec.training.{setting}" for setting in settings] and side.title == word
 
 
-@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_lag=false"])
+@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_staleness=false"])
 def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
     with pytest.raises(BadInput, match="is no hyperparameter that a job in this mode takes"):
         sides.side_of(word, DIGITS, Training())
@@ -166,7 +166,7 @@ def test_a_run_is_told_from_its_history() -> None:
     assert found.final == {"accuracy": 0.75} and found.lag == 0
     assert outcome("sync", "psjob run", "stopped", lines, {}).lag is None, "without a summary it is not known"
     assert not found.lags and not found.gaps and not found.idle, "a run that was killed has no last line"
-    assert outcome("async", "psjob run", "Complete", lines, {"lag": {"mean": 2.5}}).lag == 2.5
+    assert outcome("async", "psjob run", "Complete", lines, {"staleness": {"mean": 2.5}}).lag == 2.5
     nothing = outcome("sync", "psjob run", "Failed: x", [], {})
     assert nothing.rate is None and nothing.lag is None and nothing.waiting is None
 
@@ -177,7 +177,7 @@ EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
 def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
     """A job of 30 pushes on each of two shards, by the last line of its history."""
     last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "lag": lag, "gap": gap, "idle": idle}
-    return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "lag": mean and {"mean": mean}})
+    return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "staleness": mean and {"mean": mean}})
 
 
 def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> None:

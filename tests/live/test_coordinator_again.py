@@ -101,7 +101,7 @@ def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:
 
 def test_answers_to_a_frozen_coordinator_hold_nobody_up(tmp_path: Path) -> None:
     shard = LoneShard(tmp_path)
-    listener = tcp.listen("127.0.0.1", 0)
+    listener = tcp.listening_socket("127.0.0.1", 0)
     link = shard.server.control.link
     assert link is not None
     link._peer = type(link._peer)("127.0.0.1", listener.getsockname()[1], 0)

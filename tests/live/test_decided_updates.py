@@ -175,7 +175,7 @@ class Line:
         self.coordinator = coordinator
         self.open = False
         self.seen: Counter[str] = Counter()
-        self.listener = tcp.listen("127.0.0.1", 0)
+        self.listener = tcp.listening_socket("127.0.0.1", 0)
         self.port = int(self.listener.getsockname()[1])
         accept_forever(self.listener, self.carry, 64, "line", Stream)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.process.config import Encryption, encryption
+from psjob.process.config import Encryption, encryption_of
 from psjob.wire import tcp
 from psjob.wire.auth import TLS_PIECE, Unproven
 from psjob.wire.handshake import STRANGER_SECONDS, greet
@@ -131,7 +131,7 @@ def test_who_must_encrypt_does_not_go_on_without(tmp_path: Path) -> None:
     """Somebody who answers for a shard, and would have the dialler fall back to clear text."""
     write_certificates(tmp_path, 1)
     with serving(tmp_path / "", workers=1, shards=1, encryption="none") as shards:
-        me = replace(shards.place(0), encryption=encryption("tls", tmp_path / "ca.pem", None))
+        me = replace(shards.place(0), encryption=encryption_of("tls", tmp_path / "ca.pem", None))
         (stream,) = tcp.connect(*shards.address(0), SECONDS)
         with pytest.raises((Unproven, StreamClosed)):
             greet(stream, me, 0)
@@ -142,7 +142,7 @@ def test_a_shard_of_another_run_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     write_certificates(tmp_path / "other", 1)
     with serving(tmp_path, workers=1, shards=1, encryption="tls") as shards:
-        me = replace(shards.place(0), encryption=encryption("tls", tmp_path / "other" / "ca.pem", None))
+        me = replace(shards.place(0), encryption=encryption_of("tls", tmp_path / "other" / "ca.pem", None))
         (stream,) = tcp.connect(*shards.address(0), SECONDS)
         with pytest.raises(Unproven, match="the certificate of the process that answers there is not that of shard-0"):
             greet(stream, me, 0)

@@ -31,7 +31,7 @@ spec = importlib.util.spec_from_file_location("exits", {exits.__file__!r})
 exits = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(exits)
 atexit.register(lambda: print("last handler"))
-exits.watch(lambda: True, lambda: print("left"))
+exits.watch_exit(lambda: True, lambda: print("left"))
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 """
 """No torch: this part of the runtime needs none."""
@@ -99,14 +99,14 @@ def test_a_forked_copy_says_nothing(tmp_path: Path) -> None:
 def unwatched(tmp_path: Path, body: str, word: str) -> subprocess.CompletedProcess[str]:
     """A script with an argument, whose body asks for the watch itself."""
     script = tmp_path / "other.py"
-    script.write_text("".join(line for line in HEAD.splitlines(keepends=True) if "exits.watch" not in line) + body)
+    script.write_text("".join(line for line in HEAD.splitlines(keepends=True) if "exits.watch_exit" not in line) + body)
     return run(tmp_path, "", str(script), word)
 
 
 CHILD = """
 import multiprocessing
 def work(how):
-    exits.watch(lambda: True, lambda: print("child left", flush=True))
+    exits.watch_exit(lambda: True, lambda: print("child left", flush=True))
     if how == "raises": raise ValueError("no data")
     if how == "exits": sys.exit(3)
     if how == "exits well": sys.exit(0)
@@ -155,7 +155,7 @@ def test_a_scripts_own_answer_to_sigterm_is_noted(tmp_path: Path, when: str, tol
 def test_a_fork_that_never_ends_is_a_crash(tmp_path: Path) -> None:
     body = "exits.CHILD_SECONDS = 0.2\npid = os.getpid()\natexit._clear()\n"
     body += "import time\natexit.register(lambda: os.getpid() == pid or time.sleep(60))\n"
-    body += "exits.watch(lambda: True, lambda: print('left'))\nraise SystemExit(0)"
+    body += "exits.watch_exit(lambda: True, lambda: print('left'))\nraise SystemExit(0)"
     ran = run(tmp_path, body)
     assert ran.returncode == 1 and "left" not in ran.stdout
     assert "counts as a crash" in ran.stderr

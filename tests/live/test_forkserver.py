@@ -26,9 +26,9 @@ from psjob.worker import rewind
 run = int(os.environ.get("PSJOB_REWINDS", "0"))
 
 def again():
-    rewind.prepare(1e9)
+    rewind.prepare_fork_server(1e9)
     assert run or select.select([rewind._server[1]], [], [], 60)[0]
-    rewind.again(run, more={"MORE": f"after {run}"})
+    rewind.start_again(run, more={"MORE": f"after {run}"})
 
 def seen():
     return dict(
@@ -160,9 +160,9 @@ class Options:
 
 print(run, len(os.environ.get("LARGE", "")), dataclasses.fields(Options)[0].type, flush=True)
 if run < 2:
-    rewind.prepare(1e9)
+    rewind.prepare_fork_server(1e9)
     assert run or select.select([rewind._server[1]], [], [], 60)[0]
-    rewind.again(run, more={"LARGE": "x" * 100_000})
+    rewind.start_again(run, more={"LARGE": "x" * 100_000})
 """
 
 
@@ -241,13 +241,13 @@ def test_a_server_is_started_once_if_it_can_fork_the_same(
     started: list[int] = []
     monkeypatch.setattr(rewind, "_looked", False)
     monkeypatch.setattr(rewind, "_start", lambda: started.append(1))
-    monkeypatch.setattr(rewind.system, "free", lambda: free)
+    monkeypatch.setattr(rewind.system, "free_memory", lambda: free)
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, *([python] if python else []), __file__])
     monkeypatch.delenv("PS_FORK_SERVER", raising=False)
     monkeypatch.setattr(rewind.startup, "ENVIRONMENT", dict(os.environ))
     monkeypatch.setenv(variable, "of the script")
-    rewind.prepare(trained)
-    rewind.prepare(trained)
+    rewind.prepare_fork_server(trained)
+    rewind.prepare_fork_server(trained)
     assert len(started) == starts
 
 
@@ -256,18 +256,18 @@ def test_without_a_server_the_command_is_executed(tmp_path: Path) -> None:
     """It was killed, or the script had set what libraries read when they are imported."""
     killed = """
 import signal
-rewind.prepare(1e9)
+rewind.prepare_fork_server(1e9)
 os.kill(rewind._server[0], 9)
 time.sleep(0.2)
 print(run, warm)
-if not run: rewind.again(0)
+if not run: rewind.start_again(0)
 """
     assert run(tmp_path, killed).communicate("", SECONDS)[0] == "0 False\n1 False\n"
     differs = """
 os.environ["OMP_NUM_THREADS"] = "3"
-rewind.prepare(1e9)
+rewind.prepare_fork_server(1e9)
 print(run, rewind._server)
-if not run: rewind.again(0)
+if not run: rewind.start_again(0)
 """
     assert run(tmp_path, differs).communicate("", SECONDS)[0] == "0 None\n1 None\n"
 
@@ -294,4 +294,4 @@ def test_commands_are_split(tmp_path: Path, words: list[str], found: Any) -> Non
     (tmp_path / "app.pyz").write_bytes(b"PK\0\0")
     places = {"script": f"{tmp_path}/train.py", "folder": str(tmp_path), "archive": f"{tmp_path}/app.pyz"}
     wanted = None if found is None else tuple([word.format(**places) for word in part] for part in found)
-    assert forkserver.split([word.format(**places) for word in words]) == wanted
+    assert forkserver.split_command([word.format(**places) for word in words]) == wanted

@@ -28,7 +28,7 @@ from psjob.shard import coordinator_driver
 from psjob.shard.checks import info_of, rule_problem
 from psjob.shard.status_server import status
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES, Flag, Kind, WireError
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 from psjob.worker.session import WorkerSession
 from tests.live.hostile import LIMIT as SESSIONS_LIMIT
 from tests.live.hostile import LR as SESSIONS_LR
@@ -66,8 +66,10 @@ def steps(gradient: Callable[[int], float], made: int = STEPS) -> Callable[[Work
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("told", [Clip(), Clip(norm=1e9), Clip(value=1e9)], ids=["nothing", "a larger norm", "a value"])
-def test_the_manifests_norm_holds_whatever_a_worker_says(tmp_path: Path, told: Clip, transport: str) -> None:
+@pytest.mark.parametrize(
+    "told", [GradientClip(), GradientClip(norm=1e9), GradientClip(value=1e9)], ids=["nothing", "a larger norm", "a value"]
+)
+def test_the_manifests_norm_holds_whatever_a_worker_says(tmp_path: Path, told: GradientClip, transport: str) -> None:
     with serving(tmp_path, max_grad_norm=LIMIT, transport=transport) as shards:
         workers = pair_of_workers(shards)
         workers[0].job.clipping.take = lambda pair: told  # type: ignore[method-assign]
@@ -79,7 +81,7 @@ def test_a_smaller_norm_of_the_script_holds(tmp_path: Path) -> None:
     with serving(tmp_path, max_grad_norm=LIMIT) as shards:
         workers = pair_of_workers(shards)
         for worker in workers:
-            worker.job.clipping.take = lambda pair: Clip(norm=LIMIT / 5)  # type: ignore[method-assign]
+            worker.job.clipping.take = lambda pair: GradientClip(norm=LIMIT / 5)  # type: ignore[method-assign]
         all_well(workers, steps(lambda rank: 1e6))
     assert moved(workers[1]) == pytest.approx(LR * LIMIT / 5 * STEPS, rel=1e-3)
 
@@ -88,7 +90,7 @@ def test_elements_are_clamped_before_the_manifests_norm(tmp_path: Path) -> None:
     with serving(tmp_path, max_grad_norm=1e5) as shards:
         workers = pair_of_workers(shards)
         for worker in workers:
-            worker.job.clipping.ask(worker.job.pairs, Clip(value=0.01))
+            worker.job.clipping.ask(worker.job.pairs, GradientClip(value=0.01))
         all_well(workers, steps(lambda rank: 1e6, made=1))
     for p, q in zip(workers[1].model.parameters(), model().parameters(), strict=True):
         torch.testing.assert_close(p, q - LR * 0.01)
@@ -256,7 +258,7 @@ def test_a_hostile_worker_has_its_own_part_and_no_more(tmp_path: Path, way: str,
             try:
                 took = world.honest_step(mode)
                 assert took <= STEP_SECONDS
-                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].recovery != world.recovery:
+                if world.stores[0].admission.rows[1].left_at is not None or world.stores[0].restore_id != world.restore_id:
                     world.begin()
                 world.check(most if mode == "sync" else 2 * most)
                 if number % 20 == 0:

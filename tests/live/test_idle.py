@@ -10,7 +10,7 @@ import torch
 
 from psjob.shard.status_server import status
 from psjob.wire.frame import Header, Kind
-from psjob.worker.state import RECENT, Idle, share
+from psjob.worker.state import RECENT, Idle, waited_share
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.training import batch, build, loss_of
 from tests.tensors.desk import Desk
@@ -56,7 +56,7 @@ def test_the_recent_share_is_of_the_last_steps_and_of_a_wait_under_way() -> None
 
 @pytest.mark.parametrize(("waited", "counted", "part"), [(0, 0, 0), (1, 0, 0), (1, 4, 0.25), (5, 4, 1), (-1, 4, 0)])
 def test_a_share_is_between_0_and_1(waited: float, counted: float, part: float) -> None:
-    assert share(waited, counted) == part
+    assert waited_share(waited, counted) == part
 
 
 def test_a_record_tells_it_and_one_that_knows_nothing_leaves_it(tmp_path: Path) -> None:

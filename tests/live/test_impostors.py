@@ -42,9 +42,9 @@ from tests.support.soaking import rotating
 STEPS = 30
 NAME = "run-1"
 DIGEST = run_digest(NAME)
-HELLO = {"role": "worker", "fresh": True, "term": 1, "recovery": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
+HELLO = {"role": "worker", "fresh": True, "term": 1, "restore_id": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
          "codecs": ["none"], "transports": ["tcp", "shared"], "push": "none", "pull": "none", "acked": 0, "attempt": 0}  # fmt: skip
-PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "recovery": 0, "mode": "sync", "carried": 0}
+PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "restore_id": 0, "mode": "sync", "carried": 0}
 OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
 """The keys of another run of the same cluster."""
 OWN = keys.worker(RUN["workers"], 1, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from psjob.api.recording import Recording
+from psjob.api.recording import ResumeRecorder
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import StreamClosed
 from psjob.worker import connection as worker_link
@@ -140,9 +140,9 @@ def test_a_call_ends_a_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_record_that_is_made_ahead_is_that_of_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[bytes, bytes]] = []
-    make = Recording.make
+    make = ResumeRecorder.make
 
-    def both(records: Recording, cursor: dict[str, int] | None, last: bool = False) -> bytes:
+    def both(records: ResumeRecorder, cursor: dict[str, int] | None, last: bool = False) -> bytes:
         ready, clock = records._ready, records._session.clock
         record = make(records, cursor, last)
         if ready is not None and not last:
@@ -150,7 +150,7 @@ def test_a_record_that_is_made_ahead_is_that_of_the_edge(tmp_path: Path, monkeyp
             made.append((record, records._pack(cursor, clock, last)))
         return record
 
-    monkeypatch.setattr(Recording, "make", both)
+    monkeypatch.setattr(ResumeRecorder, "make", both)
 
     def act(worker: Worker) -> None:
         for _ in range(10):

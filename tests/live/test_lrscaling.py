@@ -19,7 +19,7 @@ from psjob.process.config import CheckpointConfig
 from psjob.process.errors import Refused
 from psjob.rules.base import Hyperparameters
 from psjob.simulate import digits64
-from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.training import Digits, SimulatedTraining
 from tests.live.embeddings import loss_of as click_loss
 from tests.live.embeddings import offloaded
@@ -61,7 +61,7 @@ def accuracy(workers: int, linear: bool) -> float:
     """Digits in sync, as many batches as one worker makes in 60 epochs; the ramp is 5 epochs long."""
     scaling = LrScaling(workers, linear, 5 * Digits.updates_per_epoch // workers if linear else 0)
     rule = rules.named("nag")
-    given = digits64.hyperparameters(rule, {})
+    given = digits64.protocol_hyperparameters(rule, {})
 
     def hyperparameters(batches: int) -> Hyperparameters:
         drops = sum(batches >= epoch * Digits.updates_per_epoch for epoch in digits64.DROPS)
@@ -69,7 +69,7 @@ def accuracy(workers: int, linear: bool) -> float:
 
     work = SimulatedTraining(Digits(0), rule, hyperparameters)
     with np.errstate(all="ignore"):
-        simulate(Sync(), workers, Speeds(), digits64.PUSHES, 1000, work)
+        simulate(Sync(), workers, WorkerSpeeds(), digits64.PUSHES, 1000, work)
     return 100 * work.score()
 
 

@@ -32,7 +32,7 @@ def at(shards: Shards, point: str, ranks: list[int], heard: dict[int, Any], star
     """Workers come to a point, each from a thread; what is returned waits for all of them."""
 
     def come(rank: int) -> None:
-        heard[rank] = rendezvous.meet(shards.place(rank, starts), point, f"from {rank}", nothing)
+        heard[rank] = rendezvous.meet_workers(shards.place(rank, starts), point, f"from {rank}", nothing)
 
     threads = [threading.Thread(target=come, args=(rank,), daemon=True) for rank in ranks]
     for thread in threads:
@@ -56,13 +56,13 @@ def test_each_hears_what_all_have_said_once_all_are_there(tmp_path: Path) -> Non
         join()
         assert heard == {rank: ["from 0", "from 1", "from 2"] for rank in range(3)}
         # One that begins again hears the same, and does not wait for others.
-        assert rendezvous.meet(shards.place(1, 2), "a point", "another", nothing) == heard[0]
+        assert rendezvous.meet_workers(shards.place(1, 2), "a point", "another", nothing) == heard[0]
         # Rank 0 alone may be waited for, and waits for nobody.
-        assert rendezvous.meet(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
-        assert rendezvous.meet(shards.place(2), "its file", "", nothing, first=True) == ["written"]
-        assert rendezvous.meet(shards.place(2), "another file", "", nothing, waits=False, first=True) is None
+        assert rendezvous.meet_workers(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
+        assert rendezvous.meet_workers(shards.place(2), "its file", "", nothing, first=True) == ["written"]
+        assert rendezvous.meet_workers(shards.place(2), "another file", "", nothing, waits=False, first=True) is None
         # Lines that run again do not wait for a point that nobody else comes to.
-        assert rendezvous.meet(shards.place(1, 2), "another point", "", nothing, waits=False) is None
+        assert rendezvous.meet_workers(shards.place(1, 2), "another point", "", nothing, waits=False) is None
 
 
 def test_who_begins_again_passes_the_points_before_attach_and_who_has_ended_is_named(
@@ -72,9 +72,9 @@ def test_who_begins_again_passes_the_points_before_attach_and_who_has_ended_is_n
 
     def act(worker: Worker) -> None:
         if worker.rank == 0:
-            assert rendezvous.meet(shards.place(1, 2), f"{BEFORE} 0", "", nothing) is None
+            assert rendezvous.meet_workers(shards.place(1, 2), f"{BEFORE} 0", "", nothing) is None
             with pytest.raises(rendezvous.NotMet, match="worker 1 has ended its script without coming there"):
-                rendezvous.meet(shards.place(0), "the end", "", nothing)
+                rendezvous.meet_workers(shards.place(0), "the end", "", nothing)
 
     with serving(tmp_path, workers=2, shards=1) as shards:
         models = [torch.nn.Linear(2, 1) for _ in range(2)]
@@ -86,7 +86,7 @@ def test_without_shard_0_the_wait_ends_with_the_reason(tmp_path: Path) -> None:
         place = shards.place(0)
     place = replace(place, config=replace(place.config, connect_seconds=1.0))
     with pytest.raises(rendezvous.NotMet, match="shard 0, by which they meet, was not reached for"):
-        rendezvous.meet(place, "a point", "", nothing)
+        rendezvous.meet_workers(place, "a point", "", nothing)
 
 
 class EndedError(Exception):
@@ -102,7 +102,7 @@ def test_what_ends_the_session_ends_the_wait(tmp_path: Path, monkeypatch: pytest
             raise EndedError
 
     with serving(tmp_path, workers=2, shards=1) as shards, pytest.raises(EndedError):
-        rendezvous.meet(shards.place(0), "a point", "", check)
+        rendezvous.meet_workers(shards.place(0), "a point", "", check)
 
 
 STRANGE = {
@@ -182,7 +182,7 @@ def test_a_worker_that_asks_again_and_again_holds_a_bounded_number_of_threads(tm
             streams[-1].send_json(head, {"role": "worker", "asks": ASKS, "point": f"{number}", "said": "", "waits": True})
         assert eventually(lambda: len(asking(shards)) == kept_meetings.MOST_ASKING + 1, 5)
         assert sum(thread.name == "stream-apart" for thread in threading.enumerate()) <= kept_meetings.MOST_ASKING + 4
-        assert rendezvous.meet(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
+        assert rendezvous.meet_workers(shards.place(0), "its file", "written", nothing, first=True) == ["written"]
         assert streams[-1] is not None and not streams[-1].gone()
         with pytest.raises(StreamClosed):
             streams[0].recv_header(5)
@@ -199,7 +199,7 @@ def asking(shards: Shards) -> dict[Any, None]:
 @pytest.mark.parametrize("number", range(len(VALUES)))
 def test_values_come_as_they_were_given(number: int) -> None:
     given = VALUES[number]
-    found = meetings.read(meetings.written(given, "gather"))
+    found = meetings.read_value(meetings.write_value(given, "gather"))
     assert type(found) is type(given)
     assert torch.equal(found, given) if isinstance(given, torch.Tensor) else str(found) == str(given)
 
@@ -207,7 +207,7 @@ def test_values_come_as_they_were_given(number: int) -> None:
 @pytest.mark.parametrize("given", [object(), torch.zeros(13 << 20, dtype=torch.uint8)])
 def test_what_has_no_form_and_what_is_too_large_is_refused(given: Any) -> None:
     with pytest.raises(Refused, match="gather between the workers of a job takes"):
-        meetings.written(given, "gather")
+        meetings.write_value(given, "gather")
 
 
 def test_outside_a_job_everyone_is_here() -> None:

@@ -80,7 +80,7 @@ def test_what_no_phase_can_be_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_optimizer_that_nobody_attached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(advice, "tell", lambda kind, sentence: told.append(sentence))
+    monkeypatch.setattr(advice, "tell_once", lambda kind, sentence: told.append(sentence))
     with serving(tmp_path, workers=1) as shards:
         model = build()
         worker = Worker(shards, 0, model, first_of(model), overlap=False)

@@ -155,7 +155,7 @@ def test_first_values_that_came_before_the_order_to_expect_them_are_given_again(
 
 
 def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_path: Path) -> None:
-    listener = tcp.listen("127.0.0.1", 0)
+    listener = tcp.listening_socket("127.0.0.1", 0)
     with serving(tmp_path, workers=1, shards=2) as shards:
         place = shards.servers[1].place
         here = replace(place.config.shards[0], port=listener.getsockname()[1])

@@ -201,11 +201,11 @@ MIB = 1 << 20
 
 ALONE = """
 from psjob.process import system
-before = system.resident()
+before = system.resident_memory()
 held = bytearray(b"x") * (64 << 20)
-now, peak = system.resident(), system.peak()
+now, peak = system.resident_memory(), system.peak_memory()
 del held
-print(before, now, peak, system.resident(), system.peak())
+print(before, now, peak, system.resident_memory(), system.peak_memory())
 """
 
 

@@ -15,8 +15,8 @@ from psjob.modes import Async, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsy
 from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import digits64
-from psjob.simulate.engine import SimulationOutcome, Speeds, simulate
-from psjob.simulate.replay import Recording, ServedRun, events, opened, play, seal, settings
+from psjob.simulate.engine import SimulationOutcome, WorkerSpeeds, simulate
+from psjob.simulate.replay import ServedRun, WorkRecording, mode_settings, open_sealed, play_again, replay_events, seal
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Digits, Inner, SimulatedTraining
 from tests.live.live_shards import Shards, serving
@@ -25,7 +25,7 @@ from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, PUSHES = 4, 60
-UNEVEN = Speeds(spread=0.6)
+UNEVEN = WorkerSpeeds(spread=0.6)
 MODES: dict[str, Mode] = {
     **{name: made() for name, made in modes.MODES.items()},
     "bounded": Bounded(2), "softsync": Softsync(2), "threshold": Threshold(3), "local": LocalSGD(3), "local-async": LocalAsync(3),
@@ -71,13 +71,13 @@ class Live:
 
 def hyperparameters_of(rule: str) -> Hyperparameters:
     given = {"workers": WORKERS} if rule == "adam-async" else {"momentum": 0.9, "nesterov": True} if rule == "sgd" else {}
-    hyperparameters = {**digits64.hyperparameters(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
+    hyperparameters = {**digits64.protocol_hyperparameters(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
     return check_hyperparameters(rules.named(rule), hyperparameters)
 
 
 def fields(mode: Mode, rule: str) -> dict[str, Any]:
-    """The mode as a shard that reads `settings` has it."""
-    words = settings(mode, hyperparameters_of(rule))
+    """The mode as a shard that reads `mode_settings` has it."""
+    words = mode_settings(mode, hyperparameters_of(rule))
     if "local" in words:
         local = words["local"]
         words["local"] = LocalConfig(local["innerSteps"], lr=local["lr"], momentum=local["momentum"])
@@ -95,7 +95,7 @@ def trained(rule: str, mode: Mode, path: Path) -> tuple[torch.Tensor, Simulation
     while True:
         work = SimulatedTraining(Digits(1), rules.named(rule), lambda batches: hyperparameters_of(rule), "torch", INNER.get(mode.name))
         written = Trace(path)
-        outcome = simulate(mode, WORKERS, UNEVEN, pushes, 7, Recording(work, written), written)
+        outcome = simulate(mode, WORKERS, UNEVEN, pushes, 7, WorkRecording(work, written), written)
         undecided = outcome.pushes - outcome.kept - outcome.dropped
         if not undecided:
             return work.state.weights, outcome
@@ -112,7 +112,7 @@ def test_served_and_simulated_weights_are_the_same_bits(tmp_path: Path, mode: st
         serving(tmp_path, workers=WORKERS, shards=2, **fields(MODES[mode], rule)) as shards,
         ServedRun(Live(shards), Digits(1), rule, hyperparameters_of(rule), INNER.get(mode)) as twin,
     ):
-        play(events(path), twin)
+        play_again(replay_events(path), twin)
         assert all(server.store.cells for server in shards.servers)
         final = twin.end()
     assert expected.numpy().tobytes() == final.numpy().tobytes()
@@ -128,7 +128,7 @@ def test_other_numbers_come_to_other_weights(tmp_path: Path) -> None:
     expected, _ = trained("dana-dc", Async(), tmp_path / "trace.jsonl")
     other = {**hyperparameters_of("dana-dc"), "lam": 1.9}
     with serving(tmp_path, workers=WORKERS, shards=2, mode="async") as shards, ServedRun(Live(shards), Digits(1), "dana-dc", other) as twin:
-        play(events(tmp_path / "trace.jsonl"), twin)
+        play_again(replay_events(tmp_path / "trace.jsonl"), twin)
         assert not torch.equal(expected, twin.end())
 
 
@@ -166,7 +166,7 @@ def test_the_command_plays_a_file_by_processes(tmp_path: Path, capsys: pytest.Ca
 def test_a_file_of_other_weights_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.csv"
     assert written(path) == 0
-    facts = opened(path)
+    facts = open_sealed(path)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     seal(path, facts | {"numbers": facts["numbers"] | {"lr": 0.02}})
     capsys.readouterr()
@@ -206,7 +206,7 @@ def test_a_file_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--mode", "softsync:1,by_lag=false"], "--mode softsync:1,by_lag=false: no job can have it; leave its options"),
+        (["--mode", "softsync:1,by_staleness=false"], "--mode softsync:1,by_staleness=false: no job can have it; leave its options"),
         (["--mode", "sync", "--rule", "nag", "--pushes", "5"], "--pushes 5: 1 of them are not decided on at the end; take 4"),
         (["--mode", "local:4,quorum=2"], "--mode local:4,quorum=2: no job can have it; leave its options out"),
         (["--crash", "1@500"], "--crash: the workers of a replay all stay; leave it out"),

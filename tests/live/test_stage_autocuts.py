@@ -32,14 +32,14 @@ THREE = Stages((1, 1, 1))
 def choices(monkeypatch: pytest.MonkeyPatch) -> list[ChosenCuts]:
     """All that were chosen. Jobs of three stages leave it to psjob."""
     made: list[ChosenCuts] = []
-    choose = autocuts.choose
+    choose = autocuts.choose_cuts
 
     def choosing(*given: Any) -> ChosenCuts:
         with COMPUTES:
             made.append(choose(*given))
         return made[-1]
 
-    monkeypatch.setattr(autocuts, "choose", choosing)
+    monkeypatch.setattr(autocuts, "choose_cuts", choosing)
     monkeypatch.setitem(workers.CUTS, 3, "auto")
     return made
 
@@ -155,11 +155,11 @@ def test_a_lazy_model_is_chosen_for_by_flops(tmp_path: Path, choices: list[Chose
     with on_meta():
         net = workers.model()
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        found = autocuts.decided(shards.place(0), net, 4, ((workers.batch(0)[0][:5],), {}))
+        found = autocuts.decided_cuts(shards.place(0), net, 4, ((workers.batch(0)[0][:5],), {}))
         assert found == choices[0].cuts and len(found) == 2
-        assert autocuts.decided(shards.place(2), net, 4, ((workers.batch(0)[0][:5],), {})) == found
+        assert autocuts.decided_cuts(shards.place(2), net, 4, ((workers.batch(0)[0][:5],), {})) == found
 
 
 def test_without_an_example_it_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards, pytest.raises(Refused, match="give example=x"):
-        autocuts.decided(shards.place(0), nn.Sequential(nn.Linear(1, 1)), 4, None)
+        autocuts.decided_cuts(shards.place(0), nn.Sequential(nn.Linear(1, 1)), 4, None)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from psjob.api import stagecuts
-from psjob.api.rulechoice import chosen
+from psjob.api.rulechoice import chosen_rule
 from psjob.api.staged import StageVersions
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.predict import corrector
 from psjob.process.errors import Refused
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
 from tests.live.stage_oracle import WAYS, alone, old_weights, too_few, way_of
@@ -223,11 +223,11 @@ def test_2bw_is_clipped_as_old_weights_in_one_process_are(tmp_path: Path, monkey
 
 def test_a_last_stage_that_would_wait_for_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = untied()
-    monkeypatch.setattr(stagecuts, "_known", [(net, stagecuts.cuts_of(split(net, CUTS[2]), 0))])
+    monkeypatch.setattr(stagecuts, "_known", [(net, stagecuts.stage_cuts_of(split_model(net, CUTS[2]), 0))])
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), max_grad_norm=LOW, schedule="pipedream") as shards:
         with pytest.raises(Refused, match=r"maxGradNorm under training.pipeline.schedule pipedream: .*take schedule: flush or 2bw"):
-            stagecuts.known(net, shards.config)
-        assert stagecuts.known(net, replace(shards.config, schedule="2bw")).piped
+            stagecuts.known_cuts(net, shards.config)
+        assert stagecuts.known_cuts(net, replace(shards.config, schedule="2bw")).piped
 
 
 @pytest.mark.parametrize("more", [{}, {"schedule": "2bw"}])
@@ -235,7 +235,7 @@ def test_an_optimizer_without_a_rule_on_the_shards_is_refused(tmp_path: Path, mo
     """A shard would answer a stage's push with the gradient."""
     said = "RMSprop has no rule on the shards, and a job of stages needs one; use SGD, Adam, AdamW, NAdam"
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **more) as shards, pytest.raises(Refused, match=said):
-        chosen(torch.optim.RMSprop(untied().parameters()), shards.config)
+        chosen_rule(torch.optim.RMSprop(untied().parameters()), shards.config)
 
 
 @pytest.mark.usefixtures("tied_weight")
@@ -255,6 +255,6 @@ def test_a_step_that_is_passed_over_leaves_no_clipping_behind(tmp_path: Path) ->
         net = untied()
         worker = Worker(shards, 0, net, optimizer_of(net), 1, overlap=False)
         worker.job.places.skipping = True
-        worker.job.clipping.ask(worker.job.pairs[:1], Clip(norm=1.0))
+        worker.job.clipping.ask(worker.job.pairs[:1], GradientClip(norm=1.0))
         worker.job.step(worker.job.pairs[0], None)
-        assert worker.job.clipping.take(worker.job.pairs[0]) == Clip()
+        assert worker.job.clipping.take(worker.job.pairs[0]) == GradientClip()

@@ -23,7 +23,7 @@ from psjob.contract import EXIT_REFUSED
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.modes.stages import Stages
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.stage import StageRun, arguments
 from psjob.process.config import CheckpointConfig
@@ -163,7 +163,7 @@ DRAW = Draw(0, 0, 0)
 
 def stage(model: nn.Module, x: torch.Tensor, shared: frozenset[str] = frozenset()) -> StageRun:
     """With one micro-batch open."""
-    run = StageRun(split(model)[0], dict(model.named_buffers()), shared=shared)
+    run = StageRun(split_model(model)[0], dict(model.named_buffers()), shared=shared)
     run.load(0, dict(model.named_parameters()))
     run.forward(0, arguments(x), DRAW, lambda output: output.square().sum())
     return run

@@ -127,7 +127,7 @@ def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) 
         sharing.offer(stream, Header(Kind.LENDS), 1)
         address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
         monkeypatch.setattr(socket, "send_fds", late)
-        lending = stage_connections.Lending()
+        lending = stage_connections.StageLending()
         os.close(shared_memory.fetch(address, token, lending.region.fd))
         assert sent == [stage_connections.BYTES] and not sharing.open_streams
     sharing.close()

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from psjob import rules
 from psjob.modes import Async, Batch, Push
 from psjob.rules.base import check_hyperparameters
-from psjob.rules.stability import Guard, bound
+from psjob.rules.stability import Guard, largest_stable_rate
 from psjob.shard.pending import Lent, PendingPush, PushMetadata
 from psjob.shard.push_metrics import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Histogram, Sample, StalenessMetrics, compared
 from psjob.shard.status_server import status
-from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.training import SIZE, Digits, SimulatedTraining
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
 from tests.support.soaking import rotating
@@ -65,7 +65,7 @@ class Looked(SimulatedTraining):
 
 def looked(lr: float, workers: int, epochs: int = 8, sample: Sample = SAMPLE, seed: int = 0) -> Looked:
     work = Looked(lr, sample, seed)
-    simulate(Async(), workers, Speeds(), epochs * Digits.updates_per_epoch, 1000 + seed, work)
+    simulate(Async(), workers, WorkerSpeeds(), epochs * Digits.updates_per_epoch, 1000 + seed, work)
     return work
 
 
@@ -115,7 +115,7 @@ def test_an_eighth_is_compared_whatever_the_turns_of_the_workers() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1, 3, 7, 15, 255])
 def test_without_momentum_the_bound_is_the_formula(lag: int) -> None:
-    assert bound(lag, {"lr": 1.0}) == pytest.approx(2 * math.sin(math.pi / (2 * (2 * lag + 1))))
+    assert largest_stable_rate(lag, {"lr": 1.0}) == pytest.approx(2 * math.sin(math.pi / (2 * (2 * lag + 1))))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -131,13 +131,13 @@ def test_steps_like_torchs_sgd_are_stable_below_the_bound_and_not_above(lag: int
         half = len(seen) // 2
         return max(map(abs, seen[half:])) > max(map(abs, seen[:half]))
 
-    largest = bound(lag, {"momentum": momentum, "nesterov": nesterov})
+    largest = largest_stable_rate(lag, {"momentum": momentum, "nesterov": nesterov})
     assert not grows(0.97 * largest) and grows(1.03 * largest)
 
 
 def test_dampening_makes_room() -> None:
-    assert bound(3, {"momentum": 0.9, "dampening": 0.5}) == pytest.approx(2 * bound(3, {"momentum": 0.9}))
-    assert bound(3, {"dampening": 0.5}) == bound(3, {}), "torch dampens nothing without momentum"
+    assert largest_stable_rate(3, {"momentum": 0.9, "dampening": 0.5}) == pytest.approx(2 * largest_stable_rate(3, {"momentum": 0.9}))
+    assert largest_stable_rate(3, {"dampening": 0.5}) == largest_stable_rate(3, {}), "torch dampens nothing without momentum"
 
 
 @given(st.floats(0, 2), st.floats(0, 2), st.booleans(), st.lists(st.tuples(st.integers(0, 5000), st.floats(), st.floats()), max_size=60))
@@ -161,7 +161,7 @@ def test_a_rate_that_spoils_digits_is_warned_of_and_one_that_does_not_is_not(wor
 
 def test_the_warning_comes_once_and_again_when_it_has_doubled() -> None:
     guard = Guard("sgd")
-    largest = bound(4, {}) / 2.0
+    largest = largest_stable_rate(4, {}) / 2.0
     rates = [0.9] * 200 + [1.1] * 200 + [2.1] * 200 + [2.3] * 200
     said = [(rate, guard.see(4, 2.0, 1.0, {"lr": rate * largest})) for rate in rates]
     assert [rate for rate, words in said if words] == [1.1, 2.3]
@@ -173,7 +173,7 @@ def test_the_bound_is_that_of_the_lag_of_nineteen_pushes_in_twenty() -> None:
     guard = Guard("plain")
     lags = [2, 2, 2, 2, 2, 2, 2, 2, 2, 9] * 20
     lags[100] = lags[150] = 500
-    largest = bound(9, {}) / 2.0
+    largest = largest_stable_rate(9, {}) / 2.0
     assert not [words for lag in lags if (words := guard.see(lag, 2.0, 1.0, {"lr": 0.9 * largest}))]
     said = [words for lag in lags[:40] if (words := guard.see(lag, 2.0, 1.0, {"lr": 1.1 * largest}))]
     assert said and "gradients 9 updates old" in said[0]

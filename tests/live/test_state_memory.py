@@ -189,7 +189,7 @@ def test_words_of_the_whole_are_found_again() -> None:
     weights, region = regions("sgd")
     memory = StateMemory.begin(weights, region, TOLD, SPAN, LAYOUT.blocks, 2, ("momentum_buffer",))
     for number in range(5):
-        memory.tell({"term": number, "recovery": 1 << 40})
+        memory.tell({"term": number, "restore_id": 1 << 40})
     memory.note_rank(1, (3, 2), 7)
     memory.note_rank(0, (1, 0), None)
     assert memory.clip is None
@@ -198,7 +198,7 @@ def test_words_of_the_whole_are_found_again() -> None:
     memory.note_snapshot(4)
     memory.count(Counters(pushes=10, applied=6, first_applied=2.5), 6)
     again = StateMemory(weights, region, SPAN, LAYOUT.blocks, ("momentum_buffer",))
-    assert state_memory.told(region) == {"term": 4, "recovery": 1 << 40} and again.highest_snapshot == 9
+    assert state_memory.told(region) == {"term": 4, "restore_id": 1 << 40} and again.highest_snapshot == 9
     assert again.clip == (0, 0.25)
     assert again.rows() == taken_by([0, 0], {0: ((1, 0), None), 1: ((3, 2), 7)})
     counted = again.counted(4)

@@ -22,7 +22,7 @@ import pytest
 
 from bench.peers.light_clients import status
 from psjob import contract
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status, is_healthy
@@ -81,7 +81,7 @@ def test_long_requests_cost_little_memory(tmp_path: Path) -> None:
                     sock.sendall(part)
         time.sleep(0.3)
         assert status(shard.pid, ("VmRSS",))[0] - before <= MEMORY_KIB
-        assert ask("127.0.0.1", port, RUN["questions"])["run"] == "run-1"
+        assert ask_shard("127.0.0.1", port, RUN["questions"])["run"] == "run-1"
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /healthz HTTP/1.1\r\n"])
@@ -240,5 +240,5 @@ def test_a_shard_that_is_asked_raises_what_it_promises(name: str) -> None:
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         with pytest.raises((OSError, ValueError)):
-            ask("127.0.0.1", server.getsockname()[1], KEY, seconds=10.0)
+            ask_shard("127.0.0.1", server.getsockname()[1], KEY, seconds=10.0)
         thread.join(10)

@@ -40,7 +40,7 @@ def dial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     def connect(serve: Serve | None = None, limit: int = 100, first: int = 1) -> Stream:
         if serve is not None:
-            listeners.append(tcp.listen("127.0.0.1", 0))
+            listeners.append(tcp.listening_socket("127.0.0.1", 0))
             pool.accept(listeners[-1], serve, limit, first)
         dialled.append(Stream(socket.create_connection(listeners[-1].getsockname(), timeout=20.0)))
         return dialled[-1]
@@ -231,9 +231,9 @@ def test_a_listener_that_is_closed_before_its_turn_breaks_no_thread(monkeypatch:
     monkeypatch.setattr(supervise, "_end", broken.append)
     pool, free = StreamPool("test", 1), threading.Event()
     pool.loops[0].post(lambda: free.wait(20.0))
-    with contextlib.closing(tcp.listen("127.0.0.1", 0)) as gone:
+    with contextlib.closing(tcp.listening_socket("127.0.0.1", 0)) as gone:
         pool.accept(gone, echo, 8)
-    with contextlib.closing(tcp.listen("127.0.0.1", 0)) as listener:
+    with contextlib.closing(tcp.listening_socket("127.0.0.1", 0)) as listener:
         pool.accept(listener, echo, 8)
         free.set()
         with contextlib.closing(Stream(socket.create_connection(listener.getsockname(), timeout=20.0))) as stream:

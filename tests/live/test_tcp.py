@@ -33,9 +33,9 @@ def test_a_port_that_a_process_on_its_way_out_still_holds_is_waited_for() -> Non
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
-            tcp.listen("127.0.0.1", port)
+            tcp.listening_socket("127.0.0.1", port)
         threading.Timer(0.2, held.close).start()
-        tcp.listen("127.0.0.1", port, patience=10.0).close()
+        tcp.listening_socket("127.0.0.1", port, patience=10.0).close()
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -15,7 +15,7 @@ from torch import nn
 
 import psjob as ps
 from psjob import contract
-from psjob.api.attachable import Pair, joined
+from psjob.api.attachable import Pair, joined_pairs
 from psjob.layout import members
 from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Worker, all_well, serving
@@ -200,7 +200,7 @@ def test_the_scripts_default_device_is_nobodys_business(tmp_path: Path, optimize
 def test_names_may_be_words_of_torchs_modules() -> None:
     names = ["values", "training", "double", "items", "forward"]
     pairs = [Pair(name, model := nn.Linear(1, 1), sgd(model)) for name in names]
-    whole, _ = joined(pairs)
+    whole, _ = joined_pairs(pairs)
     assert [name for name, _ in whole.named_parameters()] == [f"{name}.{p}" for name in names for p in ("weight", "bias")]
     assert whole.training is True and whole.trains
     assert not any(model.eval().training for model in whole.children()) and not whole.trains

@@ -16,7 +16,7 @@ startup.one_run("digits-1", os.environ)
 import wandb
 run = wandb.init(project="digits", mode="offline", dir=sys.argv[1], settings=wandb.Settings(console="off", silent=True))
 for step in range(3):
-    trackers.tell({"loss": 1 / (step + 1)}, step)
+    trackers.tell_trackers({"loss": 1 / (step + 1)}, step)
 print("told", run.id, run.summary["psjob/loss"], run.summary["psjob/step"])
 run.finish()
 """

@@ -32,7 +32,7 @@ from bench.peers.strangers import GREETING, client_hello, flood, trickling
 from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import WIRE, keys
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, parse, run_digest
@@ -491,7 +491,7 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
         run.start(0)
         port = int(run.config["shards"][0]["statusPort"])
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
-        assert ask("127.0.0.1", port, FLOOD_RUN["questions"])["run"] == "run-1"
+        assert ask_shard("127.0.0.1", port, FLOOD_RUN["questions"])["run"] == "run-1"
         monkeypatch.setattr(observe, "STATUS_PORT", port)
         assert (asyncio.run(pulled(FLOOD_RUN["questions"])).status or {}).get("run") == "run-1"
         assert asyncio.run(pulled(FLOOD_RUN["workers"])) == observe.ProgressAnswer(problem=observe.UNKNOWN_KEY)
@@ -508,7 +508,7 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.M
         assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 200
         assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "and for one question"
         with pytest.raises(OSError, match="403"):
-            ask("127.0.0.1", port, b"another key of 32 bytes".ljust(32))
+            ask_shard("127.0.0.1", port, b"another key of 32 bytes".ljust(32))
 
 
 MOST = 4 << 20
@@ -572,4 +572,4 @@ def test_changed_questions_are_refused_or_answered(idle: Idle, cases: int) -> No
 
     fuzz(cases, make, read, MOST)
     assert idle.process.poll() is None
-    assert ask("127.0.0.1", idle.status_port, KEYS["questions"], seconds=30)["run"] == RUN
+    assert ask_shard("127.0.0.1", idle.status_port, KEYS["questions"], seconds=30)["run"] == RUN

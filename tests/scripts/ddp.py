@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader, IterableDataset
 
 import psjob
-from psjob.api.slices import Slices, Stream, rounds_of
+from psjob.api.slices import SampleStream, Slices, rounds_of
 
 SECONDS = 240
 MODELS: dict[str, torch.nn.Module] = {}
@@ -145,7 +145,9 @@ _clips: list[Any] = []
 
 def shard(loader: Any, prefetch: Any = None) -> Any:
     """This rank's batches, as psjob gives them."""
-    source: Any = (Stream if isinstance(loader.dataset, IterableDataset) else Slices)(loader, SEED, dist.get_rank(), dist.get_world_size())
+    source: Any = (SampleStream if isinstance(loader.dataset, IterableDataset) else Slices)(
+        loader, SEED, dist.get_rank(), dist.get_world_size()
+    )
 
     class Part:
         def __len__(self) -> int:
@@ -158,7 +160,7 @@ def shard(loader: Any, prefetch: Any = None) -> Any:
             global _own, _given, _epochs
             number = _epochs
             _epochs += 1
-            feed = source.feed(number, {"round": 0}) if isinstance(source, Stream) else source.feed(number, 0)
+            feed = source.feed(number, {"round": 0}) if isinstance(source, SampleStream) else source.feed(number, 0)
             for batch, again, *_ in feed:
                 if again and not torch.is_grad_enabled():
                     continue

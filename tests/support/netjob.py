@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster.proc import die_with_parent
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob_client.local.manifest import Request
 from psjob_client.local.process import Listening
 from psjob_client.local.run import run_job
@@ -114,7 +114,7 @@ class NetJob:
         """What a shard's status port answers (psjob.contract.STATUS_KEYS); empty where it does not within 2 s."""
         host = self.network[f"shard-{shard}"].address
         with contextlib.suppress(OSError, ValueError):
-            return self.network.router.call(lambda: ask(host, STATUS, of_run(self.run_folder)["questions"]))
+            return self.network.router.call(lambda: ask_shard(host, STATUS, of_run(self.run_folder)["questions"]))
         return {}
 
     def checkpoint(self) -> int:

@@ -68,7 +68,7 @@ def reference(
             ranges = live_ranges(block, nowhere)
             whole = ranges == [(0, block.length)]
             if ranges:
-                made.apply(states[block.index], mean, now[block.group], None if whole else ranges, lag=0)
+                made.apply(states[block.index], mean, now[block.group], None if whole else ranges, staleness=0)
             Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
 

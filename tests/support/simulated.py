@@ -12,6 +12,6 @@ from tests.support.typed import built
 def asked(argv: list[str]) -> int:
     """`psjob simulate ARGV`, with the simulator in this process."""
     codes: list[int] = []
-    with mock.patch.object(command, "start", lambda does, given: codes.append(cli.run(command.request(does, given)))):
+    with mock.patch.object(command, "start", lambda does, given: codes.append(cli.run_asked(command.request(does, given)))):
         built(command.cli).main(argv, prog_name="psjob simulate", standalone_mode=False)
     return codes[0]

@@ -297,7 +297,7 @@ def _run(words: list[str]) -> int:
     if words[1] not in ("-m", "-c") and "torch" in sys.modules:
         from psjob.process import startup
 
-        startup.begin(os.environ)
+        startup.begin_worker(os.environ)
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)

@@ -178,7 +178,7 @@ class Desk:
         store = self.servers[index].store
         serves = store.phase.name == "SERVING" if serving is None else serving
         carried = 0 if store.decided is None else store.decided.carried
-        body = hello_body(index, store.attempt, store.term, serves, store.recovery, written(store.mode), carried)
+        body = hello_body(index, store.attempt, store.term, serves, store.restore_id, written(store.mode), carried)
         self._links[index] = self.coordination.shard(index, body, order or self.servers[index].control.order)
         self.hear()
         if store.decided is not None:
@@ -246,7 +246,7 @@ class Desk:
                 grad = store.target(header, cell)
                 if grad is not None:
                     grad.flat.fill_(-1.0)
-                store.push(header, cell, grad, clerk.lanes[0], store.generation)
+                store.push(header, cell, grad, clerk.lanes[0], store.restored_by)
 
     def edge(self, clerk: Clerk, clock: int) -> None:
         """A worker stands before `clock` and hands in its record."""

@@ -38,7 +38,7 @@ class LoneShard:
         for index, cell in self.server.store.cells.items():
             if self.server.store.initialise(index, torch.zeros(cell.block.length)):
                 self.server.initialised()
-        self.order({"do": "open", "term": 1, "recovery": 1})
+        self.order({"do": "open", "term": 1, "restore_id": 1})
         return self
 
     def order(self, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:

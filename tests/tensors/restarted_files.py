@@ -82,7 +82,7 @@ def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[s
     random.seed(seed)
     np.random.seed(seed)
     with _process(made, blocks, start, folder, name), contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        ownfiles.begin(environment)
+        ownfiles.note_reads(environment)
         try:
             exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})  # noqa: S102
             assert attaching.current is not None
@@ -131,7 +131,7 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
             mock.patch.object(reporting, "worker_place", return_value=here),
             mock.patch.object(attaching, "_pending", []),
             mock.patch.object(attaching, "_wanted", {}),
-            mock.patch.object(exits, "watch", nothing),
+            mock.patch.object(exits, "watch_exit", nothing),
             mock.patch.object(clipping.Clipping, "install", nothing),
             mock.patch.object(training_job, "session_at", session_at),
             mock.patch.object(training_job, "exit_refused", refuse),

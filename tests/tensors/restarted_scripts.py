@@ -89,7 +89,7 @@ def run(folder: Path, body: str, record: Record | None = None, workers: int = 1,
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     here = place(workers, rank)
-    with surroundings(here), mock.patch.object(advice, "tell", lambda kind, sentence: made.told.append(sentence)):
+    with surroundings(here), mock.patch.object(advice, "tell_once", lambda kind, sentence: made.told.append(sentence)):
         job = _attached(here, model, optimizer, made, record)
         loaders = [_loader(count * workers, first, workers) for count, first in ((6, 0), (9, 100), (3, 200))]
         signal.signal(signal.SIGVTALRM, _circles)
@@ -243,16 +243,16 @@ def place(workers: int, rank: int) -> Place:
 @contextlib.contextmanager
 def surroundings(here: Place) -> Iterator[None]:
     """The globals of one process. Functions of the tests are no functions of the script."""
-    foreign = (*errors.places(), f"{Path(__file__).parents[1]}/")
+    foreign = (*errors.package_folders(), f"{Path(__file__).parents[1]}/")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(errors, "places", return_value=foreign))
+        stack.enter_context(mock.patch.object(errors, "package_folders", return_value=foreign))
         stack.enter_context(mock.patch("os.register_at_fork"))  # it would keep every session
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))
-        stack.enter_context(mock.patch.object(state, "_state", state.State()))
-        scriptcode.is_script.cache_clear()
+        stack.enter_context(mock.patch.object(state, "_state", state.ScriptState()))
+        scriptcode.is_script_code.cache_clear()
         data.Taken._looked_up.clear()
         try:
             yield
         finally:
-            scriptcode.is_script.cache_clear()
+            scriptcode.is_script_code.cache_clear()

@@ -26,15 +26,15 @@ RAW: dict[Kind, bytes] = {
 }  # fmt: skip
 ANSWERS: list[Any] = [
     {"did": "where", "ask": 1, "rows": [[0, 0, 0]], "lo": 0, "hi": 0, "owned": 1, "stored": 0},
-    {"did": "restored", "recovery": 1, "complete": {"0": 3}, "lo": 0, "hi": 0, "owned": 1, "stored": 0},
+    {"did": "restored", "restore_id": 1, "complete": {"0": 3}, "lo": 0, "hi": 0, "owned": 1, "stored": 0},
     {"did": "written", "snapshot": 1, "file": None,
      "blocks": [{"index": 0, "file": "v000001-c000001-x", "attempt": 1, "n": 3, "counts": {}}],
      "table": {"file": {"name": "x.json", "bytes": 9, "crc": 1, "tensors": {}}, "left": {"0": 4}, "complete": {"0": 3}}, "rows": None},
     {"did": "unwritten", "snapshot": 1, "why": "the volume is full", "full": True},
-    {"did": "progress", "doing": "writing", "snapshot": 1, "recovery": 1, "done": 5, "total": 9},
+    {"did": "progress", "doing": "writing", "snapshot": 1, "restore_id": 1, "done": 5, "total": 9},
     {"did": "initialised", "setup": 1}, {"did": "doubts"}, {"did": "ready", "snapshot": 1}, {"did": "counts", "applied": 5, "dropped": 0},
-    {"did": "arrived", "recovery": 1, "push": [0, 3], "base": None, "carried": 0},
-    {"did": "measured", "recovery": 1, "version": 3, "limit": 1.0, "squares": 4.0, "nan": False},
+    {"did": "arrived", "restore_id": 1, "push": [0, 3], "base": None, "carried": 0},
+    {"did": "measured", "restore_id": 1, "version": 3, "limit": 1.0, "squares": 4.0, "nan": False},
     {"did": "staleness", "attempt": 1, "lag": {"count": 1, "sum": 2, "max": 2, "buckets": [[1, 1]]}, "gap": None},
 ]  # fmt: skip
 """What another shard answers."""

@@ -23,7 +23,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from psjob.api.slices import Slices, Stream, Yielded, has_its_own
+from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own
 from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator.consistency import MOST_PASSES, Alike, Difference, Told
 from tests.tensors.datasets import Joins, Normalises
@@ -34,7 +34,7 @@ Made = Callable[[int], Any]
 
 def told(loader: Any, rank: int, number: int = 0) -> Told:
     """What shard 0 reads of what this rank tells with its first batch."""
-    kind = Yielded if has_its_own(loader) else Stream if isinstance(loader.dataset, IterableDataset) else Slices
+    kind = Yielded if has_its_own(loader) else SampleStream if isinstance(loader.dataset, IterableDataset) else Slices
     source: Any = kind(loader, 5, rank, WORLD)
     feed = source.feed(number, 0) if kind is Slices else source.feed(number, {"round": 0})
     next(iter(feed), None)

@@ -68,9 +68,9 @@ class World(CoordinatorState):
         """By shard."""
         return [(action.link, action.body) for action in self.out if isinstance(action, Order)]
 
-    def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, Mapping[str, Any]]]:
+    def tell(self, shard: int, version: int, squares: float, restore_id: int = 3) -> list[tuple[int, Mapping[str, Any]]]:
         self.out = []
-        updates.norm_measured(self, messages.NormMeasured(shard, recovery, version, squares, 1.0))
+        updates.norm_measured(self, messages.NormMeasured(shard, restore_id, version, squares, 1.0))
         return self.orders
 
     def tick(self, now: float) -> None:
@@ -83,7 +83,7 @@ def test_all_shards_with_blocks_are_ordered_the_same_factor() -> None:
     assert world.tell(2, 7, 16.0) == [] and world.tell(2, 7, 16.0) == []
     orders = world.tell(0, 7, 9.0)
     assert [shard for shard, _ in orders] == [2, 0] and world.progress.metrics["grad_norm"] == 5.0
-    assert orders[0][1] == orders[1][1] == {"do": "clip", "recovery": 3, "version": 7, "factor": pytest.approx(1 / (5 + 1e-6))}
+    assert orders[0][1] == orders[1][1] == {"do": "clip", "restore_id": 3, "version": 7, "factor": pytest.approx(1 / (5 + 1e-6))}
 
 
 def test_a_shard_that_tells_again_is_ordered_again_and_what_is_of_before_a_restore_is_void() -> None:
@@ -91,11 +91,11 @@ def test_a_shard_that_tells_again_is_ordered_again_and_what_is_of_before_a_resto
     world.tell(2, 7, 16.0)
     world.tell(0, 7, 9.0)
     assert [shard for shard, _ in world.tell(2, 7, 16.0)] == [2], "the order was lost with its stream"
-    assert world.tell(2, 8, 1.0, recovery=2) == []
+    assert world.tell(2, 8, 1.0, restore_id=2) == []
     assert world.tell(2, 8, 1.0) == []
     world.restore_id = 4
-    assert world.tell(0, 8, 1.0, recovery=4) == [], "shard 2 told of before the restore"
-    assert len(world.tell(2, 8, 1.0, recovery=4)) == 2
+    assert world.tell(0, 8, 1.0, restore_id=4) == [], "shard 2 told of before the restore"
+    assert len(world.tell(2, 8, 1.0, restore_id=4)) == 2
 
 
 def test_a_norm_that_is_no_number_makes_a_factor_that_is_none() -> None:
@@ -144,7 +144,7 @@ class Block:
 @dataclass
 class Store:
     cells: dict[int, Block]
-    recovery: int = 1
+    restore_id: int = 1
     counters: Counters = field(default_factory=Counters)
     problems: list[str] = field(default_factory=list)
     norms: ClipNorms = field(default_factory=lambda: ClipNorms(0))

@@ -144,7 +144,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path, capl
     desk.settle()
     assert desk.versions() == {0} and [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 3
     for index in range(2):
-        desk.coordination.answer(index, {"did": "arrived", "recovery": before, "push": [0, 0], "base": 0, "carried": 0})
+        desk.coordination.answer(index, {"did": "arrived", "restore_id": before, "push": [0, 0], "base": 0, "carried": 0})
     desk.settle()
     assert missing(desk.c) == [0, 1, 2]
     again = [desk.hello(rank, rewinds=1) for rank in range(3)]

@@ -291,9 +291,9 @@ def test_weights_stored_before_a_restore_do_not_come_after_it(tmp_path: Path) ->
     store = desk.servers[0].store
     cell = next(iter(store.cells.values()))
     late = torch.full((cell.block.length,), 9.0)
-    store.keep(cell, late, 3, store.generation - 1)
+    store.keep(cell, late, 3, store.restored_by - 1)
     assert cell.stored == 0 and cell.state is not None and not cell.state.weights.any()
-    store.keep(cell, late, 3, store.generation)
+    store.keep(cell, late, 3, store.restored_by)
     assert cell.stored == 3
 
 

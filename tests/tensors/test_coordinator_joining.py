@@ -13,7 +13,7 @@ import pytest
 
 from psjob import contract
 from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
-from psjob.process.config import place, wished
+from psjob.process.config import desired_config, place
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events, recovery
 from psjob.protocol.coordinator.ending import following, next_mode
@@ -101,8 +101,8 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk.begun()
 
     for number in (float("inf"), -1, "1", True):
-        with pytest.raises(WireError, match="recovery of its hello is"):
-            desk.hello(1, start=2, fresh=False, recovery=number)
+        with pytest.raises(WireError, match="restore_id of its hello is"):
+            desk.hello(1, start=2, fresh=False, restore_id=number)
     for slots in (0, 65, 1.5, True):
         with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
             desk.hello(1, start=3, slots=slots)
@@ -199,7 +199,7 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     desk.begun()
     before = desk.c.restore_id
     desk.coordination.feed(events.ShardAnnounced(2))
-    old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
+    old = desk.hello(0, lingers=True, fresh=False, restore_id=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
@@ -415,9 +415,9 @@ def test_the_config_is_read_again_where_it_lies(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="PSJOB_MODE: "):
         place({**environ, contract.ENV_MODE: "bounded:many"})
     path.write_text(json.dumps({**config, "mode": "async"}))
-    found = wished(here)
+    found = desired_config(here)
     assert found is not None and of(found) == Async()
     asked = [{**config, "checkpoint": {**config["checkpoint"], "request": request}} for request in (0, -1, 2**53)]
     for text in (json.dumps(config)[:-9], json.dumps({**config, "run": "another"}), *map(json.dumps, asked)):
         path.write_text(text)
-        assert wished(here) is None
+        assert desired_config(here) is None

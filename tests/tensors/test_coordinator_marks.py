@@ -197,6 +197,6 @@ def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None
     clerks = desk.begun()
     for clerk in clerks:
         desk.push(clerk, 0)
-    desk.coordination.answer(1, {"did": "unrestored", "recovery": desk.c.restore_id - 1, "why": "of an earlier try"})
+    desk.coordination.answer(1, {"did": "unrestored", "restore_id": desk.c.restore_id - 1, "why": "of an earlier try"})
     desk.settle()
     assert desk.c.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -425,7 +425,7 @@ class Taken:
     def _send(self, value: Input) -> WholeShard:
         self.standing.again()
         shard = self.standing.shard
-        row, recovery = shard.server.store.admission.rows[0], shard.server.store.recovery
+        row, restore_id = shard.server.store.admission.rows[0], shard.server.store.restore_id
         clock = row.complete
 
         def packed(base: Header) -> list[tuple[bytes, bytes]]:
@@ -440,7 +440,7 @@ class Taken:
         def say(base: Header) -> list[Any]:
             if self.kind is Kind.HELLO:
                 return [packed(base)]
-            hello = HELLO | {"recovery": recovery, "mode": shard.place.config.mode}
+            hello = HELLO | {"restore_id": restore_id, "mode": shard.place.config.mode}
             return [frame(Kind.HELLO, hello, base), frame(Kind.INFO, BODIES[Kind.INFO], base, info=1), packed(base)]
 
         shard.spent = 0.0
@@ -523,7 +523,7 @@ def test_what_a_worker_says_has_no_more_values_than_it_can_have_to_say(tmp_path:
     try:
         for kind, (most, values) in MOST_SAID.items():
             many = json.dumps({"x": [0] * (values + 1)}, separators=(",", ":")).encode()
-            hello = HELLO | {"recovery": shard.server.store.recovery}
+            hello = HELLO | {"restore_id": shard.server.store.restore_id}
             answer = shard.converse(WORKER, say(hello, kind, many))
             assert f"has more than {values} values".encode() in answer, kind
             long = json.dumps({"x": "y" * min(most, MOST_BYTES)}).encode()

@@ -42,15 +42,15 @@ def test_windows_come_to_all_bytes() -> None:
 
 def test_a_large_model_is_summed_in_parts() -> None:
     tensors = [torch.zeros(100) for _ in range(10)]
-    assert digests.part_of(tensors, 3) == list(range(10))
-    parts = {tuple(digests.part_of(tensors, clock, 1000)) for clock in range(100)}
+    assert digests.rows_of_part(tensors, 3) == list(range(10))
+    parts = {tuple(digests.rows_of_part(tensors, clock, 1000)) for clock in range(100)}
     assert sorted(row for part in parts for row in part) == list(range(10)) and len(parts) == 4
-    assert digests.part_of([], 3) == []
+    assert digests.rows_of_part([], 3) == []
 
 
 def test_many_sums_become_few() -> None:
-    assert digests.grouped([5, 6], 2) == [(0, 5), (1, 6)]
-    runs = digests.grouped(list(range(10)), 4)
+    assert digests.grouped_sums([5, 6], 2) == [(0, 5), (1, 6)]
+    runs = digests.grouped_sums(list(range(10)), 4)
     assert [at for at, _ in runs] == [0, 3, 6, 9]
-    changed = digests.grouped([*range(9), 10], 4)
+    changed = digests.grouped_sums([*range(9), 10], 4)
     assert [one == other for one, other in zip(runs, changed, strict=True)] == [True, True, True, False]

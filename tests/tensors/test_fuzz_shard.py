@@ -90,8 +90,8 @@ def test_a_worker_with_a_key_that_sends_changed_frames_ends_its_stream(standing:
     def read(case: tuple[list[JsonChange] | None, list[Plan]]) -> int:
         changes, plans = case
         shard = standing.shard
-        recovery, clock = shard.server.store.recovery, shard.server.store.admission.rows[0].complete
-        hello = HELLO | {"recovery": recovery, "mode": shard.place.config.mode}
+        restore_id, clock = shard.server.store.restore_id, shard.server.store.admission.rows[0].complete
+        hello = HELLO | {"restore_id": restore_id, "mode": shard.place.config.mode}
 
         def say(base: Header) -> list[tuple[bytes, bytes]]:
             first = frame(Kind.HELLO, written(hello if changes is None else changed_json(hello, changes)), base)
@@ -103,7 +103,7 @@ def test_a_worker_with_a_key_that_sends_changed_frames_ends_its_stream(standing:
 
     fuzz(cases // 2, make, read, MOST)
     shard = standing.shard
-    hello = HELLO | {"recovery": shard.server.store.recovery, "mode": shard.place.config.mode}
+    hello = HELLO | {"restore_id": shard.server.store.restore_id, "mode": shard.place.config.mode}
     answered = shard.converse(WORKER, lambda base: [frame(Kind.HELLO, hello, base)])
     assert heard(answered)[0].kind is Kind.WELCOME, answered
 
@@ -122,7 +122,7 @@ def test_a_hello_whose_lists_are_none_does_not_reach_the_coordinators_thread(tmp
     shard.begin(record)
     if "has" in odd:
         odd = {"has": [-1, zlib.crc32(record), len(record), odd["has"]]}
-    hello = HELLO | {"recovery": shard.server.store.recovery} | odd
+    hello = HELLO | {"restore_id": shard.server.store.restore_id} | odd
     try:
         found = heard(shard.converse(WORKER, lambda base: [frame(Kind.HELLO, hello, base)]))
         assert [header.kind for header in found][:1] == [Kind.WELCOME if "has" in odd else Kind.ERROR]

@@ -18,7 +18,7 @@ import torch
 from psjob import codecs, rules
 from psjob.codecs.base import CodecKey
 from psjob.rules.base import Hyperparameters
-from psjob.simulate.engine import Outage, Speeds, simulate
+from psjob.simulate.engine import Outage, WorkerSpeeds, simulate
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Floats, Inner, SimulatedTraining
 from psjob.simulate.words import mode_of
@@ -158,7 +158,7 @@ def test_a_simulated_training_is_the_recorded_one(mode: str, rule: str, codec: s
     inner = Inner(plain, {**plain.hyperparameters, "lr": 0.02}, made.inner_steps) if made.inner_steps else None
     given: Hyperparameters = {**one.hyperparameters, "lr": 0.02}
     work = SimulatedTraining(Bowl(codec, 0.1), one, lambda batches: given, inner=inner)
-    speeds = Speeds(spread=0.6, up=3, down=5, outages=(Outage(1, 900, 400), Outage(3, 9000)))
+    speeds = WorkerSpeeds(spread=0.6, up=3, down=5, outages=(Outage(1, 900, 400), Outage(3, 9000)))
     digest = Digest()
     simulate(made, 5, speeds, 250, 3, work, Decided(digest))
     digest.add(hashlib.sha256(work.weights.tobytes()).digest())

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.push_metrics import GAPS, LAGS, Histogram, StalenessHistogram, StalenessMetrics, _Seen
+from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram, StalenessHistogram, StalenessMetrics, _Seen
 from psjob_client.local.status import lateness, lateness_line
 
 
 def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
     """As `StalenessMetrics.word` writes it."""
-    lag = Histogram(LAGS)
+    lag = Histogram(STALENESS_EDGES)
     for value in lags:
         lag.see(value)
     return {"did": "staleness", "attempt": attempt, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
@@ -101,8 +101,8 @@ GOOD = word(1, 5.0, [1, 2, 3])
         {"lag": {}},
         {"lag": GOOD["lag"] | {"buckets": []}},
         {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in LAGS]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in LAGS]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
         {"lag": GOOD["lag"] | {"count": 2}},
         {"lag": GOOD["lag"] | {"sum": float("nan")}},
         {"gap": GOOD["gap"] | {"max": float("inf")}},
@@ -121,7 +121,7 @@ def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, A
 
 def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
     """As a shard's status port says it."""
-    lag, gap = Histogram(LAGS), Histogram(GAPS)
+    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
     for value in lags:
         lag.see(value)
     for value in gaps:
@@ -132,9 +132,9 @@ def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: 
 
 def test_shards_are_summed_and_a_quantile_is_the_edge_of_its_bucket() -> None:
     late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"lag": None, "gap": None}, {}])
-    assert late == {"lag": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
-    assert lateness_line(late) == "pushes lagged 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
-    assert lateness([told([7] * 20)]) is not None and lateness([told([7] * 20 + [20])])["lag"]["p95"] == 8  # type: ignore[index]
+    assert late == {"staleness": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
+    assert lateness_line(late) == "staleness of pushes: 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
+    assert lateness([told([7] * 20)]) is not None and lateness([told([7] * 20 + [20])])["staleness"]["p95"] == 8  # type: ignore[index]
 
 
 @pytest.mark.parametrize("statuses", [[], [{}], [{"lag": None}], [{"lag": "x", "gap": 3}], [told([])]])
@@ -144,4 +144,4 @@ def test_a_run_without_late_pushes_has_nothing_to_tell(statuses: list[dict[str, 
 
 def test_lags_beyond_every_bucket_are_told_by_the_largest() -> None:
     late = lateness([told([5000])])
-    assert late is not None and late["lag"]["p95"] == late["lag"]["median"] == 5000
+    assert late is not None and late["staleness"]["p95"] == late["staleness"]["median"] == 5000

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from psjob.api import advice
-from psjob.api.attachable import AddedGroups, Pair, joined, later_groups, next_added
+from psjob.api.attachable import AddedGroups, Pair, joined_pairs, later_groups, next_added
 from psjob.api.consistency import Stepping, Unattached
 from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
 from psjob.api.state import renewed
@@ -186,7 +186,7 @@ def test_a_gradient_that_is_changed_is_named(capsys: pytest.CaptureFixture[str])
 
 def test_a_layer_that_came_after_attach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
+    monkeypatch.setattr(advice, "tell_once", lambda _kind, sentence: told.append(sentence))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     unattached = Unattached(model, list(model.parameters()), [], False, Stepping())
     unattached.watch().remove()
@@ -217,7 +217,7 @@ def test_groups_have_the_defaults_of_the_optimizer() -> None:
 
 def test_rows_of_groups_that_are_not_added_are_the_jobs_and_not_the_optimizers() -> None:
     one = pair()
-    _, whole = joined([one])
+    _, whole = joined_pairs([one])
     assert one.rows == list(range(6)) and [one.has(row) for row in range(6)] == [True] * 2 + [False] * 4
     assert [len(group["params"]) for group in whole.param_groups] == [2, 2, 2] and len(one.optimizer.param_groups) == 1
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from psjob.api import compatibility
-from psjob.api.attachable import asked
+from psjob.api.attachable import features_of
 from psjob.api.rulechoice import LrScaling
 from psjob.process import errors
 from psjob.process.config import CheckpointConfig, Config
@@ -134,10 +134,10 @@ JOB = Config("job", "run", "0", "sync", 0, None, 3, (), CheckpointConfig(1.0, No
 def test_libraries_that_would_make_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("accelerate", "lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    compatibility.refuse(asked([], overlap=False), JOB)
+    compatibility.refuse(features_of([], overlap=False), JOB)
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
     with pytest.raises(Refused, match="Accelerate does not go with 2 processes per worker"):
-        compatibility.refuse(asked([], overlap=False), JOB)
+        compatibility.refuse(features_of([], overlap=False), JOB)
 
 
 def test_the_rate_is_scaled_by_all_processes() -> None:

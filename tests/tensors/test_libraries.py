@@ -255,7 +255,7 @@ def test_parts_of_what_refers_to_itself_end() -> None:
 
 
 def test_a_game_whose_state_is_not_seen_is_told_of_where_it_was_played_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: SAID.append(sentence))
+    monkeypatch.setattr(advice, "tell_once", lambda _kind, sentence: SAID.append(sentence))
 
     @of_library
     class Simulator:

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose, exchange_seconds, parse_topology, shared_seconds
+from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose_sum, exchange_seconds, parse_topology, shared_seconds
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker import localgroup, localreduce
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localgroup import Said
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, SharedSum, made, meet, meeting_place
+from psjob.worker.localgroup import LocalFrame
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, SharedSum, made, make_group, meeting_place
 from tests.live.live_shards import eventually
 from tests.support.hardware import DEVICES
 from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090
@@ -88,7 +88,7 @@ def given(count: int, text: str = "", size: int = 400_000_000, devices: Sequence
     ],
 )
 def test_a_way_is_chosen_and_says_why(known: Given, asked: str, way: str, reason: str) -> None:
-    chosen = choose(known, asked)
+    chosen = choose_sum(known, asked)
     assert chosen.way == way and reason in chosen.reason, chosen
 
 
@@ -102,7 +102,7 @@ def test_a_way_is_chosen_and_says_why(known: Given, asked: str, way: str, reason
 )
 def test_a_way_that_cannot_be_taken_is_refused(known: Given, asked: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        choose(known, asked)
+        choose_sum(known, asked)
 
 
 def test_seconds_are_those_of_the_formulas() -> None:
@@ -168,7 +168,7 @@ def by_memory(of: Layout, memory: PodMemory, local: int, processes: int, device:
 
 def by_backend(of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, place: int) -> PodSum:
     way = "nccl" if device.type == "cuda" else "gloo"
-    return made(way, of, memory, local, processes, device, meet(way, place, local, processes, device))
+    return made(way, of, memory, local, processes, device, make_group(way, place, local, processes, device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -186,7 +186,7 @@ def test_each_way_makes_the_same_bits(processes: int, present: list[int], scale:
 def test_a_process_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(localreduce, "MEET_SECONDS", 0.5)
     with pytest.raises(RuntimeError) as told:
-        meet("gloo", meeting_place(), 0, 2, torch.device("cpu"))
+        make_group("gloo", meeting_place(), 0, 2, torch.device("cpu"))
     assert str(told.value)
 
 
@@ -198,11 +198,11 @@ class Line:
         self.place = SimpleNamespace(index=0, local=local, config=config)
         self.layout, self.memory, self.lying = layout(), memory, {1: Lying("cpu")}
         self.met: dict[int, str] = {}
-        self.said: dict[str, Said] = {}
+        self.said: dict[str, LocalFrame] = {}
         self.other = self
 
     def tell_others(self, body: Mapping[str, Any], fd: int = -1) -> None:
-        self.other.said[next(iter(body))] = Said(body, b"", os.dup(fd) if fd >= 0 else -1)
+        self.other.said[next(iter(body))] = LocalFrame(body, b"", os.dup(fd) if fd >= 0 else -1)
 
     def tell_first(self, body: Mapping[str, Any]) -> None:
         self.other.met[1] = str(body["met"])
@@ -213,7 +213,7 @@ class Line:
     def wait(self, done: Callable[[], bool], what: str) -> None:
         assert eventually(done, 60.0), what
 
-    def next(self, word: str, what: str) -> Said:
+    def next(self, word: str, what: str) -> LocalFrame:
         self.wait(lambda: word in self.said, what)
         return self.said.pop(word)
 
@@ -239,11 +239,11 @@ def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pyt
 
     def work(local: int) -> None:
         try:
-            act, line = (localgroup.follow, follower) if local else (localgroup.lead, leader)
+            act, line = (localgroup.follow_leader, follower) if local else (localgroup.lead, leader)
             found[local] = act(cast("Any", line), torch.device("cpu"))
         except SessionEnd as ending:
             found[local] = ending
-            follower.said["sums"] = Said({"sums": "shared"}, b"", -1)  # the agent would end it
+            follower.said["sums"] = LocalFrame({"sums": "shared"}, b"", -1)  # the agent would end it
 
     threads = [threading.Thread(target=work, args=(local,)) for local in range(2)]
     for thread in threads:

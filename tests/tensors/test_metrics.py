@@ -1,31 +1,20 @@
-"""The operator's /metrics: the table is what is exposed, labels are bounded, and nothing that a pod says breaks the page.
-
-The status of the largest job that a manifest may ask for is read whole, with every name and number at its longest.
-"""
+"""The operator's /metrics: the table is what is exposed, labels are bounded, and nothing that a pod says breaks the page."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from psjob.protocol.coordinator.members import State
-from psjob.protocol.coordinator.report import MAX_METRICS, JobProgress
-from psjob.shard.push_metrics import GAPS, LAGS, Histogram
-from psjob.shard.status_server import status
-from psjob_operator.api.load import load_job
+from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram
 from psjob_operator.api.status import stamp
 from psjob_operator.cluster import metrics
 from psjob_operator.cluster.client import JobKey, KubernetesClient, Limits, _verb
@@ -33,9 +22,6 @@ from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
 from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
-from psjob_operator.contract import STATUS_BYTES
-from tests.tensors.desk import Clerk, Desk
-from tests.unit.api_manifest import GOOD
 
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {
@@ -52,7 +38,7 @@ STATUS: dict[str, Any] = {
 
 def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[str, Any]:  # noqa: B006
     """As shard 0's status port says it, by way of JSON."""
-    lag, gap = Histogram(LAGS), Histogram(GAPS)
+    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
     for value in lags:
         lag.see(value)
     for value in gaps:
@@ -139,8 +125,8 @@ def test_a_job_as_status_and_shard_0_tell_it() -> None:
     }  # fmt: skip
     for name, number in numbers.items():
         assert value(found, f"psjob_job_{name}", **at) == pytest.approx(number), name
-    assert value(found, "psjob_push_lag_bucket", **at, le="1024") == 1
-    assert value(found, "psjob_push_lag_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_lag_sum", **at) == 2000
+    assert value(found, "psjob_push_staleness_bucket", **at, le="1024") == 1
+    assert value(found, "psjob_push_staleness_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_staleness_sum", **at) == 2000
     assert value(found, "psjob_push_gap_bucket", **at, le="0.03") == 1
 
 
@@ -159,7 +145,7 @@ def test_stages_are_told_by_the_names_that_the_status_has() -> None:
     def of(name: str, stage: str) -> Any:
         return value(found, f"psjob_job_stage_{name}", namespace="a", job="one", stage=stage)
 
-    front = {"workers_ready": 1, "step": 7, "idle_share": 0.25, "delay_updates": 0, "peak_memory_bytes": 4096}
+    front = {"workers_ready": 1, "step": 7, "idle_share": 0.25, "staleness_updates": 0, "peak_memory_bytes": 4096}
     assert {name: of(name, "front") for name in front} == front
     assert {name: of(name, "back") for name in front} == dict.fromkeys(front) | {"idle_share": 1}
     assert of("step", "of a stranger") is None
@@ -349,7 +335,7 @@ def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse_status(json.dumps({"coordinator": said}).encode())
     assert answer is not None
     found = page(JobReading(JobKey("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
-    for name in ("psjob_push_lag", "psjob_push_gap"):
+    for name in ("psjob_push_staleness", "psjob_push_gap"):
         buckets = [sample for sample in found[name].samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]
         assert edges == sorted(set(edges)) and (not edges or edges[-1] == float("inf"))
@@ -372,42 +358,3 @@ def test_the_page_is_served_beside_the_probes() -> None:
 
     kind, text = asyncio.run(scenario())
     assert kind == CONTENT_TYPE and "psjob_operator_ready 0.0" in text and 'psjob_jobs{namespace="a",phase="Running"} 1.0' in text
-
-
-WORKERS = 4000
-
-
-def accepted(workers: int) -> bool:
-    manifest: dict[str, Any] = copy.deepcopy(GOOD)
-    manifest["spec"]["workers"]["replicas"] = workers
-    return load_job(yaml.safe_dump(manifest))[0] is not None
-
-
-def test_the_status_of_the_largest_job_is_read_whole(tmp_path: Path) -> None:
-    assert accepted(WORKERS) and not accepted(WORKERS + 1)
-    desk = Desk(tmp_path, workers=WORKERS, mode="async")
-    server, coordinator = desk.servers[0], desk.c
-    long = -1.2345678901234567e-300
-    for rank, member in coordinator.members.all.items():
-        member.clock, member.incarnation, member.state, member.idle = 2**63 - 1, (2**32 - 1, 2**32 - 1), State.JOINED, 0.9999
-        server.store.admission.rows[rank].complete = 2**63 - 1
-        server.sessions[rank] = Clerk(server, rank, 1, 0, {})
-    coordinator.progress.report(0, {"\u6743" * 60 + f"{number:04d}": long for number in range(2 * MAX_METRICS)})
-    for step in range(64):
-        coordinator.progress.passed(2**63 - step, time.time())
-    server.job.waiting_for = f"workers {list(range(WORKERS))} have not pushed step {2**63 - 1} (block 100000), for 100000 s"
-    raw = json.dumps(status(server)).encode()
-    assert STATUS_BYTES / 2 < len(raw) < STATUS_BYTES
-    found = parse_status(raw)
-    assert found is not None
-    told = found["coordinator"]
-    assert [worker["rank"] for worker in told["workers"]] == list(range(WORKERS)) and len(told["metrics"]) == MAX_METRICS
-    assert len(found["counters"]["acknowledged"]) == len(found["transports"]) == WORKERS
-
-
-def test_names_that_are_never_told_again_make_room() -> None:
-    progress = JobProgress()
-    for step in range(1000):
-        progress.report(0, {"loss": 1.0 / (step + 1), f"loss at {step}": float(step)})
-    assert len(progress.metrics) == MAX_METRICS
-    assert progress.metrics["loss"] == 0.001 and progress.metrics["loss at 999"] == 999.0 and "loss at 0" not in progress.metrics

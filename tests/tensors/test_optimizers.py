@@ -57,7 +57,7 @@ class Mine(torch.optim.SGD):
 )
 def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: dict[str, Any]) -> None:
     optimizer = kind(model().parameters(), **options)
-    found, hyperparameters = optimizers.describe(optimizer)
+    found, hyperparameters = optimizers.describe_optimizer(optimizer)
     assert found == name
     if name is None:
         return
@@ -69,7 +69,7 @@ def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: di
 
 
 def test_complex_parameters_have_no_rule() -> None:
-    assert optimizers.describe(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)) == (None, [])
+    assert optimizers.describe_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)) == (None, [])
 
 
 def test_numbers_of_a_taken_over_optimizer_and_bad_ones() -> None:
@@ -103,7 +103,7 @@ def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: d
     ours, theirs = model(), model()
     groups = [[{"params": list(m[0].parameters())}, {"params": list(m[1].parameters()), "lr": 0.02}] for m in (ours, theirs)]
     optimizer, plain = kind(groups[0], **options), kind(groups[1], **options)
-    name, hyperparameters = optimizers.describe(optimizer)
+    name, hyperparameters = optimizers.describe_optimizer(optimizer)
     assert name is not None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     table = [TensorSpec(f"p{i}", tuple(p.shape), "float32", 0 if i < 2 else 1) for i, p in enumerate(parameters)]

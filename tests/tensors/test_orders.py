@@ -147,7 +147,7 @@ def test_wherever_the_line_is_snapshot_both_shards_carry_out_the_same(mode: dict
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(os, "fsync"):  # many runs, and not one is read again
         desk = Desk(Path(folder), workers=3, **mode)
         clerks = desk.begun()
-        line, seen, clocks, recovery = Line(desk), made(desk), [0, 0, 0], desk.c.restore_id
+        line, seen, clocks, restore_id = Line(desk), made(desk), [0, 0, 0], desk.c.restore_id
         pushed = [[0, 0, 0], [0, 0, 0]]
 
         def push(clerk: Clerk, first: int) -> None:
@@ -184,7 +184,7 @@ def test_wherever_the_line_is_snapshot_both_shards_carry_out_the_same(mode: dict
         for clerk in clerks:
             desk.leave(clerk, clocks[clerk.rank])
         line.flow()
-        assert seen[0] == seen[1] and desk.c.restore_id == recovery
+        assert seen[0] == seen[1] and desk.c.restore_id == restore_id
         done = sorted(key for kept, dropped in seen[0] for key in (*kept, *dropped))
         assert done == [(rank, clock) for rank in range(3) for clock in range(clocks[rank])]
         assert all(Kind.REWIND not in clerk.heard for clerk in clerks)

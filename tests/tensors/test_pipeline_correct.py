@@ -16,7 +16,7 @@ from torch import nn
 
 from psjob import contract, rules
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.rules.base import check_hyperparameters
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
@@ -81,7 +81,7 @@ def test_the_arithmetic_is_that_of_the_rule_on_the_shards(word: str) -> None:
     for turn in range(8):
         grad = torch.randn(40, generator=torch.Generator().manual_seed(turn), dtype=torch.float64)
         theirs.slots["sent@0"] = seen[max(0, turn - 2)].clone()
-        rule.apply(theirs, grad, options, lag=2, worker=0)
+        rule.apply(theirs, grad, options, staleness=2, worker=0)
         before = ours.weights.clone()
         plain.apply(ours, corrector.corrected("w", grad, before, seen[max(0, turn - 2)], 0.1), own)
         corrector.moved("w", before, ours.weights, 0.1)
@@ -190,7 +190,7 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def outcome(train: Any, model: nn.Module, way: schedule.TrainingWay, word: str, **more: Any) -> dict[str, torch.Tensor]:
     made = train(
-        model, nn.functional.mse_loss, batches(9), parts=split(model, [1, 2, 3]), way=way, microbatches=4,
+        model, nn.functional.mse_loss, batches(9), parts=split_model(model, [1, 2, 3]), way=way, microbatches=4,
         optimizer=lambda parameters, _delay: torch.optim.SGD(parameters, lr=0.2, momentum=0.9),
         correct=predict.corrector(way, word, {}), **more,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
 
-from psjob.pipeline.cuts import needs_example, split
+from psjob.pipeline.cuts import needs_example, split_model
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.stage import arguments, cut
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
@@ -27,7 +27,7 @@ def run(model: nn.Module, parts: Any, value: Any, draw: Draw = Draw(0, 0, 0)) ->
 @pytest.mark.parametrize("stages", [2, 4])
 def test_parts_of_a_row_have_its_names_and_each_weight_once_but_the_tied_one(stages: int) -> None:
     model = row()
-    parts = split(model, ROW_CUTS[stages])
+    parts = split_model(model, ROW_CUTS[stages])
     assert len(parts) == stages and not needs_example(model, ROW_CUTS[stages])
     names = [name for part in parts for name in part.parameters]
     assert sorted(set(names)) == sorted(name for name, _ in model.named_parameters())
@@ -42,7 +42,7 @@ def test_parts_of_a_row_compute_what_it_does(stages: int) -> None:
     model[2].p = model[6].p = 0.0  # random bits are drawn otherwise
     (x, _), other = tokens(1)[0], row()
     other[2].p = other[6].p = 0.0
-    output, buffers = run(model, split(model, ROW_CUTS[stages]), arguments(x))
+    output, buffers = run(model, split_model(model, ROW_CUTS[stages]), arguments(x))
     assert torch.equal(output, other(x))
     assert all(torch.equal(buffers[name], b) for name, b in other.named_buffers())
     assert not torch.equal(buffers["4.running_mean"], model[4].running_mean)
@@ -62,39 +62,39 @@ def test_a_wrapper_that_only_calls_its_row_is_cut_without_export() -> None:
             return self.layers(x.flatten(1))  # type: ignore[no-any-return]
 
     model = Shell()
-    assert [part.parameters for part in split(model, ["layers.2"])] == [
+    assert [part.parameters for part in split_model(model, ["layers.2"])] == [
         ("layers.0.weight", "layers.0.bias"),
         ("layers.2.weight", "layers.2.bias"),
     ]
-    assert [part.parameters for part in split(model, [2])] == [part.parameters for part in split(model, ["layers.2"])]
+    assert [part.parameters for part in split_model(model, [2])] == [part.parameters for part in split_model(model, ["layers.2"])]
     x = torch.randn(5, 3)
-    assert torch.equal(run(model, split(model, [1, 2]), arguments(x))[0], model(x))
+    assert torch.equal(run(model, split_model(model, [1, 2]), arguments(x))[0], model(x))
     assert needs_example(More(), ["layers.2"])
     with pytest.raises(ValueError, match=r"More is not an nn\.Sequential: cutting it needs an example"):
-        split(More(), ["layers.2"])
+        split_model(More(), ["layers.2"])
 
 
 def test_a_forward_of_ones_own_is_not_passed_over() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.forward = lambda x: x * 2  # type: ignore[method-assign]
     assert needs_example(model, ["1"])
-    assert torch.equal(run(model, split(model), arguments(torch.ones(3, 2)))[0], torch.full((3, 2), 2.0))
+    assert torch.equal(run(model, split_model(model), arguments(torch.ones(3, 2)))[0], torch.full((3, 2), 2.0))
 
 
 def test_cuts_by_torchs_split_points() -> None:
     model = row()
-    by_end = split(model, {"3": SplitPoint.END, "7": SplitPoint.BEGINNING})
-    assert [part.parameters for part in by_end] == [part.parameters for part in split(model, [4, 7])]
+    by_end = split_model(model, {"3": SplitPoint.END, "7": SplitPoint.BEGINNING})
+    assert [part.parameters for part in by_end] == [part.parameters for part in split_model(model, [4, 7])]
     net, example = Net(), (arguments(tokens(1)[0][0]))
-    ends = split(net, {"layers.0": SplitPoint.END}, example)
-    assert [part.parameters for part in ends] == [part.parameters for part in split(net, ["layers.1"], example)]
+    ends = split_model(net, {"layers.0": SplitPoint.END}, example)
+    assert [part.parameters for part in ends] == [part.parameters for part in split_model(net, ["layers.1"], example)]
 
 
 @pytest.fixture(scope="module")
 def nets() -> dict[int, tuple[Net, Any]]:
     """By number of stages: a model and its parts. Export takes a second each."""
     given = cut(INPUTS, 2)[0].value
-    return {stages: ((model := Net()), split(model, NET_CUTS[stages], given)) for stages in (1, 2, 4)}
+    return {stages: ((model := Net()), split_model(model, NET_CUTS[stages], given)) for stages in (1, 2, 4)}
 
 
 INPUTS = ((tokens(1)[0][0],), {"mask": torch.rand(16, 8, generator=torch.Generator().manual_seed(3)), "scale": 1.5})
@@ -148,9 +148,9 @@ def test_each_draw_of_an_exported_model_has_bits_of_its_own() -> None:
             return [*masks, self.last(x)]
 
     model, given = Drawing(), arguments(torch.ones(16, 8))
-    masks = run(model, split(model, ["last"], given), given)[0][:4]
+    masks = run(model, split_model(model, ["last"], given), given)[0][:4]
     assert all(not torch.equal(masks[i], masks[j]) for i in range(4) for j in range(i))
-    again = run(model, split(model, {"first": SplitPoint.END}, given), given)[0][:4]
+    again = run(model, split_model(model, {"first": SplitPoint.END}, given), given)[0][:4]
     assert all(torch.equal(one, other) for one, other in zip(masks, again, strict=True))
 
 
@@ -179,7 +179,7 @@ def test_stages_hold_no_weights_of_their_own(nets: dict[int, tuple[Net, Any]]) -
 )
 def test_cuts_that_cannot_be_are_refused(cuts: Any, says: str) -> None:
     with pytest.raises(ValueError) as refused:
-        split(row(), cuts)
+        split_model(row(), cuts)
     assert str(refused.value).startswith(says)
 
 
@@ -195,7 +195,7 @@ def test_cuts_that_cannot_be_are_refused(cuts: Any, says: str) -> None:
 )
 def test_cuts_that_an_exported_model_cannot_have_are_refused(cuts: Any, says: str) -> None:
     with pytest.raises(ValueError) as refused:
-        split(Net(), cuts, arguments(tokens(1)[0][0]))
+        split_model(Net(), cuts, arguments(tokens(1)[0][0]))
     assert str(refused.value).startswith(says)
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_exported_is_refused_and_left_as_it_was() -> None:
 
     model = Branching()
     with pytest.raises(ValueError, match=r"^Branching cannot be cut: torch\.export did not trace it \(.+\); make it an nn\.Sequential"):
-        split(model, ["b"], arguments(torch.ones(2, 2)))
+        split_model(model, ["b"], arguments(torch.ones(2, 2)))
     assert not model.b._forward_pre_hooks and model.b.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
 
 
@@ -246,7 +246,7 @@ def test_names_modes_and_nested_inputs_of_an_exported_model() -> None:
     found = []
     for cuts in ((), ("last",)):
         model = Modes()
-        output, buffers = run(model, split(model, cuts, given), given, Draw(1, 2, 3))
+        output, buffers = run(model, split_model(model, cuts, given), given, Draw(1, 2, 3))
         assert output["low"][0].dtype == torch.bfloat16 and not buffers["mean"].requires_grad
         loss = output["out"].sum() + output["low"][0].float().sum()
         found.append((output["out"], buffers["mean"], torch.autograd.grad(loss, list(model.parameters()))))
@@ -278,9 +278,9 @@ def test_buffers_that_an_exported_forward_replaces_are_refused(replaces: bool) -
         with pytest.raises(
             ValueError, match=r"^the forward of Average puts another tensor in place of its buffer mean, which a cut would lose;"
         ):
-            split(model, ["last"], arguments(x))
+            split_model(model, ["last"], arguments(x))
         return
-    _, buffers = run(model, split(model, ["last"], arguments(x)), arguments(x))
+    _, buffers = run(model, split_model(model, ["last"], arguments(x)), arguments(x))
     torch.testing.assert_close(buffers["mean"], 0.5 * x.mean(0))
     assert torch.equal(model.mean, torch.zeros(3))
 
@@ -289,18 +289,18 @@ def test_hooks_of_what_is_cut_are_not_left_out_in_silence() -> None:
     model = row()
     model.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match=r"^Sequential has hooks and would be cut, so that they would not run; put them on its children$"):
-        split(model, [3])
+        split_model(model, [3])
     called = []
     model.register_forward_hook(lambda *_: called.append("whole"))
     model[9].register_forward_hook(lambda *_: called.append("inside"))
-    run(model, split(model), arguments(tokens(1)[0][0]))
+    run(model, split_model(model), arguments(tokens(1)[0][0]))
     assert called == ["inside", "whole"]
     other = row()
     other[9].register_forward_hook(lambda *_: called.append("9"))
-    run(other, split(other, [3]), arguments(tokens(1)[0][0]))
+    run(other, split_model(other, [3]), arguments(tokens(1)[0][0]))
     assert called[2:] == ["9"]
     with pytest.raises(ValueError, match=r"^9 has hooks and would be cut"):
-        split(other, ["9.1"])
+        split_model(other, ["9.1"])
 
 
 def test_one_module_in_several_places_runs_in_each() -> None:
@@ -308,7 +308,7 @@ def test_one_module_in_several_places_runs_in_each() -> None:
     model = nn.Sequential(nn.Linear(2, 2), act, nn.Linear(2, 2), act, nn.Linear(2, 2), act)
     x = torch.randn(3, 2)
     for cuts in ((), (3,), (1, 2, 5), ("4",)):
-        assert torch.equal(run(model, split(model, cuts), arguments(x))[0], model(x))
+        assert torch.equal(run(model, split_model(model, cuts), arguments(x))[0], model(x))
 
 
 def test_micro_batches_of_nested_structures() -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from psjob.api.stagecuts import StageMemory, check_first_values
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
-from psjob.pipeline.cuts import split
-from psjob.pipeline.lazy import FirstValues, materialise, on_meta
+from psjob.pipeline.cuts import split_model
+from psjob.pipeline.lazy import InitialValues, materialise, on_meta
 from psjob.process.errors import Refused
 from tests.tensors.pipeline_models import Across, Net, Positions, Scale, encoder, row
 
@@ -53,7 +53,7 @@ def test_values_are_those_of_the_whole_model(make: Any) -> None:
     expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     model = lazy(make)
     state = torch.get_rng_state()
-    values = FirstValues(model, 5)
+    values = InitialValues(model, 5)
     before = {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     assert values.names == expected.keys() == before.keys()
     for name in sorted(values.names):
@@ -66,10 +66,10 @@ def test_values_are_those_of_the_whole_model(make: Any) -> None:
 
 
 def test_what_is_drawn_together_is_as_little_as_can_be() -> None:
-    values = FirstValues(lazy(tied), 0)
+    values = InitialValues(lazy(tied), 0)
     assert values.beside("1.weight") == {"1.weight", "1.bias"}
     assert values.beside("0.weight") == values.beside("3.bias") == {"0.weight", "3.bias"}
-    assert FirstValues(lazy(Across), 0).beside("a.bias") == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert InitialValues(lazy(Across), 0).beside("a.bias") == {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1 << 12, 4 << 20])
@@ -82,7 +82,7 @@ def test_blocks_hold_the_values_of_the_whole_model(make: Any, block_bytes: int) 
     model = lazy(make)
     memory = StageMemory.of(model, 5)
     assert memory is not None
-    memory.give(split(model)[0])
+    memory.give(split_model(model)[0])
     table = table_of(model)
     layout = Layout.of(table, block_bytes)
     first = memory.attached(table)
@@ -99,7 +99,7 @@ def test_a_stage_has_memory_for_its_own_and_draws_what_is_not_pulled() -> None:
     memory = StageMemory.of(model, 2)
     assert memory is not None
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    memory.give(split(model, [1, 3])[1])
+    memory.give(split_model(model, [1, 3])[1])
     own = {"1.weight", "1.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"}
     assert {name for name, t in [*model.named_parameters(), *model.named_buffers()] if not t.is_meta} == own
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
@@ -113,14 +113,14 @@ def test_values_that_a_script_sets_after_the_cut_are_refused() -> None:
     model = lazy(tied)
     memory = StageMemory.of(model, 2)
     assert memory is not None
-    memory.give(split(model, [1, 3])[1])
+    memory.give(split_model(model, [1, 3])[1])
     model[1].load_state_dict({"weight": torch.ones(16, 16), "bias": torch.ones(16)})  # type: ignore[index, union-attr, operator]
     with pytest.raises(Refused, match=r"1.bias of a model under ps.lazy was set after ps.pipeline"):
         memory.attached(table_of(model))
     model = lazy(tied)
     memory = StageMemory.of(model, 2)
     assert memory is not None
-    memory.give(split(model, [1, 3])[1])
+    memory.give(split_model(model, [1, 3])[1])
     model[3].bias = nn.Parameter(torch.ones(40))  # type: ignore[index, union-attr, operator]
     with pytest.raises(Refused, match=r"3.bias of a model under ps.lazy was set after ps.pipeline"):
         memory.attached(table_of(model))
@@ -157,7 +157,7 @@ class Half(Scale):
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_drawn(make: Any, says: str) -> None:
     with pytest.raises(ValueError) as refused:
-        FirstValues(lazy(make), 0)
+        InitialValues(lazy(make), 0)
     assert str(refused.value).startswith(says)
 
 
@@ -175,6 +175,6 @@ class Looks(Scale):
 
 
 def test_what_shows_only_with_values_is_refused_then() -> None:
-    values = FirstValues(lazy(Looks), 0)
+    values = InitialValues(lazy(Looks), 0)
     with pytest.raises(ValueError, match="other gets no value from reset_parameters of Looks"):
         values.of("scale")

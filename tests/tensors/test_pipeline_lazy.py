@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.lazy import materialise, on_meta
 from tests.tensors.pipeline_models import Across, Net, Positions, Scale, encoder, row
 
@@ -61,7 +61,7 @@ def test_a_stage_alone_gets_the_values_that_it_has_in_the_whole_model(stages: An
     whole = built(row).state_dict()
     with on_meta():
         shape = row()
-    for part in split(shape, stages):
+    for part in split_model(shape, stages):
         names = {*part.parameters, *part.buffers}
         alone = built(row, only=names)
         held = {name for name, t in [*alone.named_parameters(), *alone.named_buffers()] if not t.is_meta}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.schedule import Direction, StageWork
 from psjob.pipeline.stage import ChangedInPlace, StagePart, StageRun, arguments, cut
@@ -52,7 +52,7 @@ def both(model: nn.Module, parts: list[StagePart], way: schedule.TrainingWay, mi
 def one_stage(microbatches: int, minibatches: int, tied: bool = True) -> Outcome:
     """The plain loop over micro-batches: one model, one optimizer, `backward` of each weighted loss."""
     model = row(tied=tied)
-    part = split(model)[0]
+    part = split_model(model)[0]
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     optimizer = sgd(list(parameters.values()), 0)
     losses = []
@@ -86,7 +86,7 @@ SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)]
 def test_flush_is_one_process_bit_by_bit(way: schedule.TrainingWay, stages: int, microbatches: int) -> None:
     """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient in each step alone gives."""
     model = row()
-    found = both(model, split(model, ROW_CUTS[stages]), way, microbatches, 3)
+    found = both(model, split_model(model, ROW_CUTS[stages]), way, microbatches, 3)
     plain = one_stage(microbatches, 3)
     assert same(found.weights, plain.weights) and same(found.buffers, plain.buffers) and found.losses == plain.losses
     assert found.delays == [Counter({0: 3})] * stages
@@ -96,7 +96,7 @@ def test_flush_of_an_exported_model_is_one_process_too() -> None:
     outcomes = []
     for stages in (1, 4):
         model = Net()
-        parts = split(model, NET_CUTS[stages], arguments(tokens(1)[0][0][:4]))
+        parts = split_model(model, NET_CUTS[stages], arguments(tokens(1)[0][0][:4]))
         outcomes.append(both(model, parts, schedule.Flush(), 4, 2))
     assert same(outcomes[0].weights, outcomes[1].weights) and same(outcomes[0].buffers, outcomes[1].buffers)
     assert outcomes[0].losses == outcomes[1].losses
@@ -107,8 +107,8 @@ def test_flush_adds_up_a_weight_of_many_stages_as_one_process_does() -> None:
     model = nn.Sequential(nn.Embedding(12, 12), Mean(), *(nn.Sequential(nn.Tanh(), nn.Linear(12, 12)) for _ in range(4)))
     for block in model[3:]:
         block[1].weight = model[2][1].weight  # type: ignore[index]
-    found = both(model, split(model, [3, 4, 5]), schedule.Flush(), 2, 4)
-    assert same(found.weights, both(model, split(model), schedule.Flush(), 2, 4).weights)
+    found = both(model, split_model(model, [3, 4, 5]), schedule.Flush(), 2, 4)
+    assert same(found.weights, both(model, split_model(model), schedule.Flush(), 2, 4).weights)
 
 
 ASYNC = [
@@ -128,7 +128,7 @@ def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
 ) -> None:
     """The stages measure their delays; the reference takes them from the formula."""
     model = row(tied=False)
-    parts = split(model, ROW_CUTS[stages])
+    parts = split_model(model, ROW_CUTS[stages])
     if isinstance(way, schedule.TwoBW) and microbatches < stages:
         with pytest.raises(ValueError, match=f"microbatches is {microbatches} with {stages} stages: 2BW needs"):
             inprocess.train(model, LOSS, tokens(1), parts=parts, way=way, microbatches=microbatches, optimizer=sgd)
@@ -145,7 +145,7 @@ def test_a_forward_under_autocast_casts_the_weights_of_now(way: schedule.Trainin
     """Autocast keeps the cast of a leaf as long as it is on, also where the leaf's memory has changed meanwhile."""
     model = row(tied=False)
     with torch.autocast("cpu", torch.bfloat16):
-        both(model, split(model, ROW_CUTS[4]), way, 2, 6)
+        both(model, split_model(model, ROW_CUTS[4]), way, 2, 6)
 
 
 def gradient(weights: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -177,7 +177,9 @@ def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 def test_2bw_is_the_rule_of_its_paper() -> None:
     """w_{t+1} = w_t - lr g(w_{t-1})."""
     model, batches = tanh(), points(6)
-    found = inprocess.train(model, LOSS, batches, parts=split(model, [2, 4]), way=schedule.TwoBW(), microbatches=4, optimizer=plain_sgd)
+    found = inprocess.train(
+        model, LOSS, batches, parts=split_model(model, [2, 4]), way=schedule.TwoBW(), microbatches=4, optimizer=plain_sgd
+    )
     weights = [dict(model.state_dict())]
     for number, batch in enumerate(batches):
         grads = gradient(weights[max(number - 1, 0)], batch)
@@ -190,7 +192,7 @@ def test_pipedream_is_the_rule_of_its_paper(vertical_sync: bool) -> None:
     """w_{t+1} = w_t - lr g(w_0^(t-K+1), …, w_{K-1}^(t)); with vertical sync all of them are of t-K+1."""
     model, batches = tanh(), points(6)
     found = inprocess.train(
-        model, LOSS, batches, parts=split(model, [2, 4]), way=schedule.PipeDream(vertical_sync), microbatches=1, optimizer=plain_sgd
+        model, LOSS, batches, parts=split_model(model, [2, 4]), way=schedule.PipeDream(vertical_sync), microbatches=1, optimizer=plain_sgd
     )
     late = {name: 2 if vertical_sync else 2 - int(name[0]) // 2 for name in model.state_dict()}
     weights = [dict(model.state_dict())]
@@ -203,10 +205,10 @@ def test_pipedream_is_the_rule_of_its_paper(vertical_sync: bool) -> None:
 def test_ftpipe_without_delay_is_plain_training_and_predicts_what_momentum_says() -> None:
     model, batches = tanh(), points(7)
     options: dict[str, Any] = {"microbatches": 1, "optimizer": sgd}
-    alone = inprocess.train(model, LOSS, batches, parts=split(model), way=schedule.FTPipe(), **options)
-    flush = inprocess.train(model, LOSS, batches, parts=split(model), way=schedule.Flush(), **options)
+    alone = inprocess.train(model, LOSS, batches, parts=split_model(model), way=schedule.FTPipe(), **options)
+    flush = inprocess.train(model, LOSS, batches, parts=split_model(model), way=schedule.Flush(), **options)
     assert same(alone.weights, flush.weights)
-    stashed = inprocess.train(model, LOSS, batches, parts=split(model, [2]), way=schedule.FTPipe(recompute=False), **options)
+    stashed = inprocess.train(model, LOSS, batches, parts=split_model(model, [2]), way=schedule.FTPipe(recompute=False), **options)
     w = [dict(model.state_dict())]
     v = {name: torch.zeros_like(p) for name, p in w[0].items()}
     seen = [v]
@@ -222,7 +224,7 @@ def test_ftpipe_without_delay_is_plain_training_and_predicts_what_momentum_says(
 
 def test_learning_rate_and_momentum_go_by_the_stages_delay() -> None:
     model = row(tied=False)
-    parts = split(model, ROW_CUTS[4])
+    parts = split_model(model, ROW_CUTS[4])
     asked, betas = [], {}
 
     def rate(delay: int, step: int) -> float:
@@ -240,7 +242,7 @@ def test_learning_rate_and_momentum_go_by_the_stages_delay() -> None:
 
 def test_a_weight_of_two_stages_needs_one_delay() -> None:
     model = row()
-    parts = split(model, ROW_CUTS[4])
+    parts = split_model(model, ROW_CUTS[4])
     for train in (inprocess.train, reference.train):
         with pytest.raises(
             ValueError, match=r"0\.weight is shared by stages 0, 3, whose delays are 3, 0 updates; take a way with one delay"
@@ -264,7 +266,7 @@ def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -
         load(self, number, tensors)
 
     monkeypatch.setattr(StageRun, "load", in_place)
-    options: dict[str, Any] = {"parts": split(model, ROW_CUTS[2]), "way": schedule.PipeDream(), "microbatches": 1, "optimizer": sgd}
+    options: dict[str, Any] = {"parts": split_model(model, ROW_CUTS[2]), "way": schedule.PipeDream(), "microbatches": 1, "optimizer": sgd}
     with pytest.raises(ChangedInPlace, match="stage 0"):
         inprocess.train(model, LOSS, tokens(4), **options)
 
@@ -286,7 +288,7 @@ def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, mo
 
     monkeypatch.setattr(StageRun, "forward", counting)
     model = row(tied=False)
-    inprocess.train(model, LOSS, tokens(8), parts=split(model, ROW_CUTS[stages]), way=way, microbatches=microbatches, optimizer=sgd)
+    inprocess.train(model, LOSS, tokens(8), parts=split_model(model, ROW_CUTS[stages]), way=way, microbatches=microbatches, optimizer=sgd)
     expected = [4] * stages if way == schedule.Flush("gpipe") else [stages - k for k in range(stages)]
     assert flying == expected
     if isinstance(way, schedule.PipeDream):
@@ -297,7 +299,7 @@ def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, mo
 
 def test_a_backward_frees_what_its_forward_kept() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    run = StageRun(split(model)[0], {})
+    run = StageRun(split_model(model)[0], {})
     weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     kept = [weakref.ref(tensor) for tensor in weights.values()]
     run.load(0, weights)
@@ -311,7 +313,7 @@ def test_a_backward_frees_what_its_forward_kept() -> None:
 
 def test_training_leaves_the_model_as_it_was() -> None:
     model = row()
-    both(model, split(model, ROW_CUTS[2]), schedule.TwoBW(), 2, 3)
+    both(model, split_model(model, ROW_CUTS[2]), schedule.TwoBW(), 2, 3)
     assert same(dict(model.state_dict()), dict(row().state_dict())) and all(p.grad is None for p in model.parameters())
 
 
@@ -321,7 +323,7 @@ def test_frozen_weights_stay() -> None:
     for way in (schedule.Flush(), schedule.FTPipe(predicts=False), schedule.TwoBW()):
         if isinstance(way, schedule.FTPipe):
             model[10].weight = nn.Parameter(model[10].weight.detach().clone())
-        found = both(model, split(model, ROW_CUTS[2]), way, 2, 3)
+        found = both(model, split_model(model, ROW_CUTS[2]), way, 2, 3)
         assert torch.equal(found.weights["3.weight"], model[3].weight) and not torch.equal(found.weights["7.weight"], model[7].weight)
 
 
@@ -330,6 +332,6 @@ def test_schedules_that_wait_for_each_other_are_told(monkeypatch: pytest.MonkeyP
     backward_first = [StageWork(Direction.BACKWARD, 0), StageWork(Direction.FORWARD, 0)]
     monkeypatch.setattr(schedule.Flush, "work", lambda *_: backward_first)
     with pytest.raises(RuntimeError, match=r"stages wait for each other after \[0, 0\] pieces of work"):
-        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=schedule.Flush(), microbatches=1, optimizer=sgd)
+        inprocess.train(model, LOSS, tokens(1), parts=split_model(model, [5]), way=schedule.Flush(), microbatches=1, optimizer=sgd)
     with pytest.raises(ValueError, match="minibatch 0 has 16 samples for 17 micro-batches; leave it out"):
-        inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=schedule.Flush(), microbatches=17, optimizer=sgd)
+        inprocess.train(model, LOSS, tokens(1), parts=split_model(model, [5]), way=schedule.Flush(), microbatches=17, optimizer=sgd)

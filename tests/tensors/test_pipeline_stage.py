@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining._backward import stage_backward
 
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.stage import ChangedInPlace, OneMemory, StageRun, arguments
 from tests.tensors.pipeline_models import row, tokens
@@ -41,7 +41,7 @@ def loss(output: torch.Tensor) -> torch.Tensor:
 
 def stage(**options: Any) -> tuple[nn.Module, StageRun]:
     model = small()
-    return model, StageRun(split(model)[0], dict(model.named_buffers()), **options)
+    return model, StageRun(split_model(model)[0], dict(model.named_buffers()), **options)
 
 
 def test_each_micro_batch_has_the_weights_of_its_forward() -> None:
@@ -161,7 +161,7 @@ def test_recompute_gives_the_bits_of_a_kept_graph_and_statistics_once(autocast: 
     found = []
     for recompute in (False, True):
         model = row()
-        run = StageRun(split(model)[0], {name: b.clone() for name, b in model.named_buffers()}, recompute=recompute)
+        run = StageRun(split_model(model)[0], {name: b.clone() for name, b in model.named_buffers()}, recompute=recompute)
         run.load(0, dict(model.named_parameters()))
         with torch.autocast("cpu", enabled=autocast):
             for micro, (x, y) in enumerate(tokens(2)):
@@ -182,7 +182,7 @@ def test_recompute_knows_its_input_where_the_part_writes_into_it() -> None:
     model = nn.Sequential(Doubling(), nn.Linear(3, 2))
     found = []
     for recompute in (False, True):
-        run = StageRun(split(model)[0], {}, recompute=recompute)
+        run = StageRun(split_model(model)[0], {}, recompute=recompute)
         run.load(0, dict(model.named_parameters()))
         run.forward(0, arguments(X.clone()), DRAW, loss)
         found.append(run.backward(0)[1]["1.weight"])
@@ -199,7 +199,7 @@ def test_backward_runs_without_the_autocast_of_the_forward() -> None:
             return x
 
     model = nn.Sequential(nn.Linear(3, 2), Asks())
-    run = StageRun(split(model)[0], {})
+    run = StageRun(split_model(model)[0], {})
     run.load(0, dict(model.named_parameters()))
     with torch.autocast("cpu"):
         run.forward(0, arguments(X), DRAW, loss)
@@ -221,7 +221,7 @@ def test_gradients_are_those_of_torchs_helper() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Identity(), Two())
-    part = split(model, [1])[1]
+    part = split_model(model, [1])[1]
     run = StageRun(part, {})
     run.load(0, dict(model.named_parameters()))
     value = {"x": X.clone().requires_grad_(), "ids": torch.arange(6), "note": "text"}
@@ -249,7 +249,7 @@ def test_a_step_under_no_grad_has_gradients_all_the_same() -> None:
 
 def test_an_output_that_nobody_used_has_no_gradient() -> None:
     model = small()
-    run = StageRun(split(model, [1])[0], {})
+    run = StageRun(split_model(model, [1])[0], {})
     run.load(0, dict(model.named_parameters()))
     run.forward(0, arguments(X), DRAW)
     assert run.backward(0, [None]) == ([None], {})
@@ -269,7 +269,7 @@ def test_buffers_that_a_forward_replaces_are_kept() -> None:
 
     model = nn.Sequential(Average(), nn.Linear(3, 2))
     for recompute in (False, True):
-        run = StageRun(split(model)[0], dict(model.named_buffers()), recompute=recompute)
+        run = StageRun(split_model(model)[0], dict(model.named_buffers()), recompute=recompute)
         run.load(0, dict(model.named_parameters()))
         for micro in range(2):
             run.forward(micro, arguments(X), DRAW, loss)
@@ -306,7 +306,7 @@ def test_one_memory_gives_the_newest_weights_to_a_backward_and_nobody_else_may_d
     old, new = fresh(model), fresh(model, 3.0)
     x = X.clone().requires_grad_()
     memory = OneMemory(fresh(model))
-    run = StageRun(split(model)[0], {}, in_place=True)
+    run = StageRun(split_model(model)[0], {}, in_place=True)
     run.load(0, memory.leaves)
     run.forward(0, arguments(x), DRAW, loss)
     memory.take(new)
@@ -320,7 +320,7 @@ def test_one_memory_gives_the_newest_weights_to_a_backward_and_nobody_else_may_d
     torch.testing.assert_close(back[0], inner @ new["0.weight"])
     with pytest.raises(KeyError):
         memory.take({"4.weight": X})
-    kept = StageRun(split(model)[0], {})
+    kept = StageRun(split_model(model)[0], {})
     kept.load(0, memory.leaves)
     kept.forward(0, arguments(x), DRAW, loss)
     memory.take(old)

@@ -18,7 +18,7 @@ from psjob.api import advice, attachable
 from psjob.api.recording import EXTRA, ExtraState
 from psjob.process.errors import Refused
 from psjob.resume import record, tagged
-from psjob.resume.record import Generators, generators
+from psjob.resume.record import Generators, generator_states
 
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]
@@ -141,7 +141,7 @@ def test_records_packed_one_after_another_are_those_packed_alone() -> None:
         blob = packer.pack(record.capture({"round": step}, step, m, held, optimizer, rng=states.states()))
         assert blob == record.pack(record.capture({"round": step}, step, m, held, optimizer))
         kept = record.unpack(blob)
-        assert (kept.step, kept.stateful["x"][1]) == (step, step) and tagged.differences(kept.rng, generators()) == []
+        assert (kept.step, kept.stateful["x"][1]) == (step, step) and tagged.differences(kept.rng, generator_states()) == []
 
 
 @pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(1), numpy.random.rand])
@@ -150,7 +150,7 @@ def test_states_of_generators_are_new_only_where_one_has_drawn(draw: Callable[[]
     first = states.states()
     assert states.states() is first
     draw()
-    assert states.states() is not first and tagged.differences(states.states(), generators()) == []
+    assert states.states() is not first and tagged.differences(states.states(), generator_states()) == []
 
 
 def test_a_record_without_cursor() -> None:
@@ -349,7 +349,7 @@ def test_extra_state_of_modules_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
     assert model[0].calls == 7, "a record of an earlier version has none"
     assert ExtraState.of(torch.nn.Linear(1, 1)) == {}
     told: list[str] = []
-    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: told.append(sentence))
+    monkeypatch.setattr(advice, "tell_once", lambda _kind, sentence: told.append(sentence))
     model[2].calls = object()
     assert list(ExtraState.of(model)[EXTRA].state_dict()) == ["0"]
     assert "2.get_extra_state().calls: a builtins.object cannot be kept" in told[0]
@@ -358,7 +358,7 @@ def test_extra_state_of_modules_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("given", "told"), [("all", 0), ("trained", 1), ("tied", 0)])
 def test_frozen_parameters_that_the_optimizer_does_not_have_are_told(monkeypatch: pytest.MonkeyPatch, given: str, told: int) -> None:
     sentences: list[str] = []
-    monkeypatch.setattr(advice, "tell", lambda _kind, sentence: sentences.append(sentence))
+    monkeypatch.setattr(advice, "tell_once", lambda _kind, sentence: sentences.append(sentence))
     trained, frozen = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
     model = torch.nn.Sequential(trained, frozen)
     if given == "tied":

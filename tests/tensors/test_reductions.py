@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.rules.reduction import MONOIDS, REDUCTIONS, SEMIRINGS, ReductionProblem, mean_in_rank_order, named
+from psjob.rules.reduction import MONOIDS, REDUCTIONS, SEMIRINGS, ReductionProblem, mean_in_rank_order, reduction_named
 
 torch.set_num_threads(1)
 WHOLE = st.integers(-50, 50).map(float)
@@ -29,7 +29,7 @@ def numbers_for(name: str) -> st.SearchStrategy[float]:
 def joined(name: str, *values: float, kind: str = "torch") -> float:
     """The reduction of pushes of one element each."""
     out = KINDS[kind]([math.nan])
-    named(name)([KINDS[kind]([value]) for value in values], out)
+    reduction_named(name)([KINDS[kind]([value]) for value in values], out)
     return float(out[0])
 
 
@@ -99,10 +99,10 @@ EXPECTED: list[tuple[str, list[list[float]], list[float]]] = [
 def test_reductions_by_element(name: str, pushes: list[list[float]], expected: list[float], kind: str) -> None:
     given = [KINDS[kind](push) for push in pushes]
     out = KINDS[kind]([math.nan] * len(expected))
-    named(name)(given, out)
+    reduction_named(name)(given, out)
     assert out.tolist() == pytest.approx(expected, rel=1e-12)
     assert [g.tolist() for g in given] == pushes, "pushes are left as they are"
-    named(name)(given, given[0])
+    reduction_named(name)(given, given[0])
     assert given[0].tolist() == pytest.approx(expected, rel=1e-12), "out may be the first push"
 
 
@@ -117,7 +117,7 @@ def test_order_shows_in_the_bits_of_real_numbers_and_not_of_whole_ones() -> None
 
     def total(pushes: Sequence[Any]) -> Any:
         out = torch.empty_like(pushes[0])
-        named("sum")(pushes, out)
+        reduction_named("sum")(pushes, out)
         return out
 
     assert torch.equal(total(real), total(real))
@@ -188,14 +188,14 @@ def of_many_only(pushes: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_a_reduction_of_ones_own() -> None:
-    own = named(f"{__name__}:spread")
+    own = reduction_named(f"{__name__}:spread")
     out = torch.zeros(2)
     own([torch.tensor([1.0, 2.0]), torch.ones(2), torch.tensor([4.0, 5.0])], out)
     assert out.tolist() == [3, 4]
 
 
 def test_one_that_fails_later_is_named_with_what_it_was_given() -> None:
-    own = named(f"{__name__}:of_many_only")
+    own = reduction_named(f"{__name__}:of_many_only")
     for length, words in (
         (200, "of_many_only failed on 2 pushes of float32 .200.: RuntimeError: too long"),
         (20, "of_many_only made float64 .20. of 2 pushes of float32 .20.; it must return a tensor like each of them"),
@@ -222,14 +222,14 @@ def test_one_that_fails_later_is_named_with_what_it_was_given() -> None:
 )
 def test_names_that_are_none(name: str, words: str) -> None:
     with pytest.raises(ReductionProblem, match=words):
-        named(name)
+        reduction_named(name)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_nothing_cannot_be_reduced(name: str) -> None:
     with pytest.raises(ValueError, match="at least one push"):
-        named(name)([], torch.zeros(1))
+        reduction_named(name)([], torch.zeros(1))
     one = torch.tensor([1.0])
-    named(name)([one], out := torch.zeros(1))
+    reduction_named(name)([one], out := torch.zeros(1))
     assert torch.equal(out, one)
-    assert mean_in_rank_order is named("mean")
+    assert mean_in_rank_order is reduction_named("mean")

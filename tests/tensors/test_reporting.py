@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import psjob as ps
 from psjob.api import trackers
-from psjob.api.state import State
+from psjob.api.state import ScriptState
 from psjob.checkpoint import disk
 from psjob.process.errors import Refused
 
@@ -121,8 +121,8 @@ def test_a_model_that_is_a_table_has_no_word_before_its_names(tmp_path: Path) ->
     assert found["ids"].tolist() == [3, 7] and found["weight"].tolist() == [[2], [1]]
 
 
-def declared(**values: Any) -> State:
-    state = State()
+def declared(**values: Any) -> ScriptState:
+    state = ScriptState()
     state._declare(values)
     return state
 
@@ -181,7 +181,7 @@ def test_an_object_is_kept_by_its_own_state() -> None:
 
 
 def test_a_record_that_comes_before_the_declaration_wins() -> None:
-    state = State()
+    state = ScriptState()
     state.load_state_dict({"best": {"value": 0.9}, "later": {"value": 3}})
     state._declare({"best": 0.0})
     assert state.best == 0.9
@@ -230,10 +230,10 @@ def test_an_open_summary_writer_is_told(tmp_path: Path) -> None:
     closed, writer = SummaryWriter(str(tmp_path / "closed")), SummaryWriter(str(tmp_path / "open"))
     closed.close()
     for step in range(4):
-        trackers.tell({"loss": 1.0 / (step + 1)}, step)
+        trackers.tell_trackers({"loss": 1.0 / (step + 1)}, step)
     late = SummaryWriter(str(tmp_path / "late"))
     for step in range(4, 12):
-        trackers.tell({"loss": 1.0}, step)
+        trackers.tell_trackers({"loss": 1.0}, step)
     writer.close()
     late.close()
     events = EventAccumulator(str(tmp_path / "open"))

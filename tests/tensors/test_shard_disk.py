@@ -202,7 +202,7 @@ def test_rows_of_a_snapshot_not_written_are_still_to_be_saved(tmp_path: Path, mo
     store = shard.server.store
     assert store.initialised_one(store.row_cells[0].index)
     shard.server.initialised()
-    shard.order({"do": "open", "term": 1, "recovery": 1})
+    shard.order({"do": "open", "term": 1, "restore_id": 1})
     cell = store.row_cells[0]
     ids = torch.arange(400)
     mine = ids[Partition.even(2).shard_of(ids) == 1]

@@ -21,7 +21,7 @@ from psjob.api.stagecuts import StageCuts
 from psjob.contract import keys
 from psjob.layout.blocks import MAX_NAME, RESERVED, TensorSpec, check_aliases, check_table
 from psjob.modes.stages import Stages
-from psjob.pipeline.cuts import split
+from psjob.pipeline.cuts import split_model
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator.decode import Malformed, step_lost
@@ -203,11 +203,11 @@ JOB = Config("job", "run", "0", "sync", 0, None, 2, (), NEVER, "AllWorkers", 10.
 def test_a_stage_has_parameters_and_buffers_of_its_own() -> None:
     rows = [TensorSpec("a", (1,), "float32", 0, (0,)), TensorSpec("b", (1,), "float32", 0, (0,))]
     with pytest.raises(Refused, match="stage 1 has no parameter that the optimizer trains"):
-        stagecuts.check_table(JOB, rows)
-    stagecuts.check_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
+        stagecuts.check_stage_table(JOB, rows)
+    stagecuts.check_stage_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
     norm = nn.BatchNorm1d(4)
     with pytest.raises(Refused, match=r"buffer 1\.running_mean is in stages 0 and 1"):
-        stagecuts.cuts_of(split(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
+        stagecuts.stage_cuts_of(split_model(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
 
 
 def test_two_workers_have_one_key_and_each_reads_it_with_its_own() -> None:
@@ -235,12 +235,12 @@ def test_a_job_of_stages_trains_one_model_that_was_cut(monkeypatch: pytest.Monke
     monkeypatch.setattr(stagecuts, "_known", [])
     model = nn.Linear(1, 1)
     with pytest.raises(Refused, match=r"cut the model with ps\.pipeline"):
-        stagecuts.known(model, JOB)
+        stagecuts.known_cuts(model, JOB)
     stagecuts.remember(model, StageCuts({"weight": (0,)}, frozenset()))
-    assert stagecuts.known(model, JOB).stages == {"weight": (0,)}
+    assert stagecuts.known_cuts(model, JOB).stages == {"weight": (0,)}
     with pytest.raises(Refused, match="called twice"):
         stagecuts.remember(nn.Linear(1, 1), StageCuts())
-    assert stagecuts.known(nn.Linear(1, 1), replace(JOB, stages=Stages())) is stagecuts.WHOLE
+    assert stagecuts.known_cuts(nn.Linear(1, 1), replace(JOB, stages=Stages())) is stagecuts.WHOLE
 
 
 TWO = Partition.even(2)

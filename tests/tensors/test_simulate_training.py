@@ -15,7 +15,7 @@ from psjob import rules
 from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.simulate import digits64
-from psjob.simulate.engine import Outage, Speeds, simulate
+from psjob.simulate.engine import Outage, WorkerSpeeds, simulate
 from psjob.simulate.training import BATCH, SIZE, Digits, Fixed, Floats, Inner, Library, Quadratic, SimulatedTraining
 from psjob.simulate.words import label, mode_of
 from tests.support.simulated import asked
@@ -23,7 +23,7 @@ from tests.support.simulated import asked
 ARGV = ["-m", "psjob_client.cli.main", "simulate"]
 
 
-UNEVEN = Speeds(spread=0.6)
+UNEVEN = WorkerSpeeds(spread=0.6)
 
 
 def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **hyperparameters: float) -> SimulatedTraining:
@@ -49,7 +49,7 @@ class Written(SimulatedTraining):
         return super().decide(batch, version)
 
 
-@pytest.mark.parametrize("mode", [Sync(), Backup(2), Softsync(2, by_lag=False)], ids=repr)
+@pytest.mark.parametrize("mode", [Sync(), Backup(2), Softsync(2, by_staleness=False)], ids=repr)
 def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
     """So backup workers and softsync are a run with batches of N over what was kept."""
     rule = rules.named("nag")
@@ -86,7 +86,7 @@ def test_numpy_and_torch_come_to_the_same(rule: str) -> None:
 def test_who_leaves_is_forgotten() -> None:
     rule = rules.named("dana-zero")
     work = SimulatedTraining(Quadratic(3), rule, lambda batches: {**rule.hyperparameters, "lr": 0.01})
-    simulate(Async(), 3, Speeds(outages=(Outage(1, 2000),)), 120, work=work)
+    simulate(Async(), 3, WorkerSpeeds(outages=(Outage(1, 2000),)), 120, work=work)
     own = [slot for name, slot in work.state.slots.items() if name.startswith("v@")]
     assert len(own) == 2
     np.testing.assert_allclose(work.state.slot("sum"), sum(own), rtol=1e-12)
@@ -98,7 +98,7 @@ def test_local_steps_are_the_worker_s_own() -> None:
     work = SimulatedTraining(
         Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, hyperparameters, 6)
     )
-    simulate(LocalSGD(6), 1, Speeds(), 5, work=work)
+    simulate(LocalSGD(6), 1, WorkerSpeeds(), 5, work=work)
     problem = Digits(3)
     state = BlockState(problem.begin())
     for _ in range(30):
@@ -137,7 +137,7 @@ def test_the_small_table_passes_its_gate(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_gate_can_fail() -> None:
-    good, bad = (digits64.Trained(accuracy, 1.0, 1.0, "") for accuracy in (0.98, 0.5))
+    good, bad = (digits64.TrainingResult(accuracy, 1.0, 1.0, "") for accuracy in (0.98, 0.5))
     table = {
         ("nag-asgd", 32): [good],
         ("dana-zero", 32): [bad],
@@ -150,20 +150,20 @@ def test_the_gate_can_fail() -> None:
 
 
 def test_the_schedule_of_lr() -> None:
-    given = digits64.schedule(digits64.hyperparameters(rules.named("nag"), {}), 10)
+    given = digits64.rate_schedule(digits64.protocol_hyperparameters(rules.named("nag"), {}), 10)
     rates = [given(44 * epoch)["lr"] for epoch in (0, 1, 29, 30, 45, 59)]
     assert rates == pytest.approx([0.005, 0.05, 0.05, 0.005, 0.0005, 0.0005])
     assert given(22)["lr"] == pytest.approx(0.0275)
     assert (given(0)["momentum"], given(0)["weight_decay"]) == (0.9, 1e-4)
-    assert digits64.hyperparameters(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
-    assert digits64.hyperparameters(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
+    assert digits64.protocol_hyperparameters(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
+    assert digits64.protocol_hyperparameters(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("text", "mode"),
     [
         ("sync", Sync()), ("backup", Backup(1)), ("backup:4", Backup(4)), ("bounded:staleness=2", Bounded(2)),
-        ("softsync:8,by_lag=false", Softsync(8, by_lag=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
+        ("softsync:8,by_staleness=false", Softsync(8, by_staleness=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
     ],
 )  # fmt: skip
 def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
@@ -178,7 +178,7 @@ def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
         (["schedule", "--mode", "backup:x"], "backup_workers is 'x', must be a whole number"),
         (["schedule", "--mode", "sync:1"], "'1' is not a number of sync; write sync"),
         (["schedule", "--mode", "bounded:-1"], "staleness is -1, must be 0 or more"),
-        (["schedule", "--mode", "softsync:2,by_lag=no"], "by_lag is 'no', must be true or false"),
+        (["schedule", "--mode", "softsync:2,by_staleness=no"], "by_staleness is 'no', must be true or false"),
         (["schedule", "--workers", "0"], "--workers 0: must be 1 to 10000"),
         (["schedule", "--workers", "-3"], "--workers -3: must be 1 to 10000"),
         (["schedule", "--pushes", "0"], "--pushes 0: must be 1 to"),
@@ -265,7 +265,7 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
     assert asked(argv[:-2]) == 0
     assert "Without lag: backup:1" in capsys.readouterr().out
-    rounds = ["local:4", "local-async:4", "softsync:1,by_lag=false"]
+    rounds = ["local:4", "local-async:4", "softsync:1,by_staleness=false"]
     assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "-o", "json"]) == 0
     assert [one["mode"] for one in json.loads(capsys.readouterr().out) if one["jobs"]] == rounds[:2]
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler, get_worker_info
 
 from psjob.api.orders import keeps_iterator
-from psjob.api.slices import Slices, Stream
+from psjob.api.slices import SampleStream, Slices
 from psjob.process.errors import Refused
 from tests.support.soaking import rotating
 from tests.tensors.datasets import Lines, Numbers
@@ -52,7 +52,7 @@ class Stateful(Lines):
 
 def feeds(dataset: Any, world: int, processes: int = 0, size: int | None = 3, **options: Any) -> list[list[Any]]:
     loader = DataLoader(dataset, batch_size=size, num_workers=processes, **options)
-    return [list(Stream(loader, 7, rank, world).feed(2, START)) for rank in range(world)]
+    return [list(SampleStream(loader, 7, rank, world).feed(2, START)) for rank in range(world)]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_from_any_place_the_rest_is_the_same(kind: type[Lines], processes: int, 
     """Numbers drawn for a sample are the same too."""
     for rank in range(2):
         loader = DataLoader(kind(samples), batch_size=4, num_workers=processes)
-        whole = list(Stream(loader, 1, rank, 2).feed(0, START))
+        whole = list(SampleStream(loader, 1, rank, 2).feed(0, START))
         for begin in range(len(whole) + 1):
             place = START if begin == 0 else whole[begin - 1][2]
             loader = DataLoader(kind(samples), batch_size=4, num_workers=processes)
-            rest = list(Stream(loader, 1, rank, 2).feed(0, place))
+            rest = list(SampleStream(loader, 1, rank, 2).feed(0, place))
             assert [again for _, again, _ in rest] == [again for _, again, _ in whole[begin:]]
             for (batch, again, at), (other, _, there) in zip(rest, whole[begin:], strict=True):
                 assert at == there
@@ -107,22 +107,22 @@ def test_from_any_place_the_rest_is_the_same(kind: type[Lines], processes: int, 
 
 def test_a_state_saves_reading_again_and_without_one_the_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        place = list(Stream(DataLoader(Stateful(30), batch_size=2), 0, 0, 1).feed(0, START))[9][2]
-        rest = list(Stream(DataLoader(Stateful(30), batch_size=2), 0, 0, 1).feed(0, place))
+        place = list(SampleStream(DataLoader(Stateful(30), batch_size=2), 0, 0, 1).feed(0, START))[9][2]
+        rest = list(SampleStream(DataLoader(Stateful(30), batch_size=2), 0, 0, 1).feed(0, place))
         assert not caplog.records and int(rest[0][0][0, 2]) == 1, "the first sample it made"
-        place = list(Stream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, START))[9][2]
-        list(Stream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, place))
+        place = list(SampleStream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, START))[9][2]
+        list(SampleStream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, place))
     assert "Lines has no state_dict: 10 batches are read again" in caplog.text
 
 
 def test_another_number_of_loader_processes_is_refused() -> None:
-    place = list(Stream(DataLoader(Lines(30), batch_size=2, num_workers=2), 0, 0, 1).feed(0, START))[3][2]
+    place = list(SampleStream(DataLoader(Lines(30), batch_size=2, num_workers=2), 0, 0, 1).feed(0, START))[3][2]
     with pytest.raises(Refused, match="2 loader processes, now num_workers makes 1"):
-        list(Stream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, place))
+        list(SampleStream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, place))
 
 
 def test_the_scripts_own_generators_are_left_alone() -> None:
-    feed = Stream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, START)
+    feed = SampleStream(DataLoader(Lines(30), batch_size=2), 0, 0, 1).feed(0, START)
     next(feed)  # torch draws a seed as a loader begins
     kept = torch.get_rng_state(), random.getstate()
     for _ in feed:

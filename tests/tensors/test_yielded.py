@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
 
 from psjob.api.data import shard
-from psjob.api.slices import Slices, Stream, Yielded, has_its_own
+from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own
 from psjob.process.errors import Refused
 from tests.support.soaking import rotating
 from tests.tensors.datasets import Joins, Lines, Normalises
@@ -176,6 +176,6 @@ def opens(process: int) -> None:
 @pytest.mark.parametrize("kind", [Opened, OpenedStream])
 def test_a_function_for_loader_processes_reaches_the_scripts_own_dataset(kind: type[Opened]) -> None:
     loader = DataLoader(kind(), batch_size=2, num_workers=1, worker_init_fn=opens)
-    feed: Any = Stream(loader, 0, 1, 2).feed(0, START) if kind is OpenedStream else Slices(loader, 0, 1, 2).feed(0, 0)
+    feed: Any = SampleStream(loader, 0, 1, 2).feed(0, START) if kind is OpenedStream else Slices(loader, 0, 1, 2).feed(0, 0)
     found = [batch for batch, *_ in feed]
     assert found == [["file 0 True"] * 2] * 2

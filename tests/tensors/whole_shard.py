@@ -40,12 +40,12 @@ ROWS = {"name": "user", "dim": 4, "rule": "sgd", "num_rows": 50}
 LAYOUT = Layout.of([TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in TABLE])  # type: ignore[arg-type]
 NUMBERS = {**named("sgd").hyperparameters, "lr": 0.1}
 HELLO = {
-    "role": "worker", "fresh": True, "term": 1, "recovery": 1, "acked": 0, "attempt": 1, "mode": "async", "layout": LAYOUT.digest(),
+    "role": "worker", "fresh": True, "term": 1, "restore_id": 1, "acked": 0, "attempt": 1, "mode": "async", "layout": LAYOUT.digest(),
     "rule": "sgd", "aliases": {}, "table": TABLE, "tables": [ROWS], "codecs": ["bf16", "int8", "topk"], "push": "none", "pull": "none",
     "transports": ["shared"], "rowTransports": ["shared"], "slots": 2, "has": None, "lane": False,
 }  # fmt: skip
 PEER_HELLO = {
-    "role": "shard", "index": 1, "attempt": 1, "term": 1, "serving": False, "recovery": 0, "mode": "async", "carried": 0, "early": False,
+    "role": "shard", "index": 1, "attempt": 1, "term": 1, "serving": False, "restore_id": 0, "mode": "async", "carried": 0, "early": False,
 }  # fmt: skip
 RECORD = pack(ResumeRecord(None, 0, {}, {}, []))
 Said = tuple[bytes, bytes]

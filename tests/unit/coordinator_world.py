@@ -84,12 +84,12 @@ class World:
         assert self.c.open and len(self.welcomes) == self.job.workers, self.c.phase
         return self
 
-    def shard(self, index: int, serving: bool = False, term: int = 1, attempt: int = 1, recovery: int = 0) -> None:
+    def shard(self, index: int, serving: bool = False, term: int = 1, attempt: int = 1, restore_id: int = 0) -> None:
         """Shard `index` says hello on a new stream."""
         self._ids += 1
         self._links[self._ids] = index
         self.sent["shard-hello"] += 1
-        self.post(e.ShardHello(self._ids, index, attempt, term, serving, recovery, written(self.mode), 0))
+        self.post(e.ShardHello(self._ids, index, attempt, term, serving, restore_id, written(self.mode), 0))
 
     def hello(self, rank: int, start: int = 1, rewinds: int = 0, fresh: bool = True, **more: Any) -> int:
         """A process of worker `rank` says hello; the number of its stream."""
@@ -171,7 +171,7 @@ class World:
             case "restore":
                 self.step = self.manifests[-1].step
                 complete = (self.step,) * self.job.workers
-                self.answer(shard, messages.ShardRestored(shard, body["recovery"], self.position(), complete))
+                self.answer(shard, messages.ShardRestored(shard, body["restore_id"], self.position(), complete))
             case "where":
                 rows = dict.fromkeys(body["ranks"], (self.step, 0))
                 self.answer(shard, messages.WorkerPositions(shard, body["ask"], self.position(), rows))

@@ -6,8 +6,8 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from psjob.planning.plan import Grid, Node, Output, Plan, Profile, Stage, Tied, Way, Wire, Work
-from psjob.planning.predict import Case, bound, fits
+from psjob.planning.plan import Grid, ModelNode, ModelWork, Output, PipelineWay, Plan, PlannedStage, Profile, Tied, Wire
+from psjob.planning.predict import Case, bound_of_plan, fits
 
 MS = 1e-3
 FREE = Wire(1e15)
@@ -18,7 +18,7 @@ def chain(forward: Sequence[float], sent: int = 0, **more: int) -> Profile:
     last = len(forward) - 1
     return Profile(
         tuple(
-            Node(f"layers.{i}", f, 2 * f, outputs=(Output(sent, (i + 1,)),) if sent and i < last else (), **more)
+            ModelNode(f"layers.{i}", f, 2 * f, outputs=(Output(sent, (i + 1,)),) if sent and i < last else (), **more)
             for i, f in enumerate(forward)
         )
     )
@@ -29,14 +29,14 @@ def flat(devices: int, wire: Wire = FREE, push_byte: float = 0.0) -> Grid:
     return Grid(devices, 1, wire, wire, False, push_byte)
 
 
-def case(profile: Profile, grid: Grid, way: Way | str = "flush", memory: float | None = None) -> Case:
-    return Case(Work(profile), grid, Way(way) if isinstance(way, str) else way, memory)
+def case(profile: Profile, grid: Grid, way: PipelineWay | str = "flush", memory: float | None = None) -> Case:
+    return Case(ModelWork(profile), grid, PipelineWay(way) if isinstance(way, str) else way, memory)
 
 
 def straight(profile: Profile, *cuts: int) -> Plan:
     """A device a stage."""
     bounds = [0, *cuts, len(profile.nodes)]
-    return tuple(Stage(first, end, (k,)) for k, (first, end) in enumerate(itertools.pairwise(bounds)))
+    return tuple(PlannedStage(first, end, (k,)) for k, (first, end) in enumerate(itertools.pairwise(bounds)))
 
 
 def random_profile(chance: random.Random, count: int, *, skips: float = 0.3) -> Profile:
@@ -48,7 +48,7 @@ def random_profile(chance: random.Random, count: int, *, skips: float = 0.3) -> 
             outputs.append(Output(bytes=10**5, to=(chance.randrange(i + 2, count),)))
         forward = 1e-5 + chance.random() ** 2 * 1e-2
         nodes.append(
-            Node(
+            ModelNode(
                 name=f"n{i}", forward=forward, backward=forward * chance.uniform(1, 3), parameters=chance.randrange(10**7),
                 saved=chance.randrange(10**7), fixed=chance.choice([0, 10**5]), outputs=tuple(outputs),
             )
@@ -61,8 +61,8 @@ def random_case(chance: random.Random, profile: Profile, machines: Sequence[tupl
     hosts, each = chance.choice(machines)
     push = chance.choice([1e-10, 2e-9])
     grid = Grid(hosts, each, Wire(1e10, 1e-5), Wire(1e9, 5e-5), chance.random() < 0.5, push, 1e-4)
-    way = Way(chance.choice(["flush", "pipedream", "2bw"]), chance.randrange(1, 9), chance.randrange(1, 5), chance.random() < 0.3)
-    return Case(Work(profile), grid, way, chance.choice([None, 6e7, 2e8]))
+    way = PipelineWay(chance.choice(["flush", "pipedream", "2bw"]), chance.randrange(1, 9), chance.randrange(1, 5), chance.random() < 0.3)
+    return Case(ModelWork(profile), grid, way, chance.choice([None, 6e7, 2e8]))
 
 
 def layouts(hosts: int, each: int) -> Iterator[list[tuple[int, ...]]]:
@@ -100,7 +100,7 @@ def every_plan(given: Case) -> Iterator[Plan]:
     count = given.work.count
     for devices in layouts(given.grid.hosts, given.grid.each):
         for cuts in itertools.combinations(range(1, count), len(devices) - 1):
-            plan = tuple(Stage(*pair, homes) for pair, homes in zip(itertools.pairwise([0, *cuts, count]), devices, strict=True))
+            plan = tuple(PlannedStage(*pair, homes) for pair, homes in zip(itertools.pairwise([0, *cuts, count]), devices, strict=True))
             if fits(given, plan):
                 yield plan
 
@@ -111,10 +111,10 @@ def every_mixed(given: Case) -> Iterator[Plan]:
     for homes in itertools.product(range(given.grid.count), repeat=count - 1):
         full = (0, *homes)
         firsts = [i for i in range(count) if i == 0 or full[i] != full[i - 1]]
-        plan = tuple(Stage(first, end, (full[first],)) for first, end in itertools.pairwise([*firsts, count]))
+        plan = tuple(PlannedStage(first, end, (full[first],)) for first, end in itertools.pairwise([*firsts, count]))
         if fits(given, plan):
             yield plan
 
 
 def seconds(given: Case, plan: Plan) -> float:
-    return bound(given, plan).seconds(given.way)
+    return bound_of_plan(given, plan).seconds(given.way)

@@ -12,10 +12,10 @@ import pytest
 from tqdm import tqdm
 
 from psjob.api import scriptcode
-from psjob.api.scriptcode import Way, site, way
+from psjob.api.scriptcode import BatchRequest, site, way
 from psjob.process import errors
 
-Ways = list[Way]
+Ways = list[BatchRequest]
 
 
 class Loader:
@@ -319,7 +319,7 @@ class Left:
             yield from range(9)
         except GeneratorExit:
             frame = sys._getframe(1)
-            while frame.f_back is not None and not scriptcode.is_script(frame.f_code):
+            while frame.f_back is not None and not scriptcode.is_script_code(frame.f_code):
                 frame = frame.f_back
             left = scriptcode.left_by(sys._getframe(1))
             self.found.append((left is not None, frame.f_locals.get("n")))
@@ -445,4 +445,4 @@ def test_a_long_body_makes_no_endless_generator() -> None:
 
 
 def test_installed_packages_are_not_the_scripts() -> None:
-    assert scriptcode.is_script(one_by_one.__code__) and not scriptcode.is_script(pytest.fixture.__code__)
+    assert scriptcode.is_script_code(one_by_one.__code__) and not scriptcode.is_script_code(pytest.fixture.__code__)

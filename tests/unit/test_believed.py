@@ -26,6 +26,7 @@ NOT_A_WORKERS = {
     "push_metrics.py": {"heard", "read"},
     "keeper.py": {"_hear"},
     "state_memory.py": {"found"},
+    "server.py": {"take_up"},
     "store.py": {"take_up"},
     "status_server.py": {"status", "last_words"},
     "coordinator_driver.py": {"answer", "_late", "status", "take_up", "__init__", "run"},

@@ -12,10 +12,10 @@ from psjob.collectives.schedule import (
     broadcast_from_first,
     chunks_for,
     disjoint_rings,
-    part,
+    part_of_rank,
     planner,
     reduce_to_first,
-    schedule,
+    schedule_of,
 )
 from psjob_client.topology import costs
 from tests.unit.collectives_symbolic import busiest, carried_out, contributions, seconds
@@ -41,7 +41,7 @@ def made() -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(("name", "ranks", "devices"), made())
 def test_every_rank_has_each_contribution_once_in_the_same_bits(name: str, ranks: int, devices: int) -> None:
-    plan = schedule(name, ranks, CHUNKS, devices)
+    plan = schedule_of(name, ranks, CHUNKS, devices)
     held = carried_out(plan)
     assert all(contributions(chunk) == dict.fromkeys(range(ranks), 1) for chunk in held[0])
     assert all(chunks == held[0] for chunks in held)
@@ -58,7 +58,7 @@ def test_mirrored_adds_from_left_to_right(ranks: int) -> None:
     wanted: object = 0
     for rank in range(1, ranks):
         wanted = frozenset({wanted, rank})
-    assert all(chunk == wanted for chunks in carried_out(schedule("mirrored", ranks, CHUNKS)) for chunk in chunks)
+    assert all(chunk == wanted for chunks in carried_out(schedule_of("mirrored", ranks, CHUNKS)) for chunk in chunks)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -89,12 +89,12 @@ def _links(ring: tuple[int, ...]) -> set[frozenset[int]]:
 ])  # fmt: skip
 def test_what_cannot_be_done_is_refused(name: str, ranks: int, devices: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        schedule(name, ranks, 1, devices)
+        schedule_of(name, ranks, 1, devices)
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "double-ring"])
 def test_a_lone_rank_moves_nothing(name: str) -> None:
-    assert not any(schedule(name, 1).steps)
+    assert not any(schedule_of(name, 1).steps)
 
 
 def test_a_plans_order_says_who_does_what() -> None:
@@ -117,23 +117,23 @@ def took(plan: Schedule) -> float:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_times_are_those_of_the_formulas(ranks: int) -> None:
     link = (M, ranks, B, ALPHA)
-    assert took(schedule("ring", ranks)) == pytest.approx(costs.ring_seconds(*link), rel=1e-4)
+    assert took(schedule_of("ring", ranks)) == pytest.approx(costs.ring_seconds(*link), rel=1e-4)
     if ranks > 2:
-        assert took(schedule("both-ways-ring", ranks)) == pytest.approx(costs.both_ways_ring_seconds(*link), rel=1e-4)
-    assert took(schedule("tree", ranks)) == pytest.approx(costs.tree_seconds(*link))
+        assert took(schedule_of("both-ways-ring", ranks)) == pytest.approx(costs.both_ways_ring_seconds(*link), rel=1e-4)
+    assert took(schedule_of("tree", ranks)) == pytest.approx(costs.tree_seconds(*link))
     pipelined = costs.pipelined_tree_seconds(*link, chunks=CHUNKS)
-    assert took(schedule("pipelined-tree", ranks, CHUNKS)) == pytest.approx(pipelined, rel=1e-4)
-    assert took(schedule("servers", ranks)) == pytest.approx(2 * (ALPHA + M / (ranks * B)), rel=1e-4)
-    assert took(schedule("mirrored", ranks, CHUNKS)) == pytest.approx(costs.chain_seconds(*link, chunks=CHUNKS), rel=1e-4)
+    assert took(schedule_of("pipelined-tree", ranks, CHUNKS)) == pytest.approx(pipelined, rel=1e-4)
+    assert took(schedule_of("servers", ranks)) == pytest.approx(2 * (ALPHA + M / (ranks * B)), rel=1e-4)
+    assert took(schedule_of("mirrored", ranks, CHUNKS)) == pytest.approx(costs.chain_seconds(*link, chunks=CHUNKS), rel=1e-4)
 
 
 def test_hierarchical_is_the_sum_of_its_levels() -> None:
     nodes, devices = 4, 4
     inside = 2 * costs.tree_one_way(M, devices, B, ALPHA, chunks=nodes)
     whole = costs.levels(inside, costs.ring_seconds(M, nodes, B, ALPHA))
-    assert took(schedule("hierarchical", nodes * devices, 1, devices)) == pytest.approx(whole, rel=1e-4)
+    assert took(schedule_of("hierarchical", nodes * devices, 1, devices)) == pytest.approx(whole, rel=1e-4)
     served = costs.levels(inside, 2 * (ALPHA + M / (nodes * B)))
-    assert took(schedule("hierarchical-servers", nodes * devices, 1, devices)) == pytest.approx(served, rel=1e-4)
+    assert took(schedule_of("hierarchical-servers", nodes * devices, 1, devices)) == pytest.approx(served, rel=1e-4)
 
 
 def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
@@ -144,19 +144,23 @@ def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
         return 36e9 if frozenset(link) in twice else 18e9
 
     nbytes = 160_000_000
-    double = seconds(schedule("double-ring", 8), nbytes, rate, 0.0)
+    double = seconds(schedule_of("double-ring", 8), nbytes, rate, 0.0)
     assert double == pytest.approx(5.19e-3, rel=1e-3)
     assert double == pytest.approx(costs.double_ring_seconds(nbytes, 8, (36e9, 18e9)), rel=1e-4)
-    assert seconds(schedule("ring", 8), nbytes, rate, 0.0) == pytest.approx(1.5 * double, rel=1e-3)
-    assert seconds(schedule("both-ways-ring", 8), nbytes, lambda _link: 54e9, 0.0) == pytest.approx(2.59e-3, rel=2e-3)
-    used = {frozenset(link) for link in schedule("double-ring", 8).link_elements(nbytes)}
+    assert seconds(schedule_of("ring", 8), nbytes, rate, 0.0) == pytest.approx(1.5 * double, rel=1e-3)
+    assert seconds(schedule_of("both-ways-ring", 8), nbytes, lambda _link: 54e9, 0.0) == pytest.approx(2.59e-3, rel=2e-3)
+    used = {frozenset(link) for link in schedule_of("double-ring", 8).link_elements(nbytes)}
     assert len(used) == 16
 
 
 def test_trees_win_small_vectors_and_rings_large_ones() -> None:
     for ranks in (4, 8, 16):
-        assert seconds(schedule("tree", ranks), 1 << 10, lambda _: B, ALPHA) < seconds(schedule("ring", ranks), 1 << 10, lambda _: B, ALPHA)
-        assert seconds(schedule("tree", ranks), 1 << 26, lambda _: B, ALPHA) > seconds(schedule("ring", ranks), 1 << 26, lambda _: B, ALPHA)
+        assert seconds(schedule_of("tree", ranks), 1 << 10, lambda _: B, ALPHA) < seconds(
+            schedule_of("ring", ranks), 1 << 10, lambda _: B, ALPHA
+        )
+        assert seconds(schedule_of("tree", ranks), 1 << 26, lambda _: B, ALPHA) > seconds(
+            schedule_of("ring", ranks), 1 << 26, lambda _: B, ALPHA
+        )
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------------------------
@@ -165,24 +169,24 @@ def test_trees_win_small_vectors_and_rings_large_ones() -> None:
 def test_an_uplink_carries_one_vector_for_a_node_not_one_for_each_device() -> None:
     """Two nodes of two devices. Flat to a server across, each device sends its own vector up; here the first device alone sends."""
     for name in ("hierarchical", "hierarchical-servers"):
-        across = {link: n for link, n in schedule(name, 4, 1, 2).link_elements(1000).items() if link[0] // 2 != link[1] // 2}
+        across = {link: n for link, n in schedule_of(name, 4, 1, 2).link_elements(1000).items() if link[0] // 2 != link[1] // 2}
         assert across == {(0, 2): 1000, (2, 0): 1000}
 
 
 def test_every_share_goes_straight_to_its_server() -> None:
-    assert schedule("servers", 4).link_elements(1000) == {(a, b): 500 for a in range(4) for b in range(4) if a != b}
+    assert schedule_of("servers", 4).link_elements(1000) == {(a, b): 500 for a in range(4) for b in range(4) if a != b}
 
 
 @pytest.mark.parametrize("numel", [0, 1, 3, 7, 1000])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_links_carry_the_same_from_both_ends(name: str, numel: int) -> None:
-    plan = schedule(name, 6, CHUNKS, 2)
+    plan = schedule_of(name, 6, CHUNKS, 2)
     spans = plan.spans(numel)
     assert sum(span.stop - span.start for span in spans) == numel and spans[-1].stop == numel
     for end in (0, 1):
         seen = sum(
             spans[move.chunk].stop - spans[move.chunk].start
-            for rank in range(6) for step in part(plan, rank) for move in step if (move.sender, move.receiver)[end] == rank
+            for rank in range(6) for step in part_of_rank(plan, rank) for move in step if (move.sender, move.receiver)[end] == rank
         )  # fmt: skip
         assert seen == sum(plan.link_elements(numel).values())
 

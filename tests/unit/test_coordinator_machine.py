@@ -426,13 +426,13 @@ def test_an_older_record_comes_without_its_residual() -> None:
 # -- the border ------------------------------------------------------------------------------------
 
 GOOD: list[dict[str, Any]] = [
-    {"did": "restored", "recovery": 3, "lo": 1, "hi": 1, "owned": 1, "stored": 1, "complete": [1, 2]},
+    {"did": "restored", "restore_id": 3, "lo": 1, "hi": 1, "owned": 1, "stored": 1, "complete": [1, 2]},
     {"did": "where", "ask": 1, "lo": 1, "hi": 1, "owned": 1, "stored": 1, "rows": [[0, 3, 1], [1, 3, 0]]},
     {"did": "written", "snapshot": 1, "file": None, "blocks": [{"index": 0, "n": 4}], "rows": {"versions": [7]},
      "table": {"file": {}, "complete": [4, 4], "left": {"1": 4}}},
     {"did": "unwritten", "snapshot": 1, "why": "x", "full": True},
     {"did": "progress", "doing": "writing", "snapshot": 1, "done": 1, "total": 2},
-    {"did": "arrived", "recovery": 1, "push": [0, 3], "base": None, "carried": 0},
+    {"did": "arrived", "restore_id": 1, "push": [0, 3], "base": None, "carried": 0},
 ]  # fmt: skip
 
 

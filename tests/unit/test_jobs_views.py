@@ -81,7 +81,7 @@ def test_a_running_run() -> None:
     assert (first.state, first.clock, first.behind, first.idle, first.rewinds, first.passes_again) == ("Running", 42, 0, 0.25, 1, 3)
     assert (second.state, second.behind, second.passes_again) == ("Waiting", 2, 0)
     assert ("run again", "3 passes over data") in job_facts(job, 1000.0)
-    assert job.lag is not None and (job.lag.mean, job.lag.max) == (2.0, 3.0)
+    assert job.staleness is not None and (job.staleness.mean, job.staleness.max) == (2.0, 3.0)
     assert job.warnings == ("the loss is nan",) and job.problems == ("disk full",)
     assert job.checkpoint is not None and job.checkpoint.age(1000.0) == 10.0
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job, "its JSON is whole"

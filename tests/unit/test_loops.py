@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.datacursor import AFTER, NOWHERE, Loops
+from psjob.api.datacursor import AFTER, NOWHERE, EpochLoops
 from psjob.process.errors import Refused
 
 
@@ -15,21 +15,21 @@ def at(passes: int) -> dict[str, Any]:
     return {**NOWHERE, "begun": passes}
 
 
-def again(loops: Loops) -> Loops:
+def again(loops: EpochLoops) -> EpochLoops:
     """Those of a process that goes on from a record of this moment."""
     state = loops.state
     assert state is not None
-    follows = Loops()
+    follows = EpochLoops()
     follows.load(state)
     return follows
 
 
 def test_a_script_without_such_loops_has_no_state() -> None:
-    assert Loops().state is None
+    assert EpochLoops().state is None
 
 
 def test_the_loop_under_way_goes_on_at_its_epoch() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     number = loops.begin(0)
     for epoch, passes in ((0, 0), (1, 2), (2, 4)):
         loops.give(number, epoch, passes, at(passes))
@@ -38,7 +38,7 @@ def test_the_loop_under_way_goes_on_at_its_epoch() -> None:
 
 
 def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     loops.give(loops.begin(0), 0, 0, at(0))
     loops.give(0, AFTER, 3, at(3))
     loops.give(loops.begin(3), 0, 3, at(3))
@@ -50,14 +50,14 @@ def test_a_loop_that_was_over_gives_nothing_and_the_next_goes_on() -> None:
 
 
 def test_a_loop_that_was_left_is_over_when_the_next_begins() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     loops.give(loops.begin(0), 4, 8, at(8))
     loops.give(loops.begin(9), 0, 9, at(9))
     assert again(loops).was_over(0) == 9
 
 
 def test_a_record_between_two_loops_has_none_under_way() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     loops.give(loops.begin(0), 0, 0, at(0))
     assert loops.under_way == 0
     loops.give(0, AFTER, 2, at(2))
@@ -68,7 +68,7 @@ def test_a_record_between_two_loops_has_none_under_way() -> None:
 
 
 def test_the_places_are_those_of_the_epochs_beginning() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     number = loops.begin(0)
     assert again(loops).kept_at == NOWHERE
     loops.give(number, 3, 2, at(2))
@@ -80,11 +80,11 @@ def test_the_places_are_those_of_the_epochs_beginning() -> None:
 )
 def test_a_damaged_place_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(Refused, match="its place in the epochs is not in shape"):
-        Loops().load(state)
+        EpochLoops().load(state)
 
 
 def test_where_a_restart_cannot_go_on_the_beginning_before_counts() -> None:
-    loops = Loops()
+    loops = EpochLoops()
     number = loops.begin(0)
     loops.give(number, 0, 0, at(0))
     loops.give(number, 1, 1, None)

@@ -51,7 +51,7 @@ LOST = Push(2, 9, None)
         (Softsync(1), fresh(2, 0, 1), None),
         (Softsync(2), [LATE, *fresh(0)], Batch((*fresh(0), LATE), (), (0.5, 0.5))),
         (Softsync(2), [Push(3, 1, 1), *fresh(0)], Batch((*fresh(0), Push(3, 1, 1)), (), (0.5, 0.125))),
-        (Softsync(2, by_lag=False), [Push(3, 1, 1), *fresh(0)], Batch((*fresh(0), Push(3, 1, 1)))),
+        (Softsync(2, by_staleness=False), [Push(3, 1, 1), *fresh(0)], Batch((*fresh(0), Push(3, 1, 1)))),
         (Softsync(3), fresh(2), Batch(tuple(fresh(2)), (), (1.0,))),
         (Softsync(1), [*fresh(2, 0, 1), LOST], Batch(tuple(fresh(0, 1, 2)), (LOST,), (0.25,) * 3)),
         (Softsync(4), [LOST], Batch((), (LOST,), ())),
@@ -105,7 +105,7 @@ def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
         (lambda: Backup(-1), "backup_workers is -1"),
         (lambda: Bounded(-1), "staleness is -1"),
         (lambda: Softsync(0), "splits is 0"),
-        (lambda: Threshold(-2), r"staleness \(lag\) is -2"),
+        (lambda: Threshold(-2), r"staleness is -2"),
         (lambda: LocalSGD(0), "inner_steps is 0"),
         (lambda: LocalSGD(quorum=-1), "quorum is -1"),
         (lambda: LocalAsync(0), "inner_steps is 0"),
@@ -196,12 +196,12 @@ def test_backup_takes_the_first_and_drops_the_late() -> None:
     assert order is not None and order.go == {0: 1, 2: 1}
     assert encode_order(order.numbered(1)) == {
         "do": "decide", "number": 1,
-        "version": 0, "batches": [{"kept": [[0, 0], [2, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [(0, 1), (2, 1)],
+        "version": 0, "batches": [{"kept": [[0, 0], [2, 0]], "dropped": [], "weights": None, "staleness": 0}], "go": [(0, 1), (2, 1)],
     }  # fmt: skip
     late = made.told(0, 1, 0, 0, 2.0)
     assert late is not None and encode_order(late.numbered(1)) == {
         "do": "decide", "number": 1,
-        "version": 1, "batches": [{"kept": [], "dropped": [[1, 0]], "weights": None, "lag": None}], "go": [(1, 1)],
+        "version": 1, "batches": [{"kept": [], "dropped": [[1, 0]], "weights": None, "staleness": None}], "go": [(1, 1)],
     }  # fmt: skip
     assert (made.version, made.dropped) == (1, 1)
 
@@ -213,7 +213,7 @@ def test_softsync_lets_its_worker_go_before_it_decides() -> None:
     order = made.told(0, 0, 0, 1, 2.0)
     assert order is not None and order.go == {0: 1}
     assert encode_order(order.numbered(1))["batches"] == [
-        {"kept": [[0, 0], [1, 0], [1, 1]], "dropped": [], "weights": [1 / 9, 1 / 3, 1 / 3], "lag": 3},
+        {"kept": [[0, 0], [1, 0], [1, 1]], "dropped": [], "weights": [1 / 9, 1 / 3, 1 / 3], "staleness": 3},
     ]
 
 

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from psjob.process.config import encryption
+from psjob.process.config import encryption_of
 from psjob_operator import keys
 from psjob_operator.__main__ import app
 from psjob_operator.authority import certificates
@@ -142,14 +142,14 @@ def test_all_certificates_of_the_largest_job_fit_into_one_secret() -> None:
 def test_the_standard_library_takes_them_and_nothing_before_tls_1_3(tmp_path: Path) -> None:
     for name, text in certificates(1).items():
         (tmp_path / name).write_bytes(text)
-    made = encryption("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
+    made = encryption_of("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
     assert made.dials is not None and made.accepts is not None
     assert made.dials.verify_mode is ssl.CERT_REQUIRED and made.dials.check_hostname
     assert {context.minimum_version for context in (made.dials, made.accepts)} == {ssl.TLSVersion.TLSv1_3}
-    assert encryption("none", tmp_path / "no", None).dials is None
-    assert encryption("auto", tmp_path / "ca.pem", None).accepts is None
+    assert encryption_of("none", tmp_path / "no", None).dials is None
+    assert encryption_of("auto", tmp_path / "ca.pem", None).accepts is None
     with pytest.raises(OSError, match="no"):
-        encryption("tls", tmp_path / "no", None)
+        encryption_of("tls", tmp_path / "no", None)
 
 
 RULES = [

@@ -181,7 +181,7 @@ def test_a_run_whose_status_has_other_names_is_held_and_not_begun_anew(suspended
     told = {key: value for key, value in snapshot.status.to_manifest().items() if key != "internal"}
     told["shards"] = [{key: value for key, value in shard.items() if key != "replica"} for shard in told["shards"]]
     if suspended:
-        told["phase"] = "Suspended"
+        told |= {"phase": "Suspended", "startTime": None}
         snapshot = replace(snapshot, processes=())
     for raw in (told, {**told, "view": 3, "placement": 1, "pinned": {"wire": 3}, "workers": {**told["workers"], "start": 3}}):
         decided = plan(replace(snapshot, status=JobStatus.read(raw)), NOW)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from psjob.process import supervise
-from psjob.process.supervise import Liveness, Pulse
+from psjob.process.supervise import Liveness, ThreadPulse
 from psjob.shard import snapshot_memory
 from psjob.shard.keeper import LOOKS, Watch
 from psjob.shard.snapshot_memory import BackgroundThrottle
@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.now = time.monotonic()
-        self.pulse = Pulse("disk")
+        self.pulse = ThreadPulse("disk")
         self.liveness = Liveness([self.pulse], TIMEOUT)
 
     def later(self, seconds: float, gap: float = 1.0) -> str | None:

@@ -24,7 +24,7 @@ from psjob.wire.frame import WireError
 
 WORKERS = 3
 SNAPSHOT = {"do": "snapshot", "snapshot": 7, "step": -1, "marks": False, "base": None}
-RESTORE = {"do": "restore", "term": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
+RESTORE = {"do": "restore", "term": 2, "restore_id": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
 PLACED = o.ShardPosition(4, 4, 2, 4)
 WRITTEN = o.SnapshotWritten(0, 7, {"table": {}}, 4, (4, 4, 3))
 
@@ -47,7 +47,7 @@ class Told:
         mode = "async" if self.machine.mode == Async() else "sync"
         self.order({"do": "setup", "setup": 1, "term": 1, "mode": mode, "rule": "sgd", "table": []})
         self.do(e.AllInitialised())
-        self.order({"do": "open", "term": 1, "recovery": 1})
+        self.order({"do": "open", "term": 1, "restore_id": 1})
         return self
 
 
@@ -182,26 +182,26 @@ def test_a_restore_is_read_and_its_standing_told() -> None:
     assert isinstance(answer, a.TellCoordinator)
     assert answer == a.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
     assert told.machine.snapshots.live == {0, 1}
-    assert kinds(told.order({"do": "open", "term": 2, "recovery": 5})) == ["Serve"]
+    assert kinds(told.order({"do": "open", "term": 2, "restore_id": 5})) == ["Serve"]
 
 
 def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_recovery() -> None:
     """A stream that blinks costs no second reading, which may take hours."""
     told = Told().serving()
     told.order(RESTORE)
-    assert "Read" not in kinds(told.order(RESTORE | {"recovery": 6, "fences": {"1": [2, 0]}}))
+    assert "Read" not in kinds(told.order(RESTORE | {"restore_id": 6, "fences": {"1": [2, 0]}}))
     fences, answer = told.do(e.Placed(1, PLACED, (4, 4, 4)))
     assert fences == a.SetFences({1: (2, 0)}, {}) and answer == a.TellCoordinator(o.ShardRestored(0, 6, PLACED, (4, 4, 4)))
-    again = told.order(RESTORE | {"recovery": 7})
+    again = told.order(RESTORE | {"restore_id": 7})
     assert "Read" not in kinds(again) and said(again) == ["restored"] and told.machine.phase is Phase.HELD
-    told.order({"do": "open", "term": 2, "recovery": 7})
-    assert "Read" in kinds(told.order(RESTORE | {"recovery": 8})), "it has served since"
+    told.order({"do": "open", "term": 2, "restore_id": 7})
+    assert "Read" in kinds(told.order(RESTORE | {"restore_id": 8})), "it has served since"
 
 
 def test_a_reading_that_was_given_up_counts_for_nothing() -> None:
     told = Told().serving()
     told.order(RESTORE)
-    told.order(RESTORE | {"manifest": "m-2", "recovery": 6})
+    told.order(RESTORE | {"manifest": "m-2", "restore_id": 6})
     assert told.do(e.Placed(1, PLACED, (4, 4, 4))) == [] and told.do(e.Unread(1, "gone")) == []
     assert said(told.do(e.Unread(2, "gone"))) == ["unrestored"]
 
@@ -217,7 +217,7 @@ def test_a_snapshot_ends_where_a_restore_begins() -> None:
 def test_nothing_is_served_without_blocks() -> None:
     told = Told().serving()
     told.order(RESTORE)
-    assert kinds(told.order({"do": "open", "term": 2, "recovery": 5})) == ["Log"]
+    assert kinds(told.order({"do": "open", "term": 2, "restore_id": 5})) == ["Log"]
     assert told.order({"do": "decide", "number": 1, "version": 0, "batches": [], "go": []}) == []
 
 
@@ -299,9 +299,10 @@ def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process()
 BODIES = [
     SNAPSHOT, RESTORE, {"do": "setup", "setup": 1, "term": 1, "mode": "sync", "rule": "sgd", "table": [
         {"name": "w", "shape": [2], "dtype": "float32", "group": 0}]},
-    {"do": "open", "term": 1, "recovery": 1}, {"do": "adopt", "term": 1}, {"do": "prepare", "number": 1, "base": None},
+    {"do": "open", "term": 1, "restore_id": 1}, {"do": "adopt", "term": 1}, {"do": "prepare", "number": 1, "base": None},
     {"do": "void", "snapshot": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "term": 3},
-    {"do": "decide", "number": 1, "version": 0, "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [[0, 1]]},
+    {"do": "decide", "number": 1, "version": 0,
+     "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "staleness": 0}], "go": [[0, 1]]},
 ]  # fmt: skip
 VALUES = st.sampled_from([None, -1, "x", [], {}, 1.5, True, [[1]], {"0": None}, 2**70])
 

@@ -102,7 +102,7 @@ def places(torch: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Those found where torch lies in this folder."""
     spec = SimpleNamespace(origin=str(torch / "torch" / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    return errors.places.__wrapped__()
+    return errors.package_folders.__wrapped__()
 
 
 def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Softsync, Sync, Threshold
-from psjob.simulate.engine import Outage, SimulationOutcome, Speeds, Stall, simulate
-from psjob.simulate.trace import Trace, TraceRecord, read
+from psjob.simulate.engine import Outage, SimulationOutcome, Stall, WorkerSpeeds, simulate
+from psjob.simulate.trace import Trace, TraceRecord, read_trace
 
-CONSTANT = Speeds(mean=100.0, shape=math.inf)
-ROUGH = Speeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
+CONSTANT = WorkerSpeeds(mean=100.0, shape=math.inf)
+ROUGH = WorkerSpeeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
 MODES: list[Mode] = [
-    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), LocalSGD(3),
+    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_staleness=False), Async(), Threshold(3), LocalSGD(3),
     LocalSGD(3, 2, 20.0), LocalAsync(3),
 ]  # fmt: skip
 
 
-def records(mode: Mode, workers: int, speeds: Speeds, pushes: int, path: Path, **more: bool) -> tuple[list[TraceRecord], SimulationOutcome]:
+def records(
+    mode: Mode, workers: int, speeds: WorkerSpeeds, pushes: int, path: Path, **more: bool
+) -> tuple[list[TraceRecord], SimulationOutcome]:
     outcome = simulate(mode, workers, speeds, pushes, trace=Trace(path), **more)
-    return list(read(path)), outcome
+    return list(read_trace(path)), outcome
 
 
 GOLDEN = {
@@ -32,10 +34,10 @@ GOLDEN = {
     "Backup(backup_workers=1)": "37fbdd34f3fd3c0cc21ac9ca88a603ccf3c4fcd6f1a3343a400cd22d92164b5d",
     "Bounded(staleness=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
     "Bounded(staleness=2)": "240b77768be7de67a934826f5df1bc8b2d47fdcc90b028c9f871cfb3b0d9fbfb",
-    "Softsync(splits=2, by_lag=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
-    "Softsync(splits=2, by_lag=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
+    "Softsync(splits=2, by_staleness=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
+    "Softsync(splits=2, by_staleness=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
     "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
-    "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
+    "Threshold(staleness=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
     "LocalSGD(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
     "LocalAsync(inner_steps=3)": "3656ce09a299c0b2ff74bbe2808da26fc25b50d4ecf9b0c37964e796e07aeb65",
     "LocalSGD(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
@@ -48,7 +50,7 @@ def test_a_schedule_is_its_golden_value(mode: Mode) -> None:
 
 
 def test_seeds_of_the_times_decide() -> None:
-    first, again, other = (simulate(Async(), 4, Speeds(), 200, seed).sha256 for seed in (1, 1, 2))
+    first, again, other = (simulate(Async(), 4, WorkerSpeeds(), 200, seed).sha256 for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -60,34 +62,34 @@ def test_one_time_goes_by_worker(tmp_path: Path) -> None:
 
 
 def test_delays_are_paid_once_a_step() -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, up=7, down=5)
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, up=7, down=5)
     assert simulate(Sync(), 4, speeds, 40).elapsed == 10 * 112
 
 
 def test_sync_waits_for_who_comes_back_and_not_for_who_left(tmp_path: Path) -> None:
-    back = Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),))
+    back = WorkerSpeeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),))
     rows, outcome = records(Sync(), 3, back, 12, tmp_path / "back.jsonl")
     assert [row.t for row in rows] == [100] * 3 + [200] * 3 + [750] * 3 + [850] * 3, "its step in hand is made again"
     assert outcome.updates == 4
-    gone = Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250),))
+    gone = WorkerSpeeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250),))
     rows, _ = records(Sync(), 3, gone, 10, tmp_path / "gone.jsonl")
     assert [(row.t, row.worker) for row in rows[6:]] == [(300, 0), (300, 2), (400, 0), (400, 2)]
 
 
 def test_the_last_one_of_a_clock_may_leave_while_all_wait(tmp_path: Path) -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, slow={1: 3.0}, outages=(Outage(1, 250),))
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, slow={1: 3.0}, outages=(Outage(1, 250),))
     rows, _ = records(Sync(), 2, speeds, 3, tmp_path / "t.jsonl")
     assert [(row.t, row.worker) for row in rows] == [(250, 0), (350, 0), (450, 0)]
 
 
 def test_when_all_have_left_it_ends() -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, outages=(Outage(0, 250), Outage(1, 320)))
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, outages=(Outage(0, 250), Outage(1, 320)))
     outcome = simulate(Async(), 2, speeds, 1000)
     assert (outcome.pushes, outcome.elapsed) == (5, 320)
 
 
 def test_bounded_goes_on_when_the_slowest_does(tmp_path: Path) -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, slow={0: 4.0})
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0})
     rows, _ = records(Bounded(1), 2, speeds, 8, tmp_path / "t.jsonl")
     assert [(row.t, row.worker, row.clock) for row in rows if row.worker == 1] == [
         (100, 1, 0), (200, 1, 1), (500, 1, 2), (900, 1, 3), (1300, 1, 4),
@@ -95,7 +97,7 @@ def test_bounded_goes_on_when_the_slowest_does(tmp_path: Path) -> None:
 
 
 def test_backup_drops_the_late_and_interrupts_when_asked(tmp_path: Path) -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, slow={2: 1.5})
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, slow={2: 1.5})
     rows, outcome = records(Backup(1), 3, speeds, 7, tmp_path / "a.jsonl")
     assert [(row.t, row.worker, row.weight) for row in rows] == [
         (100, 0, 0.5), (100, 1, 0.5), (150, 2, 0), (200, 0, 0.5), (200, 1, 0.5), (300, 0, 0.5), (300, 1, 0.5),
@@ -106,7 +108,7 @@ def test_backup_drops_the_late_and_interrupts_when_asked(tmp_path: Path) -> None
 
 
 def test_local_waits_for_its_grace(tmp_path: Path) -> None:
-    speeds = Speeds(mean=100.0, shape=math.inf, slow={2: 1.1, 3: 2.0})
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, slow={2: 1.1, 3: 2.0})
     rows, outcome = records(LocalSGD(2, quorum=2, grace=30.0), 4, speeds, 8, tmp_path / "t.jsonl")
     assert [(row.t, row.worker, round(row.weight, 3)) for row in rows[:4]] == [
         (230, 0, 0.333),
@@ -120,16 +122,16 @@ def test_local_waits_for_its_grace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "speeds", "pushes", "waited"),
     [
-        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 900, 900, 900)),
-        (Async(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 0, 0, 0)),
-        (Bounded(1), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 8, (0, 800)),
-        (Sync(), Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),)), 12, (450, 0, 450)),
+        (Sync(), WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 900, 900, 900)),
+        (Async(), WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 0, 0, 0)),
+        (Bounded(1), WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 8, (0, 800)),
+        (Sync(), WorkerSpeeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),)), 12, (450, 0, 450)),
         # Away while it would have waited: the others' time counts, its own does not, nor what comes after it has left.
-        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150, 100),)), 6, (0, 500, 600)),
-        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150),)), 5, (0, 50, 600)),
+        (Sync(), WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150, 100),)), 6, (0, 500, 600)),
+        (Sync(), WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150),)), 5, (0, 50, 600)),
     ],
 )
-def test_who_waits_and_how_long(mode: Mode, speeds: Speeds, pushes: int, waited: tuple[float, ...]) -> None:
+def test_who_waits_and_how_long(mode: Mode, speeds: WorkerSpeeds, pushes: int, waited: tuple[float, ...]) -> None:
     assert simulate(mode, len(waited), speeds, pushes).waited == waited
 
 
@@ -143,7 +145,7 @@ def test_every_push_is_decided_on_once_and_in_order(
 ) -> None:
     outages = tuple(Outage(worker, at, away) for worker, at, away in lost if worker < workers)
     trace = _Kept()
-    outcome = simulate(mode, workers, Speeds(spread=spread, outages=outages), 120, seed, trace=trace, interrupt=interrupt)
+    outcome = simulate(mode, workers, WorkerSpeeds(spread=spread, outages=outages), 120, seed, trace=trace, interrupt=interrupt)
     clocks = [0] * workers
     for row in trace.all:
         assert row.clock == clocks[row.worker], "a worker's pushes are decided on in its order, none is left out"
@@ -174,7 +176,7 @@ class _Kept(Trace):
 @given(st.integers(0, 4), st.integers(2, 8), st.integers(0, 1000))
 def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed: int) -> None:
     trace = _Kept()
-    simulate(Bounded(staleness), workers, Speeds(spread=0.6, stall=Stall(0.1, 5)), 200, seed, trace=trace)
+    simulate(Bounded(staleness), workers, WorkerSpeeds(spread=0.6, stall=Stall(0.1, 5)), 200, seed, trace=trace)
     clocks = [0] * workers
     for row in trace.all:
         if staleness:
@@ -188,7 +190,7 @@ def test_bounded_keeps_its_bound_on_random_schedules(tmp_path: Path) -> None:
     rng, reached = random.Random(5), 0
     for schedule in range(60):
         mode, workers = Bounded(schedule % 4), 2 + schedule % 3
-        speeds = Speeds(mean=100.0, spread=rng.choice([0.0, 0.5]), slow={rng.randrange(workers): rng.uniform(1.0, 6.0)})
+        speeds = WorkerSpeeds(mean=100.0, spread=rng.choice([0.0, 0.5]), slow={rng.randrange(workers): rng.uniform(1.0, 6.0)})
         rows, _ = records(mode, workers, speeds, 60, tmp_path / "t.jsonl")
         made = [0] * workers
         for row in rows:
@@ -201,14 +203,14 @@ def test_bounded_keeps_its_bound_on_random_schedules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("speeds", "sentence"),
     [
-        (lambda: Speeds(mean=0), "mean is 0, must be a number above 0"),
-        (lambda: Speeds(spread=math.nan), "spread is nan"),
-        (lambda: Speeds(up=-1), "up is -1, must be 0 or more"),
-        (lambda: Speeds(slow={1: 0}), "slow factor of worker 1 is 0, must be above 0"),
-        (lambda: Speeds(stall=Stall(2)), "chance of 0 to 1"),
-        (lambda: Speeds(outages=(Outage(0, -1),)), "must begin at 0 or later"),
-        (lambda: Speeds(measured=((),)), "measured times must be above 0"),
-        (lambda: Speeds(slow={9: 2}), "worker 9 is not one of the 4 workers"),
+        (lambda: WorkerSpeeds(mean=0), "mean is 0, must be a number above 0"),
+        (lambda: WorkerSpeeds(spread=math.nan), "spread is nan"),
+        (lambda: WorkerSpeeds(up=-1), "up is -1, must be 0 or more"),
+        (lambda: WorkerSpeeds(slow={1: 0}), "slow factor of worker 1 is 0, must be above 0"),
+        (lambda: WorkerSpeeds(stall=Stall(2)), "chance of 0 to 1"),
+        (lambda: WorkerSpeeds(outages=(Outage(0, -1),)), "must begin at 0 or later"),
+        (lambda: WorkerSpeeds(measured=((),)), "measured times must be above 0"),
+        (lambda: WorkerSpeeds(slow={9: 2}), "worker 9 is not one of the 4 workers"),
     ],
 )
 def test_speeds_that_cannot_be_are_named(speeds, sentence: str) -> None:  # type: ignore[no-untyped-def]
@@ -219,10 +221,10 @@ def test_speeds_that_cannot_be_are_named(speeds, sentence: str) -> None:  # type
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"trace{suffix}"
-    rows, outcome = records(Softsync(2), 4, Speeds(), 300, path)
+    rows, outcome = records(Softsync(2), 4, WorkerSpeeds(), 300, path)
     again = Trace()
     again.rows += rows
     assert again.close() == outcome.sha256
     path.write_text(path.read_text().replace("\n", "\nrubbish\n", 1) + "")
     with pytest.raises(ValueError, match=r"trace\.\w+: record 1 is not one of a trace|record 2 is not one of a trace"):
-        list(read(path))
+        list(read_trace(path))

@@ -26,8 +26,8 @@ def test_a_tracker_that_fails_does_not_end_training(monkeypatch: pytest.MonkeyPa
             raise OSError("no room")
 
     monkeypatch.setitem(trackers.sys.modules, "wandb", Broken())  # type: ignore[arg-type]
-    trackers.tell({"loss": 1.0}, 1)
-    trackers.tell({"loss": 1.0}, 2)
+    trackers.tell_trackers({"loss": 1.0}, 1)
+    trackers.tell_trackers({"loss": 1.0}, 2)
     assert [record.getMessage() for record in caplog.records] == ["wandb takes no more numbers of the job: OSError: no room"]
 
 
@@ -63,7 +63,7 @@ def test_a_slow_server_of_mlflow_does_not_hold_up_training(monkeypatch: pytest.M
     slow = Mlflow()
     monkeypatch.setitem(trackers.sys.modules, "mlflow", slow)  # type: ignore[arg-type]
     for step in range(300):
-        trackers.tell({"loss": float(step)}, step)
+        trackers.tell_trackers({"loss": float(step)}, step)
     assert not slow.told
     slow.answers.set()
     assert trackers.hand_over()["MLFLOW_RUN_ID"] == "one"

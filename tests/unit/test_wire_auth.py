@@ -1,36 +1,24 @@
 """The handshake of a stream and the seals after it: who has the key gets in, and no byte that was said can be changed.
 
 - TLS over memory: whatever the pieces, what is read is what was written, or nothing is.
-
-Places of streams that have proven nothing: bounded, and never all taken from somebody who comes from elsewhere.
-
-- Streams that a process has begun, and that are not served yet.
-- Lines of a shard's log on streams that it has refused.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.contract import keys
-from psjob.process.config import Encryption, encryption
-from psjob.shard.acceptor import MOST_LINES, QUIET_SECONDS, SPARE, Acceptor, LogRateLimiter
-from psjob.shard.status_server import Nonces
+from psjob.process.config import Encryption, encryption_of
 from psjob.wire import auth
-from psjob.wire.auth import TLS_PIECE, Peer, Seal, ShardIdentity, Tls, Unproven, pieces
+from psjob.wire.auth import TLS_PIECE, Peer, Seal, ShardIdentity, Tls, Unproven, first_piece
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse, run_digest
-from psjob.wire.unauthenticated import UnauthenticatedPeers, network
 from tests.support.runkeys import write_certificates
 
 RUN = run_digest("run-1")
@@ -167,7 +155,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """What shard 0 has, and what shard 1 has."""
     folder = tmp_path_factory.mktemp("run")
     write_certificates(folder, 2)
-    return encryption("tls", folder / "ca.pem", folder / "shard-0.pem"), encryption("tls", folder / "ca.pem", folder / "shard-1.pem")
+    return encryption_of("tls", folder / "ca.pem", folder / "shard-0.pem"), encryption_of("tls", folder / "ca.pem", folder / "shard-1.pem")
 
 
 def shaken(dials: ssl.SSLContext | None, accepts: ssl.SSLContext | None, name: str = "shard-0") -> tuple[Tls, Tls]:
@@ -221,7 +209,7 @@ def test_pieces_are_all_of_the_parts_in_order(sizes: list[int]) -> None:
     rest: list[memoryview] = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
     whole, taken = b"".join(rest), b""
     while rest:
-        piece, rest = pieces(rest)
+        piece, rest = first_piece(rest)
         assert sum(map(len, piece)) == TLS_PIECE or not rest
         taken += b"".join(piece)
     assert taken == whole
@@ -231,7 +219,7 @@ def test_who_answers_must_be_the_shard_that_was_dialled(run: Ends, tmp_path: Pat
     with pytest.raises(Unproven, match=r"not that of shard-0: .*mismatch"):
         shaken(run[0].dials, run[1].accepts, "shard-0")
     write_certificates(tmp_path, 1)
-    other = encryption("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
+    other = encryption_of("tls", tmp_path / "ca.pem", tmp_path / "shard-0.pem")
     with pytest.raises(Unproven, match=r"not that of shard-0: .*signature failure|not that of shard-0: .*issuer"):
         shaken(run[0].dials, other.accepts)
 
@@ -259,150 +247,8 @@ def test_what_is_no_tls_is_refused_in_a_sentence(run: Ends, raw: bytes) -> None:
 def test_a_shard_computes_in_one_cheap_group_alone(run: Ends, tmp_path: Path) -> None:
     """Others cost it up to 100 ms of a thread, before anything is proven."""
     write_certificates(tmp_path, 1)
-    dear = encryption("tls", tmp_path / "ca.pem", None)
+    dear = encryption_of("tls", tmp_path / "ca.pem", None)
     assert dear.dials is not None and run[0].accepts is not None
     dear.dials.set_ecdh_curve("secp521r1")
     with pytest.raises(Unproven, match=r"no TLS 1\.3"):
         Tls(run[0].accepts, None).shake(Tls(dear.dials, "shard-0").shake(b"")[0])
-
-
-def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(3)
-    assert [places.add(one, host) for one, host in enumerate("aab")] == [None, None, None]
-    assert places.add(3, "b") == 0, "a has most"
-    assert places.add(4, "b") == 2, "now b has"
-    assert places.drop(1) and not places.drop(1)
-    assert places.add(5, "c") is None and len(places) == 3
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())), st.integers(1, 5))
-def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: int) -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(most)
-    there: list[int] = []
-    for one, (host, comes) in enumerate(steps):
-        if comes:
-            victim = places.add(one, host)
-            if victim is not None:
-                there.remove(victim)
-            there.append(one)
-        elif there:
-            assert places.drop(there.pop())
-        assert len(places) == len(there) <= most
-        assert sum(places._silent.counts.values()) == len(there)
-
-
-def test_a_flood_of_one_host_leaves_another_its_place() -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
-    places.add(-1, "peer")
-    assert -1 not in [places.add(one, "flood") for one in range(10_000)]
-    assert places.drop(-1)
-
-
-def test_who_has_spoken_stays_while_a_thousand_hosts_say_nothing() -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
-    for one in range(4):
-        places.add(one, "10.0.0.1")
-        places.rename(one, one - 100)
-    gone = [places.add(one, f"10.{one}.0.1") for one in range(200)]
-    assert gone[:4] == [None] * 4 and gone[4:] == list(range(196))
-    assert all(places.drop(one - 100) for one in range(4))
-
-
-def test_where_all_have_spoken_the_place_is_taken_from_the_crowded_network() -> None:
-    places: UnauthenticatedPeers[str] = UnauthenticatedPeers(4)
-    for name, host in (("a", "10.0.0.1"), ("b", "10.1.0.1"), ("c", "10.1.0.2"), ("d", "10.1.0.3")):
-        places.add(name, host)
-        places.rename(name, name + "!")
-    assert places.add("e", "10.2.0.1") == "b!" and places.add("f", "10.2.0.2") == "c!"
-
-
-def test_first_words_of_one_network_leave_a_newcomer_its_place() -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
-    for one in range(100):
-        places.add(one, f"10.0.0.{one}")
-        places.rename(one, 1000 + one)
-    places.add(-1, "10.1.0.1")
-    for one in range(100, 200):
-        assert places.add(one, f"10.0.0.{one}") not in (-1, None)
-        places.rename(one, 1000 + one)
-    assert places.drop(-1)
-
-
-@pytest.mark.parametrize(
-    ("host", "counted"),
-    [
-        ("127.1.2.3", "127.1.2.0/24"),
-        ("::ffff:127.1.2.3", "127.1.2.0/24"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", ""),
-        ("a-name", "a-name"),
-    ],
-)
-def test_hosts_are_counted_by_their_network(host: str, counted: str) -> None:
-    assert network(host) == counted
-
-
-def test_a_nonce_is_good_once_and_for_a_time() -> None:
-    nonces = Nonces(10.0)
-    first, second = nonces.make(100.0), nonces.make(100.0)
-    assert first != second and first.isalnum(), "it goes into a header"
-    assert nonces.spend(first, 110.0) and not nonces.spend(first, 105.0)
-    assert not nonces.spend(second, 110.1)
-    for strange in ("", "1.2.3", first[:-1] + "x", "9" + first, Nonces(10.0).make(100.0)):
-        assert not nonces.spend(strange, 101.0)
-
-
-def test_used_nonces_are_forgotten_when_they_are_too_old() -> None:
-    nonces = Nonces(1.0)
-    for second in range(100):
-        assert nonces.spend(nonces.make(float(second)), float(second))
-    assert len(nonces._used) <= 2
-
-
-def test_each_stream_that_a_process_begins_too_many_closes_another() -> None:
-    """Also before those that were closed have come to their ends."""
-    acceptor = Acceptor.__new__(Acceptor)
-    acceptor.here = cast(Any, SimpleNamespace(config=SimpleNamespace(streams=1)))
-    acceptor._lock, acceptor._begun, acceptor._large = threading.Lock(), {}, {}
-    peer, closed = Peer("worker", 0, 1), list[int]()
-    beginnings = [acceptor._beginning(peer, cast(Any, Begun(partial(closed.append, at)))) for at in range(10)]
-    for beginning in beginnings:
-        beginning.__enter__()
-    assert closed == list(range(10 - 1 - SPARE))
-    for beginning in reversed(beginnings):
-        beginning.__exit__(None, None, None)
-    assert not acceptor._begun
-
-
-class Begun:
-    """A stream, as far as it is known here."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self.close = close
-
-
-def test_a_host_has_one_line_a_minute() -> None:
-    notices = LogRateLimiter()
-    assert [notices.told("a", now) for now in (0.0, 1.0, QUIET_SECONDS - 0.1, QUIET_SECONDS)] == [0, None, None, 2]
-    assert notices.told("b", QUIET_SECONDS) == 0
-
-
-def test_all_hosts_together_have_a_bounded_number_of_lines() -> None:
-    """Also where there are more of them than are remembered."""
-    notices, lines = LogRateLimiter(), []
-    for number in range(30_000):  # of 3,000 hosts, in three minutes
-        now = number / 30_000 * 3 * QUIET_SECONDS
-        if notices.told(f"host {number % 3000}", now) is not None:
-            lines.append(now)
-        assert len(notices._told) <= MOST_LINES
-    for begin in lines:
-        assert sum(begin <= line < begin + QUIET_SECONDS for line in lines) <= MOST_LINES
-    assert len(lines) >= 2 * MOST_LINES
-
-
-def test_what_had_no_line_is_told_by_its_number() -> None:
-    notices = LogRateLimiter()
-    said = [notices.told(f"host {number}", 0.0) for number in range(MOST_LINES + 7)]
-    assert said == [0] * MOST_LINES + [None] * 7
-    assert notices.told("another", QUIET_SECONDS) == 7

@@ -167,4 +167,4 @@ sys.modules[__name__].__class__ = _Face
 if os.environ.get(ENV_ROLE) == "worker":
     from psjob.process import startup as _startup
 
-    _startup.begin(os.environ)
+    _startup.begin_worker(os.environ)

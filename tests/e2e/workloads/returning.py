@@ -20,7 +20,7 @@ state = ps.state(steps=0)
 for _ in ps.epochs(2):
     for x, y in ps.shard(torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)):
         if state.steps == 20:
-            rewind.prepare(1e9)
+            rewind.prepare_fork_server(1e9)
             assert rewind._server is None or select.select([rewind._server[1]], [], [], 60)[0]
         time.sleep(0.01)  # faults come by the step that is seen
         optimizer.zero_grad()

@@ -65,7 +65,7 @@ def proven(key):
     return lambda said: hmac.digest(key, b"psjob dialler\0" + said, "sha256")
 
 
-HELLO = frame(1, json.dumps({"role": "worker", "fresh": True, "term": 0, "recovery": 0}).encode())
+HELLO = frame(1, json.dumps({"role": "worker", "fresh": True, "term": 0, "restore_id": 0}).encode())
 found = {}
 attempt("hello without a handshake", HELLO)
 attempt("pull without a handshake", HELLO, frame(8))

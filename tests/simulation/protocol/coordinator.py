@@ -116,7 +116,7 @@ class SimCoordinator:
         table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in hello["table"])
         self.sessions[session.number] = session
         stream = e.Stream(
-            session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["recovery"]),
+            session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["restore_id"]),
             hello["rule"], table,
             tuple(hello["tables"]), (), None,
         )  # fmt: skip

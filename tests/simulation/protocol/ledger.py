@@ -89,7 +89,7 @@ class LedgerCell(_Ledger, ParameterBlock):
     def _squares(self, reduced: Any) -> float:
         return 1.0 + self.index
 
-    def _update(self, batch: list[PendingPush], reduced: Any, lag: int | None) -> None:
+    def _update(self, batch: list[PendingPush], reduced: Any, staleness: int | None) -> None:
         self._changing()
         self.note(batch)
         self.state = self.held  # type: ignore[assignment]

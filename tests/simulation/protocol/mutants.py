@@ -149,7 +149,7 @@ def _without_leave(was: Any) -> Any:
 
 def _first_opens(was: Any) -> Any:
     def restored(state: Any, event: Any) -> None:
-        if event.recovery == state.restore_id:
+        if event.restore_id == state.restore_id:
             state.only = state.only & (state.done | {event.shard})
         was(state, event)
 
@@ -166,7 +166,7 @@ def _let_in(state: Any, stream: Any) -> None:
 def _ordered_once(was: Any) -> Any:
     def measured(state: Any, event: Any) -> None:
         last = state.norms.last
-        if last is None or (event.recovery, event.version) != (last.recovery, last.version):
+        if last is None or (event.restore_id, event.version) != (last.restore_id, last.version):
             was(state, event)
 
     return measured

@@ -102,7 +102,7 @@ class Promises:
         self.durable: Saved | None = None
         """and what it holds."""
         self.final: Saved | None = None
-        self.final_recovery = self.highest_recovery = 0
+        self.final_restore_id = self.highest_restore_id = 0
         self.sources: dict[int, float] = {}
         """By term: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
@@ -217,7 +217,7 @@ class Promises:
     def found(self, saved: Saved, term: int) -> None:
         """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
-            self.finished(saved, max(term << 20, self.highest_recovery))  # who wrote it may have crashed before it could say so
+            self.finished(saved, max(term << 20, self.highest_restore_id))  # who wrote it may have crashed before it could say so
 
     def chosen(self, saved: Saved, term: int, by: str) -> None:
         """A coordinator goes on from a checkpoint."""
@@ -233,20 +233,20 @@ class Promises:
                             f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
                                      f"{durable.name} had {clock}")  # fmt: skip
 
-    def finished(self, saved: Saved, recovery: int) -> None:
+    def finished(self, saved: Saved, restore_id: int) -> None:
         """The final manifest is there."""
-        self.final, self.final_recovery = saved, recovery
+        self.final, self.final_restore_id = saved, restore_id
         world = self.world
         for rank, length in enumerate(world.plan.steps):
             clock = saved.workers[rank].clock if saved.workers[rank].left is None else saved.workers[rank].left
             if world.plan.policy == "AllWorkers" and clock != length:
                 raise Broken("a step is missing", f"the final checkpoint has {clock} steps of worker {rank}, which made {length}")
 
-    def opened(self, shard: Any, recovery: int) -> None:
+    def opened(self, shard: Any, restore_id: int) -> None:
         """A shard begins to serve."""
-        self.highest_recovery = max(self.highest_recovery, recovery)
-        if self.final is not None and recovery > self.final_recovery:
-            raise Broken("a finished job trains again", f"{shard.pod} serves recovery {recovery} after the final checkpoint")
+        self.highest_restore_id = max(self.highest_restore_id, restore_id)
+        if self.final is not None and restore_id > self.final_restore_id:
+            raise Broken("a finished job trains again", f"{shard.pod} serves restore_id {restore_id} after the final checkpoint")
 
     def stepped(self, worker: Any) -> None:
         """A worker has computed a step."""

@@ -36,7 +36,7 @@ class SimSession:
         self.rank, self.incarnation = header.worker, (header.start, header.rewinds)
         self.records = RecordsOnStream()
         self.welcomed = self.admitted = False
-        self.generation = -1
+        self.restored_by = -1
         self.told = shard.clock()
         self.base = Header(Kind.PARAM, attempt=shard.attempt, worker=self.rank, start=header.start, rewinds=header.rewinds)
         end.heard, end.ended = self.heard, self.over
@@ -54,7 +54,7 @@ class SimSession:
     @property
     def stale(self) -> bool:
         """Has a restore come since this process was placed?"""
-        return self.generation not in (-1, self.store.generation)
+        return self.restored_by not in (-1, self.store.restored_by)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class SimSession:
                 self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "term": store.term})
             return
         together = store.mode.rewinds_together and store.phase is Phase.SERVING
-        if (together and int(self.hello.get("recovery", 0)) != store.recovery) or self.mode != written(store.mode):
+        if (together and int(self.hello.get("restore_id", 0)) != store.restore_id) or self.mode != written(store.mode):
             self.rewind()
             return
         try:
@@ -131,7 +131,7 @@ class SimSession:
         """As `Session.join`. Raises WireError."""
         store = self.store
         acked, attempt = int(self.hello.get("acked", 0)), int(self.hello.get("attempt", 0))
-        self.generation = store.generation
+        self.restored_by = store.restored_by
         if not store.admission.meet(self.rank, self.incarnation):
             raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
         self.shard.world.promises.met(self.shard.pod, self.rank, self.incarnation)
@@ -188,7 +188,7 @@ class SimSession:
                 self.tell(Kind.WAITING, {})
             raise Closed
         if kind is Kind.PUSH or kind is Kind.ROW_PUSH:
-            verdict = store.push(header, shard.cell(header), Value(body), self, self.generation)
+            verdict = store.push(header, shard.cell(header), Value(body), self, self.restored_by)
             if verdict is Verdict.ADMIT:
                 shard.world.promises.admitted(shard.pod, self.rank, self.incarnation)
             if verdict is Verdict.GAP:

@@ -125,7 +125,7 @@ class SimShard(Process):
     def _take_up(self, before: SimShard) -> None:
         """What `Store.take_up` does, with ledgers."""
         store, held = self.store, before.store
-        store.mode, store.generation = held.mode, held.generation
+        store.mode, store.restored_by = held.mode, held.restored_by
         store._lay_out(self.world.layout, "sgd", ())
         for index, cell in store.cells.items():
             cell.put(held.cells[index].held, held.cells[index].n)  # type: ignore[attr-defined]
@@ -139,8 +139,8 @@ class SimShard(Process):
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
             snapshot, clip = before.coordinator.machine.state.snapshots.number, held.norms.ordered
-            self.coordinator.take_up(TookUp(held.term, held.recovery, written(held.mode), self.world.layout, workers, snapshot, clip))
-        self.post(e.TookUp(held.term, held.recovery, held.generation, written(held.mode), left))
+            self.coordinator.take_up(TookUp(held.term, held.restore_id, written(held.mode), self.world.layout, workers, snapshot, clip))
+        self.post(e.TookUp(held.term, held.restore_id, held.restored_by, written(held.mode), left))
         self.world.promises.counts["taken up"] += 1
 
     def _over(self, found: Any) -> None:
@@ -292,7 +292,7 @@ class SimShard(Process):
     def _hello(self, action: a.Hello) -> None:
         body = {
             "role": "shard", "index": self.index, "attempt": self.attempt, "term": action.term, "serving": action.serving,
-            "recovery": action.recovery, "mode": action.mode, "carried": action.carried,
+            "restore_id": action.restore_id, "mode": action.mode, "carried": action.carried,
         }  # fmt: skip
         self.world.count("answer", "hello")
         self._streams[action.stream].send((Header(Kind.HELLO), body))
@@ -329,7 +329,7 @@ class SimShard(Process):
 
     def _reset(self, action: a.Reset) -> None:
         store = self.store
-        store.phase, store.term, store.generation = action.phase, action.term, action.generation
+        store.phase, store.term, store.restored_by = action.phase, action.term, action.restored_by
 
     def _drop_sessions(self, action: a.DropSessions) -> None:
         for session in list(self.sessions.values()):
@@ -389,8 +389,8 @@ class SimShard(Process):
         self.store.most = dict(action.most)
 
     def _serve(self, action: a.Serve) -> None:
-        self.world.promises.opened(self, action.recovery)
-        self.store.open(action.term, action.recovery)
+        self.world.promises.opened(self, action.restore_id)
+        self.store.open(action.term, action.restore_id)
         for session in list(self.sessions.values()) if self.index else ():
             session.admit(self.clock())
 
@@ -489,7 +489,7 @@ class SimShard(Process):
             return f"ended with {self.code}" if not self.alive else "starts"
         store = self.store
         rows = {rank: (row.complete, len(row.open), row.left_at) for rank, row in store.admission.rows.items()}
-        words = f"{store.phase.value} term {store.term} recovery {store.recovery} {written(store.mode)} at {store.span()} rows {rows}"
+        words = f"{store.phase.value} term {store.term} recovery {store.restore_id} {written(store.mode)} at {store.span()} rows {rows}"
         return words if self.coordinator is None else f"{words}; {self.coordinator.standing()}"
 
 

@@ -294,4 +294,4 @@ class SimWorker(Process):
         m = self.machine
         links = [(link.state.welcomed, link.state.attempt, len(link.requests.outstanding), link.state.released) for link in self.links]
         flags = f"joined {m.joined} holding {m.holding} standing {m.standing} leaving {m.leaving} through {m.records.through}"
-        return f"clock {m.clock} rewinds {self.rewinds} term {m.term} recovery {m.recovery} {flags} links {links}"
+        return f"clock {m.clock} rewinds {self.rewinds} term {m.term} recovery {m.restore_id} {flags} links {links}"

@@ -29,7 +29,7 @@ STYLES = {
 JOB_COLUMNS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "SHARDS", "WORKERS", "RESTARTS", "AGE")
 WATCHED_COLUMNS = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT")
 WIDE_COLUMNS = (*JOB_COLUMNS, "RATE", "CHECKPOINT", "WHERE", "MESSAGE")
-PROCESS_COLUMNS = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
+PROCESS_COLUMNS = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "STALENESS", "MEMORY", "NODE", "PROBLEM")
 STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
 CHECKPOINT_COLUMNS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
 EVENT_COLUMNS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
@@ -157,7 +157,7 @@ def process_rows(view: JobView) -> list[Sequence[str]]:
     shards = [
         (
             f"shard {one.index}", one.state, str(one.attempt), str(one.restarts), NONE, NONE, NONE,
-            f"{one.lag.mean:.2g}" if one.lag else NONE, amount(one.memory_bytes) or NONE, one.node or NONE, one.problem or "",
+            f"{one.staleness.mean:.2g}" if one.staleness else NONE, amount(one.memory_bytes) or NONE, one.node or NONE, one.problem or "",
         )
         for one in view.shards
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def job_facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("loss", number(told.loss)),
         *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
         ("waiting", told.waiting or ""),
-        ("lag", f"mean {view.lag.mean:.2g}, most {view.lag.max:g}" if view.lag else ""),
+        ("staleness", f"mean {view.staleness.mean:.2g}, most {view.staleness.max:g}" if view.staleness else ""),
         ("gap", f"mean {view.gap.mean:.2g}, most {view.gap.max:.2g}" if view.gap else ""),
         ("checkpoint", f"{view.unit} {kept.step}, {span(kept.age(now))} ago, {amount(kept.bytes) or 'size unknown'}" if kept else ""),
         ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from psjob.planning.plan import WAYS, Grid, Plan, Profile, Stage, Way, Work, cuts_of, devices_of, plan_by_hand
+from psjob.planning.plan import WAYS, Grid, ModelWork, PipelineWay, Plan, PlannedStage, Profile, cuts_of, devices_of, plan_by_hand
 from psjob.planning.predict import Case, Figures, Prediction, alone, predict, way_fits
 from psjob.planning.solve import SOLVERS, least_memory, solve
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit, table
@@ -83,9 +83,9 @@ def plan_stages(
     if replicas is not None and cuts is None:
         raise BadInput(f"--replicas {replicas}: goes with --cuts; give the modules at which stages begin")
     described, grid = _machine(machine, preset, workers, servers, probe)
-    chosen = chosen if accumulate is not None or chosen.name != "2bw" else Way("2bw", accumulate=grid.count, recompute=recompute)
+    chosen = chosen if accumulate is not None or chosen.name != "2bw" else PipelineWay("2bw", accumulate=grid.count, recompute=recompute)
     found = _profile(script, args or [], profile, save, meta, deadline)
-    case = Case(Work(found), grid, chosen, room)
+    case = Case(ModelWork(found), grid, chosen, room)
     answer = predict(case, _by_hand(case, cuts, replicas)) if cuts is not None else _solved(case, solver, seed)
     if form is TextForm.json:
         emit(json.dumps(_as_json(case, described, answer), indent=2) + "\n")
@@ -104,7 +104,7 @@ def _memory(text: str | None) -> float | None:
         raise BadInput(f"--memory {text}: {str(error).replace('160MB or 64KiB', '16GiB')}") from None
 
 
-def _way(name: str, microbatches: int | None, accumulate: int | None, recompute: bool) -> Way:
+def _way(name: str, microbatches: int | None, accumulate: int | None, recompute: bool) -> PipelineWay:
     if name not in WAYS:
         raise BadInput(f"--way {name}: no way to train stages; known are {', '.join(WAYS)}")
     if microbatches is not None and name != "flush":
@@ -112,7 +112,7 @@ def _way(name: str, microbatches: int | None, accumulate: int | None, recompute:
     for option, value, most in (("--microbatches", microbatches, MOST_MICROBATCHES), ("--accumulate", accumulate, MOST_ACCUMULATED)):
         if value is not None and not 1 <= value <= most:
             raise BadInput(f"{option} {value}: must be 1..{most}")
-    return Way(name, microbatches or 8, accumulate or 1, recompute)
+    return PipelineWay(name, microbatches or 8, accumulate or 1, recompute)
 
 
 def _machine(path: Path | None, preset: str | None, workers: int | None, servers: int | None, probe: int | None) -> tuple[Machine, Grid]:
@@ -225,7 +225,7 @@ def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
         echo(f"to judge it again: --cuts {','.join(cuts)} --replicas {numbers}")
 
 
-def _manifest(way: Way, cuts: Sequence[str], replicas: Sequence[int]) -> str:
+def _manifest(way: PipelineWay, cuts: Sequence[str], replicas: Sequence[int]) -> str:
     """What to paste into the spec of a PSTrainingJob."""
     if (way.flushes and way.accumulate != 1) or (way.name == "2bw" and way.recompute):
         return NOT_YET
@@ -239,7 +239,7 @@ def _manifest(way: Way, cuts: Sequence[str], replicas: Sequence[int]) -> str:
     return "\n".join([*lines, f"    training: {{pipeline: {{{', '.join(words)}}}}}"])
 
 
-def _how(way: Way) -> str:
+def _how(way: PipelineWay) -> str:
     text = f"flush of {way.microbatches} micro-batches" if way.flushes else way.name
     text += f", {way.accumulate} a push" if way.accumulate > 1 else ""
     return text + (", recompute" if way.recompute else "")
@@ -264,7 +264,7 @@ def _row(case: Case, k: int, figures: Figures) -> tuple[str, ...]:
     )
 
 
-def _modules(profile: Profile, stage: Stage) -> str:
+def _modules(profile: Profile, stage: PlannedStage) -> str:
     first, last = profile.nodes[stage.first].name, profile.nodes[stage.end - 1].name
     return first if stage.end - stage.first == 1 else f"{first} … {last} ({stage.end - stage.first})"
 
@@ -291,7 +291,7 @@ def _time(case: Case, answer: Prediction) -> str:
 def _compared(case: Case, answer: Prediction) -> str:
     one = alone(case)
     text = f"one device: {show_seconds(one)} a micro-batch, {one / answer.microbatch:.2f}×"
-    whole = (Stage(0, case.work.count, tuple(range(case.grid.count))),)
+    whole = (PlannedStage(0, case.work.count, tuple(range(case.grid.count))),)
     if answer.plan == whole:
         return text
     every = predict(case, whole)

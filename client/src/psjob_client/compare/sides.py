@@ -178,8 +178,8 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
             if not curve or curve[-1][2] != value:
                 curve.append((max(0.0, line["time"] - began), float(line["step"]), float(value)))
     elapsed, steps = (passed[-1][0] - began, passed[-1][1] - min(float(lines[0]["step"]), passed[0][1])) if passed else (0.0, 0.0)
-    # A summary without lag is that of a sync job: no push comes late there.
-    lag = float((ended.get("lag") or {"mean": 0.0})["mean"]) if steps and ended else None
+    # A summary without staleness is that of a sync job: no push comes late there.
+    lag = float((ended.get("staleness") or {"mean": 0.0})["mean"]) if steps and ended else None
     last = lines[-1] if lines else {}
     lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("lag", "gap"))
     idle = last.get("idle") or ()

@@ -116,7 +116,7 @@ class ShardView(ProcessView):
     """Memory of its process."""
     transfer: TransferView | None = None
     """The checkpoint that it reads or writes now."""
-    lag: Lateness | None = None
+    staleness: Lateness | None = None
     """Updates between the weights of a gradient and those that it is applied to; absent in mode sync."""
     gap: Lateness | None = None
     """How far the weights have moved meanwhile."""
@@ -255,7 +255,7 @@ class JobView(View):
     """Starts beyond the first, of all processes."""
     causes: dict[str, int] = Field(default_factory=dict)
     """The same by cause."""
-    lag: Lateness | None = None
+    staleness: Lateness | None = None
     """Over all shards; absent in mode sync."""
     gap: Lateness | None = None
     """Over all shards."""

@@ -18,7 +18,7 @@ from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encry
 from psjob_client.problems import BadInput
 from psjob_operator import contract
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
-from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
 from psjob_operator.plan.job_state import JobState
@@ -109,6 +109,11 @@ class Backend:
         raise RuntimeError(f"the job still changes after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
 
     @property
+    def ended(self) -> bool:
+        """The job has come to an end; processes of it may still go."""
+        return self.status is not None and self.status.ended
+
+    @property
     def phase(self) -> str:
         """The job's phase."""
         return (self.status and self.status.phase) or "Pending"
@@ -116,7 +121,7 @@ class Backend:
     @property
     def over(self) -> bool:
         """The job has ended, and so has every process of it."""
-        return self.phase in TERMINAL and not any(child.running for child in self.children)
+        return self.ended and not any(child.running for child in self.children)
 
     def reap(self) -> bool:
         """Take note of processes that ended; whether there were any."""
@@ -139,7 +144,7 @@ class Backend:
     @property
     def grace(self) -> float:
         """Seconds that a process has to end in."""
-        if self.verdict or self.phase in TERMINAL:
+        if self.verdict or self.ended:
             return ENDING
         if self.interrupted:
             return SAVING if self.watch.unsaved else LEAVING

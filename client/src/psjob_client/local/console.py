@@ -30,7 +30,7 @@ from psjob_client.local.run_folder import Folder, Follow, tail_of
 from psjob_client.local.status import WARNINGS, numbers, part, passes_again
 from psjob_client.text import span
 from psjob_operator.api.spec import PSTrainingJob
-from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.api.status import JobStatus
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.actions import Event
 from psjob_operator.plan.process_outcome import FROM_OUTSIDE
@@ -116,7 +116,7 @@ class Story:
         if warning and warning != self._warned:
             self._warned = warning
             self.display.say(f"warning: {warning}", "yellow")
-        if backend.phase not in TERMINAL:
+        if not backend.ended:
             for line in self.standing.see(backend.watch.step, told, time.time()):
                 self.display.say(line, "yellow")
         drawn = next((self._follows[child.name].drawn for child in backend.children if child.running and child.name in self._follows), "")

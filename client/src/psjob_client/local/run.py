@@ -26,7 +26,6 @@ from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encry
 from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import TERMINAL
 from psjob_operator.plan.objects import listening_workers
 
 TOLD_ELSEWHERE = ("loss", "grad_norm")
@@ -118,7 +117,7 @@ async def _train(request: Request, backend: Backend, faults: Faults, story: Stor
             if backend.verdict:
                 break
             wake_at = backend.turn()
-            if backend.phase in TERMINAL:
+            if backend.ended:
                 backend.stop()
             story.show(backend)
             await _pause(wake, wake_at)
@@ -131,7 +130,7 @@ async def _train(request: Request, backend: Backend, faults: Faults, story: Stor
     story.show(backend)
     if backend.verdict:
         return "Failed"
-    return "Suspended" if interrupts and backend.phase not in TERMINAL else backend.phase
+    return "Suspended" if interrupts and not backend.ended else backend.phase
 
 
 def _verdict(backend: Backend, story: Story) -> str | None:
@@ -154,7 +153,7 @@ async def _stop(backend: Backend, story: Story, wake: asyncio.Event, interrupts:
     backend.interrupted = bool(interrupts)
     if backend.verdict:
         story.display.say(f"{backend.verdict.partition(':')[0]}: all processes are ended", "yellow")
-    elif backend.phase not in TERMINAL:
+    elif not backend.ended:
         what = f"a last checkpoint is made, up to {backend.grace:.0f} s" if backend.watch.unsaved else "there is nothing to save"
         story.display.say(f"stopping: {what} (Ctrl-C again kills)")
     backend.stop()
@@ -248,7 +247,7 @@ def summary(backend: Backend, recoveries: Sequence[FaultRecovery], result: str, 
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),
         "transport": told.get("transport"),
-        **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
+        **(lateness(watch.told.values()) or {"staleness": None, "gap": None}),
         "warning": told.get("warning"),
         "non_finite": told.get("nonFinite"),
         "large_push": told.get("largePush"),

@@ -141,7 +141,7 @@ def _shaped(name: str, value: Any, depth: int) -> Any:
 
 
 def lateness(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]] | None:
-    """Staleness: lag {median, p95, max, mean} in updates and gap {mean, max} of shards (contract.STATUS_KEYS). None: no push was seen.
+    """Staleness {median, p95, max, mean} in updates and gap {mean, max} of shards (contract.STATUS_KEYS). None: no push was seen.
 
     A push counts once on each shard. Quantiles are rounded up to the edge of their bucket.
     """
@@ -159,7 +159,7 @@ def lateness(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float
         return float(one["sum"] / max(1, one["count"]))
 
     return {
-        "lag": {"median": quantile(0.5), "p95": quantile(0.95), "max": most, "mean": mean(lag)},
+        "staleness": {"median": quantile(0.5), "p95": quantile(0.95), "max": most, "mean": mean(lag)},
         "gap": {"mean": mean(gap), "max": gap["max"]},
     }
 
@@ -180,7 +180,7 @@ def _summed(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def lateness_line(late: Mapping[str, Mapping[str, float]]) -> str:
-    """`pushes lagged 3 updates (median), 6 (95 %), 7 (largest); the mean gap was 0.0012`."""
-    lag = late["lag"]
-    words = f"pushes lagged {lag['median']:g} updates (median), {lag['p95']:g} (95 %), {lag['max']:g} (largest)"
+    """`staleness of pushes: 3 updates (median), 6 (95 %), 7 (largest); the mean gap was 0.0012`."""
+    lag = late["staleness"]
+    words = f"staleness of pushes: {lag['median']:g} updates (median), {lag['p95']:g} (95 %), {lag['max']:g} (largest)"
     return f"{words}; the mean gap was {late['gap']['mean']:.2g}"

@@ -35,7 +35,7 @@ READINGS = 32
 
 
 TERMINAL: frozenset[Phase] = frozenset({"Complete", "Failed"})
-"""Phases that a job never leaves within its run."""
+"""Phases, and conditions of these names, that a job never leaves within its run."""
 
 
 class StatusModel(Model):
@@ -104,8 +104,8 @@ class JobStatus(StatusModel):
 
     @property
     def ended(self) -> bool:
-        """The job has ended, be it with a phase that only a newer operator knows."""
-        return self.phase in TERMINAL or (self.phase not in (None, *get_args(Phase)) and self.completion_time is not None)
+        """The job has ended, be it in a way that only a newer operator knows."""
+        return self.completion_time is not None or any(it.type in TERMINAL and it.status == "True" for it in self.conditions)
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type; None where it is not told."""

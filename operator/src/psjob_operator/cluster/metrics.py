@@ -139,8 +139,8 @@ STAGE_IDLE = Metric(
     "Part of the time of the last 32 steps in which a stage's workers waited for activations, gradients or shards, 0 to 1: their mean.",
     (*JOB, "stage"),
 )
-STAGE_DELAY = Metric(
-    "psjob_job_stage_delay_updates",
+STAGE_STALENESS = Metric(
+    "psjob_job_stage_staleness_updates",
     "gauge",
     "Updates between the weights that a stage's gradients were computed on and those they are applied to; 0 where steps are flushes.",
     (*JOB, "stage"),
@@ -165,8 +165,8 @@ PUSHES = Metric("psjob_job_pushes_total", "counter", "Pushes that counted on sha
 PROGRESS_AGE = Metric(
     "psjob_job_progress_age_seconds", "gauge", "Age of what shard 0 last told: of the other series that come from it.", JOB
 )
-LAG = Metric(
-    "psjob_push_lag",
+STALENESS = Metric(
+    "psjob_push_staleness",
     "histogram",
     "Updates between the weights that a gradient was computed on and those it is applied to, of all shards.",
     JOB,
@@ -185,7 +185,7 @@ OF_A_JOB = (
     UPDATES_LOST, CHECKPOINT_AGE, CHECKPOINT_INTERVAL, CHECKPOINT_STEP, CHECKPOINT_BYTES, FINISHED, STAGE_WORKERS_READY,
 )  # fmt: skip
 TOLD_BY_SHARD_0 = (
-    STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, LAG, GAP, STAGE_STEP, STAGE_IDLE, STAGE_DELAY, STAGE_MEMORY,
+    STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, STALENESS, GAP, STAGE_STEP, STAGE_IDLE, STAGE_STALENESS, STAGE_MEMORY,
 )  # fmt: skip
 METRICS = (*OF_OPERATOR, *OF_ALL_JOBS, *OF_A_JOB, *TOLD_BY_SHARD_0)
 
@@ -481,7 +481,7 @@ def _of_told(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(LOSS, labels, said.get("loss"))
     page.set(PUSH_BYTES, labels, _natural(said.get("pushBytes")))
     page.set(PUSHES, labels, _natural(_map(job.told or {}, "counters").get("applied")))
-    page.histogram(LAG, labels, said.get("lag"))
+    page.histogram(STALENESS, labels, said.get("lag"))
     page.histogram(GAP, labels, said.get("gap"))
     if _phase(job) not in ACTIVE:
         return  # a job that has ended or rests has no rate
@@ -494,7 +494,7 @@ def _of_told(page: _JobSeries, job: JobReading, now: float) -> None:
         if declared.pop(name, None) is not None:  # what is told of a stage that the job does not have is no series
             page.set(STAGE_STEP, (*labels, name), _natural(stage.get("step")))
             page.set(STAGE_IDLE, (*labels, name), _idle(stage))
-            page.set(STAGE_DELAY, (*labels, name), _natural(stage.get("delay")))
+            page.set(STAGE_STALENESS, (*labels, name), _natural(stage.get("delay")))
             page.set(STAGE_MEMORY, (*labels, name), _natural(stage.get("peakBytes")))
     page.set(PROGRESS_AGE, labels, None if job.told_at is None else max(0.0, now - job.told_at))
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from psjob_operator import keys
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.api.status import JobStatus
 from psjob_operator.api.validate import LARGEST_SPEC, too_large, validate_job
 from psjob_operator.cluster import node_loss
 from psjob_operator.cluster.cache import Child, JobEntry, JobStore, Memory, read_list
@@ -144,7 +144,7 @@ class _Identity:
 
 
 async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec, askers: Sequence[Peer]) -> Objects:
-    own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
+    own = named_claim(spec) if not job.status.get("completionTime") else ""
     key = JobKey(job.namespace, job.name)
     wanted = _Identity(job.name, job.namespace, job.uid, spec)
     headless = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from psjob_operator.api.status import TERMINAL
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.client import JobKey
 
@@ -223,7 +222,7 @@ class Queue:
 def urgency(store: JobStore, key: JobKey) -> int:
     """Of the job of this name, from RECOVERING to LATER."""
     job = store.job(key)
-    if job is None or job.deleting or job.status.get("phase") in TERMINAL:
+    if job is None or job.deleting or job.status.get("completionTime"):
         return LATER
     if job.status.get("run") != job.uid:
         return NEW

@@ -91,7 +91,7 @@ def _wait(state: JobState, reason: str, words: str, again_at: float | None = Non
 
 def _suspend(state: JobState) -> Plan:
     """Tells every process to end, which makes the last checkpoint; Suspended once no process is left."""
-    if not state.left and not state.observed.live and not state.first_seen and state.stored.phase != "Suspended":
+    if not state.left and not state.observed.live and not state.first_seen and not state.suspended:
         return Plan(status=state.observed.status or JobStatus(), intent=False, needs_live=True)
     status, due = settle(state, _status(state))
     wake = min((at for at in (due, *(_late_at(pod) for pod in state.left)) if at is not None and at > state.now), default=None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from psjob_operator.api.status import LARGEST, TERMINAL, CheckpointStatus, Internal, JobStatus, Progress, index_set, stamp, starts_map, unix
+from psjob_operator.api.status import LARGEST, CheckpointStatus, Internal, JobStatus, Progress, index_set, stamp, starts_map, unix
 from psjob_operator.plan import objects, process_outcome
 from psjob_operator.plan.observed_state import ObservedState, Process, Refusal, Role
 from psjob_operator.plan.process_outcome import ProcessOutcome, read_message
@@ -75,7 +75,7 @@ class JobState:
         status = observed.status or JobStatus()
         if status.run == observed.uid:
             return cls(observed, now, status, first_seen=False)
-        if status.run is None and status.phase in TERMINAL:
+        if status.run is None and status.ended:
             return cls(observed, now, status, first_seen=False)
         shards = tuple(shard.model_copy(update={"state": "Pending", "pod": None}) for shard in status.shards)
         numbers = Internal(term=status.internal.term, worker_start=status.internal.worker_start)
@@ -269,9 +269,14 @@ class JobState:
         return any(it.type == "Reconciling" and it.reason == SUSPENDING for it in self.stored.conditions)
 
     @property
+    def suspended(self) -> bool:
+        """The status says so: as in batch/v1, a job that is suspended has no start time."""
+        return not self.first_seen and self.stored.start_time is None
+
+    @property
     def resuming(self) -> bool:
         """The job was suspended, or nearly so, and is to run: everything gets new numbers."""
-        stopped = self.stored.phase == "Suspended" or (self.suspending and not self.left)
+        stopped = self.suspended or (self.suspending and not self.left)
         return stopped and not self.observed.spec.suspend
 
     @property

@@ -20,7 +20,7 @@ ELSE: Final = (
 _told: set[str] = set()
 
 
-def tell(kind: str, sentence: str) -> None:
+def tell_once(kind: str, sentence: str) -> None:
     """Say it, if nothing of this kind was said."""
     place = config.place()
     if kind not in _told and place is not None and place.rank == 0:
@@ -39,10 +39,10 @@ def tell_of_sync_norm(model: torch.nn.Module, workers: int) -> None:
     names = [name or "the model" for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
     if names and workers > 1:
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        tell("SyncBatchNorm", f"SyncBatchNorm ({names[0]}{more}) is BatchNorm in a job, which has no process group: {INSTEAD}")
+        tell_once("SyncBatchNorm", f"SyncBatchNorm ({names[0]}{more}) is BatchNorm in a job, which has no process group: {INSTEAD}")
 
 
 def tell_asked(argument: str, workers: int) -> None:
     """Say once that `argument` of a framework changes no layer in a job of several workers."""
     if workers > 1:
-        tell("SyncBatchNorm", f"{argument} makes no SyncBatchNorm in a job, which has no process group: {INSTEAD}")
+        tell_once("SyncBatchNorm", f"{argument} makes no SyncBatchNorm in a job, which has no process group: {INSTEAD}")

@@ -25,9 +25,9 @@ from psjob.api.attachable import (
     FirstUse,
     Later,
     Pair,
-    check,
     check_alone,
-    check_name,
+    check_attachable,
+    check_model_name,
     check_parameters,
     is_next_phase,
     later_groups,
@@ -36,7 +36,7 @@ from psjob.api.attachable import (
     refuse_more,
     stepper,
 )
-from psjob.api.compatibility import Asked
+from psjob.api.compatibility import Features
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import check_first_values
 from psjob.api.training_job import TrainingJob
@@ -54,7 +54,7 @@ _pending: list[Pair] = []
 """Attached by name, while no model of them was used."""
 _wanted: dict[str, Any] = {}
 """What else `attach` was given with them."""
-_first_use = FirstUse(lambda: settle())
+_first_use = FirstUse(lambda: join_job())
 _attaching = threading.Lock()
 
 
@@ -133,7 +133,7 @@ def attach(
     except Refused as refused:
         refuse(str(refused))
     if name is None and not any(library.moves(model) for library in integrations_in_use()):
-        settle()
+        join_job()
     else:
         for pair in pairs:
             _first_use.watch(pair)
@@ -155,7 +155,7 @@ def _checked(
     later: Later, stateful: dict[str, Any],
 ) -> list[Pair]:  # fmt: skip
     if name is not None:
-        check_name(name, _pending)
+        check_model_name(name, _pending)
     if current is not None or (_pending and name is None):
         refuse_more(current.pairs if current is not None else _pending)
     if place.role != "worker":
@@ -164,12 +164,12 @@ def _checked(
         raise Refused(f"attach(…, {twice[0]}=…) was given twice; take another name for it")
     supervise.guard()
     rewind.check_possible()
-    rewind.claim(place)
-    cuts = stagecuts.known(model, place.config)
+    rewind.claim_place(place)
+    cuts = stagecuts.known_cuts(model, place.config)
     check_first_values(cuts.memory, model)
-    compatibility.refuse(Asked(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
+    compatibility.refuse(Features(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
     added = later_groups(later, optimizers)
-    check(model, optimizers, stateful, added, cuts.memory is not None)
+    check_attachable(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:
         check_kind(optimizer)
     return pairs_of(name, model, optimizers, added, cuts)
@@ -177,12 +177,12 @@ def _checked(
 
 def _check_next(job: TrainingJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later, stateful: dict[str, Any]) -> None:
     """Raise Refused for what cannot be the next phase of an attached model."""
-    check(job.model, [optimizer], stateful)
+    check_attachable(job.model, [optimizer], stateful)
     check_kind(optimizer)
     check_phase(job, optimizer, overlap, later)
 
 
-def settle() -> None:
+def join_job() -> None:
     """Join the job with what was attached; nothing where nothing waits for that."""
     global current
     if current is not None or not _pending or (place := config.place()) is None:
@@ -198,7 +198,7 @@ def settle() -> None:
         exit_refused(str(refused))
     assert current is not None
     _watch_exit(current)
-    ownfiles.follow(lambda: current is not None and current.behind)
+    ownfiles.follow_writes(lambda: current is not None and current.behind)
     current.session.watch()
     current.join()
     for pair in current.pairs:
@@ -251,7 +251,7 @@ def _watch_exit(job: TrainingJob) -> None:
                 exits.finish(int(str(end.code)))
 
     sys.excepthook = on_error
-    exits.watch(lambda: job.session.joined and not job.session.state.ended, leave)
+    exits.watch_exit(lambda: job.session.joined and not job.session.state.ended, leave)
 
 
 Reconstruction = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from psjob.api import advice, compatibility
-from psjob.api.compatibility import Asked
+from psjob.api.compatibility import Features
 from psjob.api.recording import PlainState
 from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import WHOLE, StageCuts
@@ -51,7 +51,7 @@ MOST_TOLD: Final = MAX_BODY - MAX_JSON
 """Bytes of a table of parameters: the rest of a hello, and of the coordinator's order that repeats it, fits beside it."""
 
 
-def check(
+def check_attachable(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], stateful: dict[str, Any],
     later: Sequence[Mapping[str, Any]] = (), in_parts: bool = False,
 ) -> None:  # fmt: skip
@@ -220,7 +220,7 @@ def tell_frozen(model: torch.nn.Module, table: Sequence[TensorSpec]) -> None:
     apart = [name for name, p in members.named_parameters(model) if id(p) not in known]
     if apart:
         told = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if apart[3:] else "")
-        advice.tell(
+        advice.tell_once(
             "frozen",
             f"frozen parameters are in no group of the optimizer: {told}. Each worker keeps those that its script "
             "builds, and final.safetensors does not have them. Seed before the model is built, or load the same file in all workers; or "
@@ -240,28 +240,28 @@ def check_alone(
     if interactive():
         forget()
     if name is not None:
-        check_name(name, _attached)
+        check_model_name(name, _attached)
     if is_next_phase(_attached, model, optimizers, name):
-        check(model, optimizers, stateful)
+        check_attachable(model, optimizers, stateful)
         check_kind(optimizers[0])
         check_parameters(_attached[0].parameters, model, optimizers[0])
         return
     if _attached and (name is None or not _attached[0].name or any(_used(pair) for pair in _attached)):
         refuse_more(_attached)
     added = later_groups(later, optimizers)
-    check(model, optimizers, stateful, added)
+    check_attachable(model, optimizers, stateful, added)
     made = pairs_of(name, model, optimizers, added)
-    compatibility.refuse(asked([*_attached, *made], overlap))
+    compatibility.refuse(features_of([*_attached, *made], overlap))
     for optimizer in optimizers:
         check_kind(optimizer)
-    table_of(*joined([*_attached, *made]))
+    table_of(*joined_pairs([*_attached, *made]))
     _attached.extend(made)
 
 
-def asked(pairs: Sequence[Pair], overlap: bool, tables: Sequence[TableSpec] = (), half_rule: bool = False) -> Asked:
+def features_of(pairs: Sequence[Pair], overlap: bool, tables: Sequence[TableSpec] = (), half_rule: bool = False) -> Features:
     """What the script asks for by what it attached. `tables`: those of the model, in their order."""
     first = {spec.rule in row_rules.COMBINES: spec.name for spec in reversed(tables)}
-    return Asked(
+    return Features(
         rows=first.get(False, ""),
         sums=first.get(True, ""),
         half_rule=half_rule,
@@ -385,7 +385,7 @@ def pairs_of(
     return [Pair(name or "", model, optimizer, later, cuts) for optimizer in optimizers]
 
 
-def joined(pairs: Sequence[Pair]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def joined_pairs(pairs: Sequence[Pair]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """One model and one optimizer that stand for all.
 
     The optimizer makes no step; its groups are the others' own, so that a learning rate is what it is there.
@@ -410,7 +410,7 @@ def _together(pairs: Sequence[Pair], shared: bool) -> type[torch.optim.Optimizer
     return type(name, (torch.optim.Optimizer,), {})
 
 
-def check_name(name: str, before: Sequence[Pair]) -> None:
+def check_model_name(name: str, before: Sequence[Pair]) -> None:
     """Raise Refused for a name that is none, or is taken."""
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise Refused(f"attach(…, name={str(name)[:40]!r}): must be a word of letters, digits and _, such as 'generator'")
@@ -580,7 +580,7 @@ class AddedGroups:
                 pair.optimizer.add_param_group(dict(group))
 
 
-class Trained:
+class TrainedFlags:
     """Which parameters are trained: those whose `requires_grad` a script has changed since attach, for its resume record."""
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from psjob import contract
 from psjob.modes.stages import ChosenCuts
-from psjob.pipeline.cuts import beginnings, split
-from psjob.planning.plan import Grid, Profile, Way, Wire, Work, in_blocks, profile_of
+from psjob.pipeline.cuts import beginnings, split_model
+from psjob.planning.plan import Grid, ModelWork, PipelineWay, Profile, Wire, in_blocks, profile_of
 from psjob.planning.predict import Case, Prediction
 from psjob.planning.solve import solve
 from psjob.process import system
@@ -38,13 +38,13 @@ def is_auto(cuts: object) -> bool:
     return isinstance(cuts, str) and cuts == AUTO
 
 
-def decided(place: Place, model: nn.Module, microbatches: int, example: Example | None) -> tuple[str, ...]:
+def decided_cuts(place: Place, model: nn.Module, microbatches: int, example: Example | None) -> tuple[str, ...]:
     """The job's cuts. Raises Refused where there are none, and SystemExit where none came in time."""
     config = place.config
     if example is None:
         raise Refused('cuts="auto" runs the model to see what its modules take: give example=x of one micro-batch, or ' + PIN)
     try:
-        chosen = rendezvous.agreed(place, lambda: choose(config, model, microbatches, example, room_of(model)))
+        chosen = rendezvous.agreed(place, lambda: choose_cuts(config, model, microbatches, example, room_of(model)))
     except rendezvous.NoCuts as late:
         print(f"psjob: {late}", file=sys.stderr, flush=True)
         leave_message({"error": str(late)})
@@ -53,16 +53,16 @@ def decided(place: Place, model: nn.Module, microbatches: int, example: Example 
     return chosen.cuts
 
 
-def choose(config: Config, model: nn.Module, microbatches: int, example: Example, room: float | None) -> ChosenCuts:
+def choose_cuts(config: Config, model: nn.Module, microbatches: int, example: Example, room: float | None) -> ChosenCuts:
     """Profile the model, and solve. `room`: bytes of a worker. Raises Refused where no cuts would do."""
     made = profile(model, example)
     names = [node.name for node in made.nodes]
     cuts = beginnings(model, names)
     blocks = in_blocks(made, lambda i: cuts[i])
-    answer = solved(blocks, config.stages.replicas, way_of(config, microbatches), room)
+    answer = solved(blocks, config.stages.replicas, planned_way(config, microbatches), room)
     found = tuple(blocks.nodes[stage.first].name for stage in answer.plan[1:])
     try:
-        split(model, found, example)
+        split_model(model, found, example)
     except ValueError as error:
         raise Refused(f'cuts="auto" would cut at {", ".join(found)}, and that cannot be: {error}; {PIN}') from error
     try:
@@ -71,7 +71,7 @@ def choose(config: Config, model: nn.Module, microbatches: int, example: Example
         raise Refused(f'cuts="auto": {error}; {PIN}') from error
 
 
-def solved(profile: Profile, replicas: tuple[int, ...], way: Way, room: float | None) -> Prediction:
+def solved(profile: Profile, replicas: tuple[int, ...], way: PipelineWay, room: float | None) -> Prediction:
     """The best plan of a model in blocks, for stages of so many workers. Raises Refused where there is none."""
     stages, count = len(replicas), sum(replicas)
     if len(profile.nodes) < stages:
@@ -80,7 +80,7 @@ def solved(profile: Profile, replicas: tuple[int, ...], way: Way, room: float | 
             f"parameters, and spec.stages has {stages} stages; take fewer stages, or {PIN}"
         )
     grid = Grid(count, 1, LINK, LINK, False, 2 / LINK.bandwidth)
-    case = Case(Work(profile), grid, way, room)
+    case = Case(ModelWork(profile), grid, way, room)
     answer = solve(case, shape=replicas)
     if answer is not None:
         return answer
@@ -93,12 +93,12 @@ def solved(profile: Profile, replicas: tuple[int, ...], way: Way, room: float | 
     )
 
 
-def way_of(config: Config, microbatches: int) -> Way:
+def planned_way(config: Config, microbatches: int) -> PipelineWay:
     """How the planner calls what the job does. An update is one of all micro-batches, whatever the schedule."""
     recompute = config.stage_weights == "recompute"
     if config.flushes:
-        return Way("flush", microbatches, recompute=recompute)
-    return Way(config.schedule, accumulate=microbatches, recompute=recompute)
+        return PipelineWay("flush", microbatches, recompute=recompute)
+    return PipelineWay(config.schedule, accumulate=microbatches, recompute=recompute)
 
 
 def profile(model: nn.Module, example: Example) -> Profile:
@@ -126,7 +126,7 @@ def room_of(model: nn.Module) -> float | None:
     first = next((one for one in model.parameters() if not one.is_meta), None)
     if first is not None and first.is_cuda:
         return float(torch.cuda.get_device_properties(first.device).total_memory)
-    most, own = system.limit(), system.resident()
+    most, own = system.memory_limit(), system.resident_memory()
     if most is None or own is None:
         return None
     held = sum(one.nbytes for one in (*model.parameters(), *model.buffers()) if not one.is_meta)
@@ -136,7 +136,7 @@ def room_of(model: nn.Module) -> float | None:
 def _too_large(model: nn.Module) -> bool:
     if any(one.is_meta for one in (*model.parameters(), *model.buffers())):
         return True
-    left = system.free()
+    left = system.free_memory()
     return left is not None and COPIES * sum(one.nbytes for one in model.parameters()) > ROOM * left
 
 

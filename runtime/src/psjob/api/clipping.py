@@ -23,7 +23,7 @@ from torch.nn import utils
 from psjob.api.attachable import Pair
 from psjob.api.scriptchanges import LeftGradients
 from psjob.process.errors import Refused
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
@@ -44,10 +44,10 @@ class Clipping:
         self.pairs = pairs
         """Those that are attached now."""
         self.asking = Asking()
-        self._last: dict[Pair, Clip] = {}
+        self._last: dict[Pair, GradientClip] = {}
         """Of the last step of each that was made of a batch."""
 
-    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
+    def ask(self, pairs: Sequence[Pair], clip: GradientClip, again: bool = False) -> None:
         """The script clips the next steps of `pairs`, by one norm. `again`: the same gradients, once more.
 
         Raises Refused if it has clipped one in another way already.
@@ -66,17 +66,17 @@ class Clipping:
 
     def again(self, pair: Pair) -> None:
         """The script's loop has no batch for the next step, which is clipped as the one before."""
-        clip = self._last.get(pair, Clip())
-        if clip != Clip():
+        clip = self._last.get(pair, GradientClip())
+        if clip != GradientClip():
             self.ask([pair], clip)
 
-    def take(self, pair: Pair) -> Clip:
+    def take(self, pair: Pair) -> GradientClip:
         """That of the step of `pair` that is made now."""
         given = self.asking.of(pair)
         self.asking.end(pair)
         asked = None if given is None else given.clip
-        self._last[pair] = asked or Clip()
-        return (asked or Clip()).within(Clip(norm=self._limit))
+        self._last[pair] = asked or GradientClip()
+        return (asked or GradientClip()).within(GradientClip(norm=self._limit))
 
     def install(self) -> None:
         """Let torch's functions clip the mean where they are given the attached parameters, however a script has imported them."""
@@ -95,7 +95,7 @@ class Clipping:
                     f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm. Take 2, or clip by value"
                 )
             if float(max_norm) != math.inf:  # else the script wants to know the norm, and clips nothing
-                self._clip(given, "clip_grad_norm_", Clip(norm=self._above_zero("max_norm", max_norm)))
+                self._clip(given, "clip_grad_norm_", GradientClip(norm=self._above_zero("max_norm", max_norm)))
             return utils.get_total_norm([p.grad for p in given if p.grad is not None], norm_type, error_if_nonfinite, foreach)
 
         return clip
@@ -104,7 +104,7 @@ class Clipping:
         def clip(parameters: Parameters, clip_value: float, foreach: bool | None = None) -> None:
             given = _list(parameters)
             if self._of_job(given):
-                self._clip(given, "clip_grad_value_", Clip(value=self._above_zero("clip_value", clip_value)))
+                self._clip(given, "clip_grad_value_", GradientClip(value=self._above_zero("clip_value", clip_value)))
             else:
                 plain(given, clip_value, foreach)
 
@@ -115,7 +115,7 @@ class Clipping:
         attached = {id(p) for p in self._parameters}
         return self._applies and any(id(p) in attached for p in given)
 
-    def _clip(self, given: list[torch.Tensor], name: str, clip: Clip) -> None:
+    def _clip(self, given: list[torch.Tensor], name: str, clip: GradientClip) -> None:
         if self._rows:
             self._refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
         there = {p for p in given if p.grad is not None}
@@ -169,7 +169,7 @@ def clip_grad_norm_(
     return utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
-def clip_alone(parameters: Iterable[torch.Tensor], clip: Clip) -> None:
+def clip_alone(parameters: Iterable[torch.Tensor], clip: GradientClip) -> None:
     """Clip gradients that lie in this process, where the workers step by themselves."""
     with torch.no_grad():
         given = list(parameters)
@@ -180,10 +180,10 @@ def clip_alone(parameters: Iterable[torch.Tensor], clip: Clip) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClipRequest:
     """How a script clips the next steps of these."""
 
-    clip: Clip
+    clip: GradientClip
     pairs: tuple[Pair, ...]
 
 
@@ -206,8 +206,9 @@ class Pushed:
         for p, grad, version in self._seen:
             if p.grad is not (None if grad is None else grad()) or _version(p.grad) != version:
                 raise Refused(
-                    f"a gradient of {named(self.pair)} of shape {tuple(p.shape)} was changed or cleared between the step of another "
-                    "optimizer and its own, and one norm clips both. Make the steps one after the other, and call zero_grad after the last"
+                    f"a gradient of {optimizer_name(self.pair)} of shape {tuple(p.shape)} was changed or cleared between the step of "
+                    "another optimizer and its own, and one norm clips both. Make the steps one after the other, and call zero_grad after "
+                    "the last"
                 )
 
 
@@ -215,7 +216,7 @@ class Asking:
     """What a script asks for between two steps, and the steps that are still to follow."""
 
     def __init__(self) -> None:
-        self._asked: dict[Pair, Asked] = {}
+        self._asked: dict[Pair, ClipRequest] = {}
         self._due: dict[Pair, Pushed] = {}
 
     @property
@@ -228,11 +229,12 @@ class Asking:
         if self._due:
             late = next(iter(self._due))
             raise Refused(
-                f"{named(late)} was clipped by one norm with another optimizer, which made its step, and {named(late)} made none. Make "
-                "the steps of all that are clipped together, one after the other, or clip each by its own parameters"
+                f"{optimizer_name(late)} was clipped by one norm with another optimizer, which made its step, and "
+                f"{optimizer_name(late)} made none. Make the steps of all that are clipped together, one after the other, or clip each by "
+                "its own parameters"
             )
 
-    def ask(self, pairs: Sequence[Pair], clip: Clip, again: bool = False) -> None:
+    def ask(self, pairs: Sequence[Pair], clip: GradientClip, again: bool = False) -> None:
         """One norm over the parameters of all of `pairs`; `again`: the gradients were clipped before, and are the same.
 
         Raises Refused if one of them is clipped in another way already.
@@ -245,14 +247,14 @@ class Asking:
                 raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
             if before is not None and clip.norm is not None and set(before.pairs) != set(pairs):
                 raise Refused(
-                    f"{named(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards clip once. "
-                    "Clip in one way"
+                    f"{optimizer_name(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards "
+                    "clip once. Clip in one way"
                 )
             if before is not None and again:
                 tightest = tightest.within(before.clip)
-        self._asked.update(dict.fromkeys(pairs, Asked(tightest, tuple(pairs))))
+        self._asked.update(dict.fromkeys(pairs, ClipRequest(tightest, tuple(pairs))))
 
-    def of(self, pair: Pair) -> Asked | None:
+    def of(self, pair: Pair) -> ClipRequest | None:
         """What is asked for the step of `pair`."""
         return self._asked.get(pair)
 
@@ -284,8 +286,8 @@ class Asking:
         for other, asked in self._asked.items():
             if not set(other.rows).isdisjoint(pair.rows) and asked.clip.norm is not None:
                 raise Refused(
-                    f"{named(pair)} makes a step, and its gradients were clipped by one norm with all those of {named(other)}, which has "
-                    "them too. Clip the parameters of the optimizer that steps next"
+                    f"{optimizer_name(pair)} makes a step, and its gradients were clipped by one norm with all those of "
+                    f"{optimizer_name(other)}, which has them too. Clip the parameters of the optimizer that steps next"
                 )
 
 
@@ -304,7 +306,7 @@ def joint(pairs: Sequence[Pair], given: Collection[torch.Tensor]) -> list[Pair]:
     return found if seen == wanted else []
 
 
-def named(pair: Pair) -> str:
+def optimizer_name(pair: Pair) -> str:
     """The optimizer, for a reader: its class, and the model's name if it has one."""
     return f"{pair.plain.__name__} of {pair.name}" if pair.name else pair.plain.__name__
 

@@ -18,7 +18,7 @@ from psjob.process.errors import Refused
 
 
 @dataclass(frozen=True)
-class Asked:
+class Features:
     """What a script asks for. `rows` and `sums`: the first table of weights and of other values that the shards keep, if there is one."""
 
     pairs: int = 1
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Clash:
-    """`feature` does not go with `beside`, because `why`; `take` says what does. Each is a format of `asked` and `job`.
+    """`feature` does not go with `beside`, because `why`; `take` says what does. Each is a format of `features` and `job`.
 
     The row holds if both tests do. A row without a test of the job holds outside a job too.
     """
@@ -48,24 +48,24 @@ class Clash:
     beside: str
     take: str
     why: str = ""
-    asked: Callable[[Asked], bool] = lambda _asked: True
+    features: Callable[[Features], bool] = lambda _features: True
     job: Callable[[Config], bool] | None = None
 
-    def holds(self, asked: Asked, job: Config | None) -> bool:
+    def holds(self, features: Features, job: Config | None) -> bool:
         """Do both tests hold? `job` is None outside a job."""
-        return self.asked(asked) and (self.job is None or (job is not None and self.job(job)))
+        return self.features(features) and (self.job is None or (job is not None and self.job(job)))
 
-    def sentence(self, asked: Asked, job: Config | None) -> str:
+    def sentence(self, features: Features, job: Config | None) -> str:
         """The row in one sentence, with the values of this job."""
         why = f": {self.why}" if self.why else ""
-        return f"{self.feature} does not go with {self.beside}{why}; {self.take}".format(asked=asked, job=job)
+        return f"{self.feature} does not go with {self.beside}{why}; {self.take}".format(features=features, job=job)
 
 
-def refuse(asked: Asked, job: Config | None = None) -> None:
+def refuse(features: Features, job: Config | None = None) -> None:
     """Raise Refused for the first row that holds. `job` is None outside a job."""
     for clash in CLASHES:
-        if clash.holds(asked, job):
-            raise Refused(clash.sentence(asked, job))
+        if clash.holds(features, job):
+            raise Refused(clash.sentence(features, job))
 
 
 OVERLAP: Final = "attach(…, overlap=True)"
@@ -75,21 +75,21 @@ ROWS: Final = "a table of rows on the shards (ps.Embedding, ps.Table)"
 _OVERLAP: Final = (
     Clash(
         OVERLAP, "attach(…, later=…)", "leave overlap out", "it knows only parameters that are trained from the beginning",
-        lambda asked: asked.overlap and asked.later,
+        lambda features: features.overlap and features.later,
     ),
     Clash(
         OVERLAP, "modules of torch.jit", "leave overlap out", "it follows modules as they run, and those run without Python",
-        lambda asked: asked.overlap and asked.scripted,
+        lambda features: features.overlap and features.scripted,
     ),
     Clash(
         OVERLAP, "training.updateRule {job.update_rule}", "leave overlap out",
-        "it sends gradients as they are, and the rule changes them before", lambda asked: asked.overlap and asked.half_rule,
+        "it sends gradients as they are, and the rule changes them before", lambda features: features.overlap and features.half_rule,
         lambda _job: True,
     ),
     Clash(
         OVERLAP, "training.mode local", "leave overlap out, or take another mode",
         "it sends the gradients of each step, and workers push once per round",
-        lambda asked: asked.overlap, lambda job: job.mode == "local",
+        lambda features: features.overlap, lambda job: job.mode == "local",
     ),
 )  # fmt: skip
 
@@ -102,26 +102,27 @@ def _several(job: Config) -> bool:
 
 
 _PROCESSES: Final = (
-    Clash(OVERLAP, _SEVERAL, "leave it out" + _ONE, asked=lambda asked: asked.overlap, job=_several),
-    Clash(HALF_RULE, _SEVERAL, "leave updateRule out" + _ONE, asked=lambda asked: asked.half_rule, job=_several),
+    Clash(OVERLAP, _SEVERAL, "leave it out" + _ONE, features=lambda features: features.overlap, job=_several),
+    Clash(HALF_RULE, _SEVERAL, "leave updateRule out" + _ONE, features=lambda features: features.half_rule, job=_several),
     Clash(
-        ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, asked=lambda asked: bool(asked.rows or asked.sums), job=_several
+        ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, features=lambda features: bool(features.rows or features.sums), job=_several
     ),
     Clash(
-        "{asked.library}", _SEVERAL, "train with a plain loop" + _ONE, "it makes a process group of all of them",
-        lambda asked: bool(asked.library), _several,
+        "{features.library}", _SEVERAL, "train with a plain loop" + _ONE, "it makes a process group of all of them",
+        lambda features: bool(features.library), _several,
     ),
 )  # fmt: skip
 
-_PAIRS: Final = "{asked.pairs} attached optimizers"
+_PAIRS: Final = "{features.pairs} attached optimizers"
 _ONE_PAIR: Final = "leave it out, or attach one optimizer only"
 _SEVERAL_PAIRS: Final = (
-    Clash(OVERLAP, _PAIRS, _ONE_PAIR, asked=lambda asked: asked.overlap and asked.pairs > 1, job=lambda _job: True),
-    Clash(HALF_RULE, _PAIRS, _ONE_PAIR, asked=lambda asked: asked.half_rule and asked.pairs > 1, job=lambda _job: True),
+    Clash(OVERLAP, _PAIRS, _ONE_PAIR, features=lambda features: features.overlap and features.pairs > 1, job=lambda _job: True),
+    Clash(HALF_RULE, _PAIRS, _ONE_PAIR, features=lambda features: features.half_rule and features.pairs > 1, job=lambda _job: True),
     Clash(
-        ROWS, _PAIRS, _ONE_PAIR, asked=lambda asked: bool(asked.rows or asked.sums) and asked.pairs > 1, job=lambda _job: True
+        ROWS, _PAIRS, _ONE_PAIR, features=lambda features: bool(features.rows or features.sums) and features.pairs > 1,
+        job=lambda _job: True
     ),
-    Clash("training.mode local", _PAIRS, _ONE_PAIR, asked=lambda asked: asked.pairs > 1, job=lambda job: job.mode == "local"),
+    Clash("training.mode local", _PAIRS, _ONE_PAIR, features=lambda features: features.pairs > 1, job=lambda job: job.mode == "local"),
 )  # fmt: skip
 
 _REDUCTION: Final = "training.sync.reduction {job.reduction}"
@@ -135,28 +136,28 @@ def _compares(job: Config) -> bool:
 _TABLES: Final = (
     Clash(
         ROWS, "training.mode local", "take another mode, or torch's nn.Embedding",
-        "it takes a push of each step, and workers push once per round", lambda asked: bool(asked.rows or asked.sums),
+        "it takes a push of each step, and workers push once per round", lambda features: bool(features.rows or features.sums),
         lambda job: job.mode == "local",
     ),
     Clash(
-        "ps.Table {asked.sums}", "training.mode {job.mode}", "take mode sync, bounded or async",
-        "the mode may leave a push out, and with it what the table was given", lambda asked: bool(asked.sums),
+        "ps.Table {features.sums}", "training.mode {job.mode}", "take mode sync, bounded or async",
+        "the mode may leave a push out, and with it what the table was given", lambda features: bool(features.sums),
         lambda job: job.mode not in ("sync", "bounded", "async"),
     ),
     Clash(
-        "ps.Table {asked.sums}", "training.sync.backupWorkers {job.backup_workers}", "leave backupWorkers out",
-        "a step may leave a push out, and with it what the table was given", lambda asked: bool(asked.sums),
+        "ps.Table {features.sums}", "training.sync.backupWorkers {job.backup_workers}", "leave backupWorkers out",
+        "a step may leave a push out, and with it what the table was given", lambda features: bool(features.sums),
         lambda job: job.backup_workers > 0,
     ),
     Clash(
-        _REDUCTION, "rows of {asked.rows} on the shards", "take mean or sum",
+        _REDUCTION, "rows of {features.rows} on the shards", "take mean or sum",
         "it compares the pushes of all ranks element by element, and a rank pushes only the rows that its batch names",
-        lambda asked: bool(asked.rows), _compares,
+        lambda features: bool(features.rows), _compares,
     ),
     Clash(
-        "training.sync.maxGradNorm", "rows of {asked.rows}{asked.sums} on the shards", "leave maxGradNorm out",
+        "training.sync.maxGradNorm", "rows of {features.rows}{features.sums} on the shards", "leave maxGradNorm out",
         "the norm is that of the other gradients only",
-        lambda asked: bool(asked.rows or asked.sums), lambda job: job.max_grad_norm is not None,
+        lambda features: bool(features.rows or features.sums), lambda job: job.max_grad_norm is not None,
     ),
 )  # fmt: skip
 
@@ -180,9 +181,9 @@ def _staged(test: Callable[[Config], bool] = lambda _job: True) -> Callable[[Con
 
 
 _STAGES: Final = (
-    Clash("attach(…, name=…)", STAGES, "leave name out", "such a job trains one model", lambda asked: asked.named, _staged()),
-    Clash(OVERLAP, STAGES, "leave overlap out", asked=lambda asked: asked.overlap, job=_staged()),
-    Clash("several attached optimizers", STAGES, "attach one optimizer", asked=lambda asked: asked.pairs > 1, job=_staged()),
+    Clash("attach(…, name=…)", STAGES, "leave name out", "such a job trains one model", lambda features: features.named, _staged()),
+    Clash(OVERLAP, STAGES, "leave overlap out", features=lambda features: features.overlap, job=_staged()),
+    Clash("several attached optimizers", STAGES, "attach one optimizer", features=lambda features: features.pairs > 1, job=_staged()),
     Clash(
         "training.nonFinite skip", STAGES, "leave it out", "a stage would skip a step that another one makes",
         job=_staged(lambda job: job.non_finite == "skip"),

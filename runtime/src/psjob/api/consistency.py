@@ -35,7 +35,7 @@ from psjob.api.orders import attributes, seeded
 from psjob.embeddings.rowtables import Table
 from psjob.layout import members, memory
 from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 from psjob.worker.overlap import Hook, before_forward
 from psjob.worker.session import WorkerSession
 
@@ -105,7 +105,7 @@ class WeightDigests:
         """The hyperparameters of the last step that is looked at, and the clock to which it led."""
         self._last: tuple[str, int] | None = None
 
-    def stepping(self, asked: Sequence[Mapping[str, Any]], clip: Clip) -> None:
+    def stepping(self, asked: Sequence[Mapping[str, Any]], clip: GradientClip) -> None:
         """The optimizer steps next with these hyperparameters, here or on the shards. Between steps a scheduler may be further on."""
         session, clock = self._session, self._session.clock
         if self._together and (clock < SHORT or clock % EVERY == 0 or session.machine.snapshot_clock == clock):
@@ -161,7 +161,7 @@ class WeightDigests:
         rows = self._rows()
         if self._together:
             rows += self._buffers()
-        self._send([rows[row] for row in part_of([tensor for _, _, tensor in rows], clock)], clock, look)
+        self._send([rows[row] for row in rows_of_part([tensor for _, _, tensor in rows], clock)], clock, look)
 
     def _send(self, rows: Sequence[Row], clock: int, look: str) -> None:
         named: list[tuple[str, str]] = []
@@ -169,7 +169,7 @@ class WeightDigests:
         values = sums([tensor for _, _, tensor in rows])
         for kind in dict.fromkeys(row[0] for row in rows):
             own = [at for at, row in enumerate(rows) if row[0] == kind]
-            for at, value in grouped([values[row] for row in own], MOST):
+            for at, value in grouped_sums([values[row] for row in own], MOST):
                 named.append(rows[own[at]][:2])
                 told.append(value)
         self._tell(clock, named, told, self._session.place.index == 0, look)
@@ -266,7 +266,7 @@ class Unattached:
         new = [name for name, p in members.named_parameters(self._model) if id(p) not in known and p.grad is not None]
         if new:
             more = f" and {len(new) - 3} more" if new[3:] else ""
-            advice.tell(
+            advice.tell_once(
                 "replaced",
                 f"{', '.join(new[:3])}{more} came into the model after attach. No optimizer of the job trains them, and "
                 "final.safetensors has what the model had before. Build all layers before attach",
@@ -291,7 +291,7 @@ class Unattached:
             self.parameters[id(p)] = (f"{name} of {kind}", p)
         if self._several:
             more = f" and {len(named) - 3} more" if named[3:] else ""
-            advice.tell(
+            advice.tell_once(
                 f"stranger {len(self.kinds)}",
                 f"{kind} was not given to attach, and steps {len(own)} parameter{'s' if own[1:] else ''} ({', '.join(named[:3])}{more}). "
                 "Each worker trains its own copy of them, and these come apart. Make one module of both, such as torch.nn.ModuleDict, and "
@@ -304,7 +304,7 @@ class Unattached:
         given = [p for group in optimizer.param_groups for p in group["params"]]
         first = names.get(id(given[0]), f"of shape {tuple(given[0].shape)}") if given else "none"
         kind, attached = type(optimizer).__name__, self._pairs[0].plain.__name__
-        advice.tell(
+        advice.tell_once(
             f"stranger to {kind}",
             f"{kind} was not given to attach, and steps parameters that the attached {attached} trains ({first} …). These steps are this "
             f"worker's own, and not the job's. Attach it too. {AT_ONCE}",
@@ -347,7 +347,7 @@ class Windows:
         return found
 
 
-def part_of(tensors: Sequence[torch.Tensor], clock: int, most: int = PART) -> list[int]:
+def rows_of_part(tensors: Sequence[torch.Tensor], clock: int, most: int = PART) -> list[int]:
     """Rows of the tensors that are summed whole after step `clock`: all, or those of a part of at most about `most` bytes."""
     ends = list(accumulate(map(_nbytes, tensors)))
     parts = -(-(ends[-1] if ends else 0) // most)
@@ -357,7 +357,7 @@ def part_of(tensors: Sequence[torch.Tensor], clock: int, most: int = PART) -> li
     return [row for row, end in enumerate(ends) if min(parts - 1, (end - 1) // most) == chosen]
 
 
-def grouped(sums_: Sequence[int], most: int) -> list[tuple[int, int]]:
+def grouped_sums(sums_: Sequence[int], most: int) -> list[tuple[int, int]]:
     """(first row, sum) of at most `most` runs of rows, so that a digest of any model fits in a frame."""
     size = max(1, -(-len(sums_) // most))
     if size == 1:
@@ -451,11 +451,11 @@ def facts(loader: Any, seed: int, first: int | None, ordered: bool = False) -> d
     }
 
 
-def digest(value: Any, before: int = 0, deep: int = 0) -> int:
+def batch_digest(value: Any, before: int = 0, deep: int = 0) -> int:
     """A checksum of some numbers and texts of a batch or sample."""
     if isinstance(value, torch.Tensor) or hasattr(value, "dtype"):
         if tensors := values.tensors_of(value):
-            return values.sample(tensors, few=False) ^ zlib.crc32(str(tuple(value.shape)).encode(), before)
+            return values.sample_sum(tensors, few=False) ^ zlib.crc32(str(tuple(value.shape)).encode(), before)
         value = value.item() if getattr(value, "ndim", 1) == 0 else value
     if isinstance(value, str | PurePath):
         return zlib.crc32(str(value)[-LONGEST:].rpartition("/")[2].encode(), before)  # the folder may be each machine's own
@@ -466,7 +466,7 @@ def digest(value: Any, before: int = 0, deep: int = 0) -> int:
     if deep < DEEP and isinstance(value, Sequence):
         before = zlib.crc32(str(len(value)).encode(), before)
         for item in value[:: 1 + len(value) // MOST_ITEMS]:
-            before = digest(item, before, deep + 1)
+            before = batch_digest(item, before, deep + 1)
         return before
     return zlib.crc32(type(value).__name__.encode(), before)
 
@@ -474,13 +474,13 @@ def digest(value: Any, before: int = 0, deep: int = 0) -> int:
 def _content(data: Any, length: int | None, deep: int = 0) -> int:
     """A checksum of what holds as much as there are samples."""
     if _is_data(data):
-        return digest(data)
+        return batch_digest(data)
     told = 0
     for name, value in sorted(attributes(data).items()):
         several = list(value) if type(value) in (list, tuple) and len(value) <= MOST_ITEMS else [value]
         for one in several:
             if _is_data(one) and length is not None and _length(one) >= length:
-                told = digest(one, zlib.crc32(name.encode(), told))
+                told = batch_digest(one, zlib.crc32(name.encode(), told))
             elif isinstance(one, torch_data.Dataset) and deep < DEEP:
                 within = None if isinstance(one, torch_data.IterableDataset) else _length(one)
                 told = zlib.crc32(f"{name} {type(one).__name__} {within} {_content(one, within, deep + 1)}".encode(), told)
@@ -493,7 +493,7 @@ def _samples(data: Any, length: int, seed: int) -> int | None:
     with suppress(Exception):  # indices may be no numbers, and what a sample needs may be there in loader processes only
         for _ in range(2):
             with seeded((seed, "look")):
-                found.append(digest([data[index] for index in sorted({0, length // 2, length - 1}) if length]))
+                found.append(batch_digest([data[index] for index in sorted({0, length // 2, length - 1}) if length]))
     return found[0] if len(found) == 2 and found[0] == found[1] else None
 
 

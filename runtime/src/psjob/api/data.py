@@ -21,16 +21,16 @@ from psjob.api import advice, orders, scriptcode
 from psjob.api import attach as attaching
 from psjob.api.datacursor import AFTER, Place
 from psjob.api.reporting import worker_place
-from psjob.api.slices import Slices, Stream, Yielded, has_its_own, rounds_of
-from psjob.api.state import State, the_state
+from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own, rounds_of
+from psjob.api.state import ScriptState, the_state
 from psjob.api.training_job import TrainingJob
 from psjob.embeddings.lookup import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
-from psjob.resume.record import generators, put_generators
+from psjob.resume.record import generator_states, put_generators
 
 B = TypeVar("B", covariant=True)
-Source: TypeAlias = Slices | Stream | Yielded
+Source: TypeAlias = Slices | SampleStream | Yielded
 """What a pass goes over: a loader that was taken apart, or one that is asked as it is."""
 
 
@@ -65,7 +65,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         (3, [[0, 1], [2, 3], [4, 5]])
     """
     __tracebackhide__ = True
-    job, made_at = attaching.current, scriptcode.call(sys._getframe(1))
+    job, made_at = attaching.current, scriptcode.call_site(sys._getframe(1))
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
@@ -148,7 +148,7 @@ class ShardedLoader(Generic[B]):
         return made
 
     def _iterate(self, origin: _Origin) -> Iterator[B]:
-        attaching.settle()
+        attaching.join_job()
         job = attaching.current
         yield from self._outside() if job is None else self._pass(job, origin)
 
@@ -199,7 +199,7 @@ class ShardedLoader(Generic[B]):
         made, given, look, called = job.made, 0, False, False
         taken = None if self.led else Taken(job, number, origin)
         try:
-            drawn = generators() if places.began_before else None
+            drawn = generator_states() if places.began_before else None
             with torch.device("cpu"):  # torch's loaders draw their seed there, whatever the script's default device is
                 feed = _placed(self._source, number, begin, ahead)
             job.totals.begin_pass(self._source.rounds, int(begin["round"]))
@@ -259,7 +259,7 @@ class ShardedLoader(Generic[B]):
                 if left is not None:
                     job.variables.ended(sys._getframe(1), began_at, number)
                     if scriptcode.has_else(left):
-                        advice.tell("else", f"line {left.f_lineno}: {advice.ELSE}")
+                        advice.tell_once("else", f"line {left.f_lineno}: {advice.ELSE}")
             raise
         finally:
             places.end(number, look)
@@ -304,9 +304,9 @@ class Taken:
 
     def __init__(self, job: TrainingJob, number: int, origin: _Origin) -> None:
         self._job, self._number, self._origin = job, number, origin
-        self._first: scriptcode.Way | None = None
+        self._first: scriptcode.BatchRequest | None = None
 
-    def asked(self, frame: FrameType | None) -> scriptcode.Way:
+    def asked(self, frame: FrameType | None) -> scriptcode.BatchRequest:
         """The script asks for a batch."""
         places, job = self._job.places, self._job
         way = scriptcode.way(frame)
@@ -342,9 +342,9 @@ class Taken:
         second = self._job.places.is_beside
         for each in scriptcode.holders(self._origin.iterator(), frame):
             if isinstance(each.thing, enumerate) and not (second and each.joins) and not scriptcode.count_on(each.thing, passed):
-                advice.tell("counts", f"enumerate counts from 0 in a pass that continues at its batch {passed}")
+                advice.tell_once("counts", f"enumerate counts from 0 in a pass that continues at its batch {passed}")
 
-    def _counting(self, frame: FrameType | None, way: scriptcode.Way) -> str:
+    def _counting(self, frame: FrameType | None, way: scriptcode.BatchRequest) -> str:
         at = (self._origin.site, way.site)
         if self._origin.looped or at in self._looked_up:
             return ""
@@ -357,7 +357,7 @@ class Taken:
     def _lose(self, why: str, ahead: bool = False) -> None:
         if self._job.places.lose(self._number if ahead else None):
             whole = "its epoch" if self._job.loops.begun else "its script"
-            advice.tell(
+            advice.tell_once(
                 "steps",
                 f"{why}. After a restart a worker computes again, without effect, what it had computed since the beginning of {whole}",
             )
@@ -383,7 +383,7 @@ def _source(loader: Any, seed: int, rank: int, world: int) -> Source:
         raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}; {_in_its_place(loader)}")
     if has_its_own(loader):
         return Yielded(loader, seed, rank, world)
-    made = Stream if isinstance(loader.dataset, torch_data.IterableDataset) else Slices
+    made = SampleStream if isinstance(loader.dataset, torch_data.IterableDataset) else Slices
     return made(loader, seed, rank, world)
 
 
@@ -518,7 +518,7 @@ class Epochs:
         return job
 
 
-def state(**first: Any) -> State:
+def state(**first: Any) -> ScriptState:
     """Declare what the script carries from pass to pass, such as the best loss so far; a restart puts it back.
 
     In a job the values are in every resume record of this worker. They are read and assigned after `attach`. A restart puts them back
@@ -558,7 +558,7 @@ def _attached(done: str, back: str) -> TrainingJob | None:
     """The job, and None outside one; before `attach` the script has `done` what it may not, and this process ends."""
     if worker_place() is None:
         return None
-    attaching.settle()
+    attaching.join_job()
     if attaching.current is None:
         refuse(f"{done} before attach; call attach first: a restart puts {back} back there")
     return attaching.current

@@ -1,7 +1,7 @@
 """Where a script stands: in its data, in its loops over `ps.epochs`, and how many steps it will make in all. Pure.
 
-`DataCursor` knows the passes over loaders, and the batches that the next step is made of. `Loops` knows the epochs of each loop. `Totals`
-makes of the epochs and the length of the data what an ETA is made of.
+`DataCursor` knows the passes over loaders, and the batches that the next step is made of. `EpochLoops` knows the epochs of each loop.
+`Totals` makes of the epochs and the length of the data what an ETA is made of.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "looks": [],
 
 
 @dataclass
-class Pass:
+class DataPass:
     """One that has begun and is not over."""
 
     number: int
@@ -92,7 +92,7 @@ class DataCursor:
         """The pass that began last had begun before the script's place, or its epoch."""
         self._again = False
         """The newest batches are other ranks', given again for want of one."""
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[int, DataPass] = {}
         self._asking = -1
         """The pass that asked last."""
         self._loose = False
@@ -144,7 +144,7 @@ class DataCursor:
         self.began_before = before is not None
         if before is not None:
             kept = self._kept.pop(before)
-            self._open(Pass(before, place=kept.place, after=kept.place, site=site, goes_on=goes_on, trained=kept.trained), around)
+            self._open(DataPass(before, place=kept.place, after=kept.place, site=site, goes_on=goes_on, trained=kept.trained), around)
             return before, kept.place
         if around is None:
             lines, functions = self._trail
@@ -155,7 +155,7 @@ class DataCursor:
         self.begun = number + 1 if begin is not None else max(number + 1, self._behind.get(number, 0))
         if begin is not None:
             trained = number == self._back and self._kept[number].trained
-            self._open(Pass(number, place=begin, after=begin, site=site, goes_on=goes_on, trained=trained), around)
+            self._open(DataPass(number, place=begin, after=begin, site=site, goes_on=goes_on, trained=trained), around)
         return number, begin
 
     def ask(self, number: int, place: Place, called: bool = False, site: str = "") -> bool:
@@ -245,12 +245,12 @@ class DataCursor:
         kept = self._kept.get(number)
         return None if kept is None or kept.beside else kept.place
 
-    def _open(self, one: Pass, around: Pass | None) -> None:
+    def _open(self, one: DataPass, around: DataPass | None) -> None:
         if around is not None:
             one.within, one.beside = around.number, around.site == one.site
         self._passes[one.number] = one
 
-    def _around(self) -> Pass | None:
+    def _around(self) -> DataPass | None:
         """The pass in whose body the script is: the newest one that a loop asks, and the first of those that it asks side by side."""
         found = max((one for one in self._passes.values() if one.given and not one.called), key=lambda one: one.number, default=None)
         while found is not None and (before := self._passes.get(found.within)) is not None and before.site == found.site:
@@ -394,7 +394,7 @@ class DataCursor:
             "trail": list(self._trail),
         }
 
-    def _goes_on(self, one: Pass) -> Place | None:
+    def _goes_on(self, one: DataPass) -> Place | None:
         """Where it goes on after a restart; None: the lines that asked for its batches run again."""
         if one.number == self._asking:
             return one.place
@@ -402,7 +402,7 @@ class DataCursor:
             return None
         return one.at_epoch if one.called else one.after  # steps have used what a loop was given
 
-    def _written(self, one: Pass, place: Place) -> dict[str, Any]:
+    def _written(self, one: DataPass, place: Place) -> dict[str, Any]:
         return _Kept(place, one.site, one.trained, one.within >= 0 and one.within == self._asking).written(one.number)
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -438,7 +438,7 @@ AFTER: Final = -1
 """In place of an epoch: behind the loop, which is over."""
 
 
-class Loops:
+class EpochLoops:
     """Loops are numbered in the order in which they begin, epochs from 0 in each.
 
     A restarted script begins the same loops again: those that were over are given nothing, the one that was under way goes on at its epoch.

@@ -74,7 +74,7 @@ def is_of_script(kind: type) -> bool:
     if kind in (SimpleNamespace, Namespace) or kind.__module__ == "__main__":
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not file.startswith(errors.places())
+    return file is not None and not file.startswith(errors.package_folders())
 
 
 def is_dead(value: Any) -> bool:
@@ -97,7 +97,7 @@ def is_copied(value: Any) -> bool:
     return values.is_plain(value) or (type(value) in values.SEVERAL and values.count(value) <= values.MOST)
 
 
-def parts(value: Any) -> dict[str, Any]:
+def parts_of_value(value: Any) -> dict[str, Any]:
     """What it holds, by name."""
     if isinstance(value, dict):
         return {key: item for key, item in value.items() if type(key) is str and "." not in key}
@@ -123,14 +123,14 @@ def is_mixed(value: Any) -> bool:
 def within(value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
     """Lists, dicts and the like in one, by path: those that others may share."""
     if isinstance(value, list | dict | tuple) and len(value) <= MOST and deep <= values.DEEP:
-        for name, item in parts(value).items():
+        for name, item in parts_of_value(value).items():
             if type(item) in values.SEVERAL:
                 yield name, item
                 yield from ((f"{name}.{path}", inner) for path, inner in within(item, deep + 1))
 
 
 def set_part(holder: Any, name: str, value: Any) -> None:
-    """Assign what `parts` gives under this name. A tuple keeps what it has."""
+    """Assign what `parts_of_value` gives under this name. A tuple keeps what it has."""
     if isinstance(holder, dict):
         holder[name] = value
     elif isinstance(holder, list):
@@ -152,7 +152,7 @@ def set_part(holder: Any, name: str, value: Any) -> None:
             object.__setattr__(holder, name, value)
 
 
-def assign(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:
+def assign_locals(frame: FrameType, names: dict[str, Any], assigned: Mapping[str, Any]) -> None:
     """Assign local variables of a function that is under way (PEP 667; before Python 3.13 by the call that debuggers use)."""
     names.update(assigned)
     if names is not frame.f_globals and sys.version_info < (3, 13):
@@ -164,7 +164,7 @@ def at(names: Mapping[str, Any], path: str) -> Any:
     name, *inner = path.split(".")
     value = names.get(name)
     for part in inner:
-        value = None if value is None else parts(value).get(part)
+        value = None if value is None else parts_of_value(value).get(part)
     return value
 
 
@@ -205,7 +205,7 @@ def _is_full(cell: CellType) -> bool:
     return True
 
 
-def mark(thing: Any, known: Collection[int] = (), trained: Mapping[int, int] | None = None) -> int | None:
+def mark_of(thing: Any, known: Collection[int] = (), trained: Mapping[int, int] | None = None) -> int | None:
     """A checksum of the class of something and of what it holds, for what no record can copy; None if it holds too much.
 
     Of objects of libraries it is that of the class. So it is of those that are `known` by their identity, since others look at their parts.
@@ -277,14 +277,14 @@ def _apart(thing: Any) -> Iterator[Any]:
     elif isinstance(thing, list | dict):
         yield len(thing)
     if isinstance(thing, dict):
-        named = parts(thing)
+        named = parts_of_value(thing)
         yield from named
         yield from itertools.chain.from_iterable((key, item) for key, item in thing.items() if type(key) is not str or key not in named)
 
 
 def gives_data(thing: Any) -> bool:
     """Is it a generator of the script's that goes over data of psjob, so that its place is found by that?"""
-    return isinstance(thing, GeneratorType) and scriptcode.is_script(thing.gi_code) and _gives_data(thing)
+    return isinstance(thing, GeneratorType) and scriptcode.is_script_code(thing.gi_code) and _gives_data(thing)
 
 
 def _gives_data(generator: Any, deep: int = 0) -> bool:
@@ -311,11 +311,11 @@ def _inner(thing: Any) -> Iterator[Any]:
     elif type(thing) in _ADVANCE:
         yield length_hint(thing)
     elif isinstance(thing, GeneratorType):
-        if thing.gi_frame is not None and scriptcode.is_script(thing.gi_code) and not thing.gi_running and not _gives_data(thing):
+        if thing.gi_frame is not None and scriptcode.is_script_code(thing.gi_code) and not thing.gi_running and not _gives_data(thing):
             yield thing.gi_frame.f_lasti
             yield dict(thing.gi_frame.f_locals)
     elif is_of_script(type(thing)):
-        yield parts(thing)
+        yield parts_of_value(thing)
 
 
 BESIDE: Final = 2
@@ -356,7 +356,7 @@ def library_parts(thing: Any, way: str, deep: int, met: Met, kept: Collection[in
         if id(holder) in met.entered or len(met.entered) >= ENTERED:
             continue
         met.entered.add(id(holder))
-        for name, part in list(parts(holder).items()):
+        for name, part in list(parts_of_value(holder).items()):
             if name.startswith("__") or "." in name or id(part) in kept or is_dead(part):
                 continue
             if _is_value(part):
@@ -381,7 +381,7 @@ def _is_hidden(value: Any) -> bool:
     if issubclass(kind, (BaseProcess, Popen)):
         return True
     foreign = kind.__module__.partition(".")[0] not in (*_OTHERS, "builtins")
-    return foreign and _is_looked_into(value) and not hasattr(value, "__dict__") and not parts(value)
+    return foreign and _is_looked_into(value) and not hasattr(value, "__dict__") and not parts_of_value(value)
 
 
 def tell_hidden(hidden: Sequence[str], now: Found, then: Found) -> None:
@@ -393,10 +393,10 @@ def tell_hidden(hidden: Sequence[str], now: Found, then: Found) -> None:
         path
         for function, those in then.items()
         for path, value in those.items()
-        if type(value) is not float and path in now.get(function, {}) and not values.same(now[function][path], value)
+        if type(value) is not float and path in now.get(function, {}) and not values.same_value(now[function][path], value)
     ]
     if hidden and others:
-        advice.tell(
+        advice.tell_once(
             "hidden",
             f"{hidden[0]} holds a state that is not seen. Before its place this start has come to another {others[0]} than the lost one, "
             "and so that state may be another one too. Begin each game anew behind a step, so that a restart changes nothing",
@@ -410,7 +410,7 @@ def _is_value(part: Any) -> bool:
     return is_copied(part) or values.is_wide(part) or (values.is_stateful(part) and not _is_looked_into(part))
 
 
-def refuse(found: Sequence[str]) -> None:
+def refuse_lost(found: Sequence[str]) -> None:
     """Raises Refused if this start has not made again what had changed: names with their classes."""
     lost = list(dict.fromkeys(found))
     if lost:
@@ -424,7 +424,7 @@ def refuse(found: Sequence[str]) -> None:
 def tell_lost(name: str, thing: Any, when: str) -> None:
     """Say once that something changes which nobody keeps. `when`: what will be refused then."""
     word = name.rpartition(".")[2]
-    advice.tell(
+    advice.tell_once(
         "lost",
         f"{name} ({type(thing).__name__}) changes as the script trains, and nobody keeps it: {when} refused. Give it to attach, or "
         f"declare it: ps.state({word}=…)",
@@ -459,12 +459,12 @@ def check_made(made: Mapping[str, Mapping[str, Collection[Any]]], now: Mapping[t
                 )
 
 
-def check_state(path: str, thing: Any, given: Mapping[str, Any]) -> None:
+def check_counts(path: str, thing: Any, given: Mapping[str, Any]) -> None:
     """Raises Refused if an object gives other counts than those that it was given by `load_state_dict`: it works them out anew."""
-    now, again = values.state_of(thing) or {}, values.state_of(thing) or {}
+    now, again = values.plain_state(thing) or {}, values.plain_state(thing) or {}
     for key, wanted in given.items() if now else ():
         found = now.get(key)
-        if type(wanted) in (bool, int, str) and not values.same(found, wanted) and values.same(found, again.get(key)):
+        if type(wanted) in (bool, int, str) and not values.same_value(found, wanted) and values.same_value(found, again.get(key)):
             raise Refused(
                 f"{path} ({type(thing).__name__}) was given {key} = {wanted!r} by its load_state_dict, and its state_dict says "
                 f"{found!r} after that. Keep what it counts in ps.state, such as ps.state({key}=…), and begin a new run"

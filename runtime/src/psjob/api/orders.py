@@ -25,14 +25,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from psjob.api import values
 from psjob.process.errors import Refused
 from psjob.process.startup import integration_of
-from psjob.resume.record import generators, put_generators
+from psjob.resume.record import generator_states, put_generators
 
 _HELD: Final = ("sampler", "batch_sampler", "samplers", "batch_samplers")
 """Attributes in which samplers hold others, that may be of any class."""
 _MOST_PARTS: Final = 64
 
 
-def parts_of(sampler: Any) -> list[Any]:
+def nested_samplers(sampler: Any) -> list[Any]:
     """It and the samplers that it holds, the outer before the inner."""
     found: list[Any] = []
     waiting = [sampler]
@@ -83,14 +83,14 @@ def seeded_draws(seed: tuple[int, ...], parts: Iterable[Any]) -> Iterator[None]:
 
 def length(thing: Any) -> int:
     """`len` of a loader or a sampler whose samplers of torch give all samples, not a rank's. Raises TypeError where there is none."""
-    with _whole([part for part in parts_of(thing) if _is_torchs(part)]):
+    with _whole([part for part in nested_samplers(thing) if _is_torchs(part)]):
         return len(thing)
 
 
 @contextmanager
 def seeded(parts: tuple[Any, ...], own: Sequence[Any] = ()) -> Iterator[None]:
     """Inside, Python's, numpy's and torch's generators and `own` begin from `parts`; afterwards they are as before."""
-    kept, states = generators(), [values.state_of(generator) for generator in own]
+    kept, states = generator_states(), [values.plain_state(generator) for generator in own]
     value = seed_all(parts)
     for generator in own:
         _seed(generator, value)
@@ -173,7 +173,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class Order:
+class SampleOrder:
     """Of the batches of all ranks."""
 
     source: Any
@@ -201,7 +201,7 @@ class Order:
         if self.most is not None or (length := _length(self.source)) is None or length > MOST:
             return None
         most = _LONGER * length + TOGETHER
-        parts = parts_of(self.source)
+        parts = nested_samplers(self.source)
         begin_epoch(parts, epoch)
         with seeded_draws((seed, epoch), parts):
             found = list(islice(self.source, most + 1))
@@ -209,7 +209,7 @@ class Order:
 
     def endless(self, seed: int, epoch: int) -> Iterator[Indices]:
         """Its batches from the first, drawn as they are asked for, some at a time."""
-        parts = parts_of(self.source)
+        parts = nested_samplers(self.source)
         begin_epoch(parts, epoch)
         batches = islice(self._cut(), self.most)
         number = 0
@@ -231,19 +231,21 @@ class Order:
             yield batch
 
 
-def find(loader: Any) -> Order:
+def find(loader: Any) -> SampleOrder:
     """The order of a DataLoader over a dataset with `__getitem__`. Raises Refused for one that is a rank's already."""
     given, most = loader.batch_sampler, _passed_on(loader)
     own = given is not None and (loader.batch_size is None or type(given) is not torch_data.BatchSampler)
     if own and type(given).__iter__ is not torch_data.BatchSampler.__iter__:
-        order = Order(given, whole=True, size=None, most=most)
+        order = SampleOrder(given, whole=True, size=None, most=most)
     else:
         cuts = given if own else loader
         samples = _plain(cuts.sampler)
         size = None if cuts.batch_size is None else int(cuts.batch_size)
-        order = Order(_known(samples) or samples, whole=False, size=size, drop_last=size is not None and bool(cuts.drop_last), most=most)
+        order = SampleOrder(
+            _known(samples) or samples, whole=False, size=size, drop_last=size is not None and bool(cuts.drop_last), most=most
+        )
     if not order.known:
-        check_whole(parts_of(order.source))
+        check_whole(nested_samplers(order.source))
     return order
 
 

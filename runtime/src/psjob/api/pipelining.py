@@ -13,7 +13,7 @@ from torch import nn
 from psjob.api import autocuts, stagecuts
 from psjob.api.staged import StagedPipeline
 from psjob.embeddings.lookup import Lookup
-from psjob.pipeline.cuts import Cuts, needs_example, split
+from psjob.pipeline.cuts import Cuts, needs_example, split_model
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.lazy import materialise, on_meta
 from psjob.pipeline.stage import Grads, LossFn, Micro, StageRun, accumulate, arguments, cut, mean_loss
@@ -180,7 +180,7 @@ class Pipeline:
 
     def _split(self, example: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
         buffers = dict(self._model.named_buffers())
-        parts = split(self._model, self._cuts, example)
+        parts = split_model(self._model, self._cuts, example)
         counts = Counter(name for part in parts for name in part.parameters)
         shared = frozenset(name for name, count in counts.items() if count > 1)
         self._stages = [StageRun(part, buffers, shared=shared) for part in parts]

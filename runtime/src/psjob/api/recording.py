@@ -75,7 +75,7 @@ EXTRA: Final = "extra state of modules"
 """Name of it in a resume record."""
 
 
-class Recording:
+class ResumeRecorder:
     """Of one script, asked at every step boundary: what has not changed since is not encoded again.
 
     `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
@@ -193,9 +193,9 @@ class ExtraState:
         for name, module in self._modules.items():
             try:
                 value = module.get_extra_state()
-                tagged.encode(value, [], f"{name or 'the model'}.get_extra_state()")
+                tagged.encode_value(value, [], f"{name or 'the model'}.get_extra_state()")
             except Exception as error:  # a module may have none before its first use
-                advice.tell("extra state", f"extra state of modules is not put back after a restart: {str(error)[:200]}")
+                advice.tell_once("extra state", f"extra state of modules is not put back after a restart: {str(error)[:200]}")
             else:
                 found[name] = value
         return found

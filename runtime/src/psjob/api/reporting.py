@@ -109,7 +109,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     job.session.report({name: value if math.isfinite(value) else str(value) for name, value in told.items()})
     if is_first():
         at = job.session.clock if job.rounds is None else job.rounds.at_step
-        trackers.tell({name: value for name, value in told.items() if name != "total"}, at)
+        trackers.tell_trackers({name: value for name, value in told.items() if name != "total"}, at)
 
 
 def _number(job: TrainingJob, name: str, value: Any) -> float:

@@ -17,7 +17,7 @@ from psjob.process.config import Config, Place
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.rules.optimizers import OUTER, listed, of_manifest
+from psjob.rules.optimizers import OUTER, listed_names, of_manifest
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Goes:
     def words(self) -> str:
         given = [f"a {name}" for name, there in self.hyperparameters.items() if there]
         left_out = [name for name, there in self.hyperparameters.items() if not there]
-        parts = [f"with {listed(given)}"] * bool(given) + [f"without {listed(left_out)}"] * bool(left_out)
+        parts = [f"with {listed_names(given)}"] * bool(given) + [f"without {listed_names(left_out)}"] * bool(left_out)
         return f"torch.optim.{'Adam' if self.like == 'adam' else 'SGD'} {', '.join(parts)}".rstrip()
 
 
@@ -126,9 +126,9 @@ _GOES: Final[Mapping[str, _Goes]] = {
 """Those that go with something else than an SGD with momentum."""
 
 
-def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
+def chosen_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
-    rule, _ = optimizers.describe(optimizer)
+    rule, _ = optimizers.describe_optimizer(optimizer)
     name = type(optimizer).__name__
     check_kind(optimizer)
     if job.mode == "local":
@@ -172,7 +172,12 @@ def check_kind(optimizer: torch.optim.Optimizer) -> None:
 def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:
     """The place of a worker that comes back: where its optimizer steps by itself the job is in sync, whatever its config asks for since."""
     came_back, job = here.number > 1 or here.rewinds > 0, here.config
-    if came_back and job.mode in contract.GOES_ON and job.update_rule is None and _steps_alone(optimizers.describe(optimizer)[0], job):
+    if (
+        came_back
+        and job.mode in contract.GOES_ON
+        and job.update_rule is None
+        and _steps_alone(optimizers.describe_optimizer(optimizer)[0], job)
+    ):
         return replace(here, config=replace(job, mode="sync"))
     return here
 
@@ -181,7 +186,7 @@ def _steps_alone(rule: str | None, job: Config) -> bool:
     return job.update_at == "worker" or (rule is None and job.update_at is None)
 
 
-def check_state(rule: str, blocks: int, workers: int) -> None:
+def check_state_size(rule: str, blocks: int, workers: int) -> None:
     """Raise Refused where a checkpoint's manifest could not list what the shards keep of each worker."""
     listed = blocks * workers * len(rules.named(rule).per_worker)
     if listed > MOST_LISTED:
@@ -217,7 +222,7 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
     if odd or not groups:
         taken = [name for name in rules.named(wanted).hyperparameters if name not in _own(wanted)]
         raise Refused(
-            f"training.updateRule {wanted} takes {listed(taken)} from {goes.words()}; "
+            f"training.updateRule {wanted} takes {listed_names(taken)} from {goes.words()}; "
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
     made = RuleChoice(wanted, like, _options(wanted, job))

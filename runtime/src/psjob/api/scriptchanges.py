@@ -335,7 +335,7 @@ def dense(parameters: Sequence[torch.Tensor], names: Sequence[str], grads: Seque
     """Sparse gradients as dense ones, of which the rules of the shards make the same step. That they are sent so is told."""
     sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]
     size = sum(parameters[row].nbytes for row in sparse)
-    advice.tell(
+    advice.tell_once(
         "sparse",
         f"sparse gradients, such as that of {names[sparse[0]]}, are sent as dense ones: {size / 1e6:.1f} MB per step. ps.Embedding sends "
         "the rows of a batch only",

@@ -89,9 +89,9 @@ def _assigned(instructions: list[dis.Instruction]) -> Iterator[str]:
 
 
 @cache
-def is_script(code: CodeType) -> bool:
+def is_script_code(code: CodeType) -> bool:
     """Is the function the script's, and not of an installed package?"""
-    return not code.co_filename.startswith(("<frozen", *errors.places()))
+    return not code.co_filename.startswith(("<frozen", *errors.package_folders()))
 
 
 def is_begin(frame: FrameType) -> bool:
@@ -101,7 +101,7 @@ def is_begin(frame: FrameType) -> bool:
 
 
 @dataclass(frozen=True)
-class Way:
+class BatchRequest:
     """How the script asks for a batch."""
 
     called: bool
@@ -115,22 +115,22 @@ class Way:
     reused: frozenset[tuple[int, str]]
     """Those of them that the loop over the data assigns too: `for _ in range(epochs): for x, _ in loader`."""
 
-    def advances(self, first: Way, made_by_loop: bool) -> bool:
+    def advances(self, first: BatchRequest, made_by_loop: bool) -> bool:
         """Has a loop around the pass advanced since it was asked the first time? None can that has made the iterator in its own body."""
         told = {at: value for at, value in self.values.items() if not self._is_own(at, value, first, made_by_loop)}
         return told != {at: value for at, value in first.values.items() if at in told or at not in self.values}
 
-    def _is_own(self, at: tuple[int, str], value: Any, first: Way, made_by_loop: bool) -> bool:
+    def _is_own(self, at: tuple[int, str], value: Any, first: BatchRequest, made_by_loop: bool) -> bool:
         """Has the loop over the data assigned it? A value of another kind than a loop around gave at first is not of that one."""
         return (made_by_loop and at[0] == 0) or (at in self.reused and type(value) is not type(first.values.get(at)))
 
 
-def way(frame: FrameType | None) -> Way:
+def way(frame: FrameType | None) -> BatchRequest:
     """How data is asked for in the first frame from this one on that is not psjob's."""
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     if frame is None:
-        return Way(False, False, "", {}, frozenset())
+        return BatchRequest(False, False, "", {}, frozenset())
     at = site(frame.f_code, frame.f_lasti)
     endless = at.drives and at.looped and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
     values: dict[tuple[int, str], Any] = {}
@@ -138,9 +138,9 @@ def way(frame: FrameType | None) -> Way:
     direct, depth = frame, 0
     sites = []
     while frame is not None:
-        if frame is direct or is_script(frame.f_code):
+        if frame is direct or is_script_code(frame.f_code):
             sites.append(_named(frame.f_code, frame.f_lasti))
-        if is_script(frame.f_code):
+        if is_script_code(frame.f_code):
             here = site(frame.f_code, frame.f_lasti)
             names = here.around if frame is direct or at.drives else here.targets
             held = frame.f_locals if names else {}
@@ -149,10 +149,10 @@ def way(frame: FrameType | None) -> Way:
         if is_begin(frame):
             break
         frame, depth = frame.f_back, depth + 1
-    return Way(not at.drives, endless, " < ".join(sites), values, frozenset(reused))
+    return BatchRequest(not at.drives, endless, " < ".join(sites), values, frozenset(reused))
 
 
-def call(frame: FrameType) -> str:
+def call_site(frame: FrameType) -> str:
     """The call that is made in this frame, such as `train.py: main: 12+8`: the same wherever the script lies."""
     return _named(frame.f_code, frame.f_lasti)
 
@@ -190,7 +190,7 @@ def is_looped(frame: FrameType | None) -> bool:
 
 def left_by(frame: FrameType | None) -> FrameType | None:
     """The script's frame if a `for` loop there drops what it goes over, by `break` or `return`. A library's generator may lie between."""
-    while frame is not None and not is_script(frame.f_code):
+    while frame is not None and not is_script_code(frame.f_code):
         if frame.f_code.co_filename.startswith(HERE):
             return None  # what was dropped long ago is cleared away while psjob works
         frame = frame.f_back
@@ -282,7 +282,7 @@ def keeps_count(iterator: object, chain: Sequence[Holder], own: Callable[[object
 
 def _shows_progress(thing: object) -> bool:
     """A generator that gives each thing that it was given, and none else."""
-    shows = tuple(f"{place}{name}/" for place in errors.places() for name in _SHOW_PROGRESS)
+    shows = tuple(f"{place}{name}/" for place in errors.package_folders() for name in _SHOW_PROGRESS)
     return isinstance(thing, GeneratorType) and thing.gi_code.co_filename.startswith(shows)
 
 

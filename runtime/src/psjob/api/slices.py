@@ -4,9 +4,9 @@
   from it. Batch j goes to rank j mod W of W workers, so every sample is seen once an epoch whatever W is. Where the last round has too few
   batches, the ranks without one are given a batch of that epoch again, which counts for nothing (see `data.py`). An order without an end
   is drawn as it is needed.
-- `Stream`, of an IterableDataset. Each rank reads the whole stream, with the same seeds on all of them, and makes those batches that are
-  its own. Batch j of loader process p goes to rank (j + p) mod W. When a process has read to its end it tells how many batches there were,
-  so that every rank knows how many rounds the longest of them has.
+- `SampleStream`, of an IterableDataset. Each rank reads the whole stream, with the same seeds on all of them, and makes those batches that
+  are its own. Batch j of loader process p goes to rank (j + p) mod W. When a process has read to its end it tells how many batches there
+  were, so that every rank knows how many rounds the longest of them has.
 - `Yielded`, of a DataLoader whose class makes batches in a way of its own: every rank reads all of them, and batch j goes to rank j mod W.
   A loader is taken apart where it can be. What a subclass does to what it gives would be lost then, so one that has an `__iter__` of its
   own is asked as it is. All that it may draw from is seeded before each batch from (seed, epoch, batch).
@@ -138,7 +138,7 @@ class Slices:
         """A DataLoader of these batches, otherwise like the user's."""
         # Where the user's loader makes no batches, what the dataset gives for one index is one.
         dataset = _Seeded(self._loader.dataset, apart, whole=self._order.size is None and not self._order.whole)
-        loader: Any = torch_data.DataLoader(dataset, batch_sampler=chosen, **options_of(self._loader, within=True))
+        loader: Any = torch_data.DataLoader(dataset, batch_sampler=chosen, **loader_options(self._loader, within=True))
         return iter(loader)
 
 
@@ -166,10 +166,10 @@ def _content(dataset: Any) -> list[int]:
     if isinstance(dataset, torch_data.ConcatDataset):
         return [each for part in dataset.datasets for each in _content(part)]
     tensors = dataset.tensors if isinstance(dataset, torch_data.TensorDataset) else [dataset] if isinstance(dataset, torch.Tensor) else []
-    return [values.sample(tensors, few=False)] if tensors else []
+    return [values.sample_sum(tensors, few=False)] if tensors else []
 
 
-def options_of(loader: Any, within: bool = False) -> dict[str, Any]:
+def loader_options(loader: Any, within: bool = False) -> dict[str, Any]:
     """How a user's DataLoader makes its batches; of one over psjob's own dataset, `within` which the user's is."""
     names = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"]
     options = {name: getattr(loader, name) for name in names}
@@ -336,7 +336,7 @@ class _Item(NamedTuple):
     """A checksum of the first samples that were read, told once by process 0."""
 
 
-class Stream:
+class SampleStream:
     """Of one rank. `loader` is a torch DataLoader over an IterableDataset."""
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
@@ -394,7 +394,7 @@ class Stream:
         if callable(begin):
             begin(epoch)
         own = _Own(old.dataset, (self._seed, epoch), self._rank, self._world, _Batching.of(old), streams, first)
-        options = {**options_of(old, within=True), "collate_fn": _as_it_is}
+        options = {**loader_options(old, within=True), "collate_fn": _as_it_is}
         return iter(torch_data.DataLoader(own, batch_size=None, **options))
 
     def _longest(self, streams: Mapping[str, Any]) -> int:
@@ -467,7 +467,7 @@ class _Own(torch_data.IterableDataset[_Item]):
                 found, over = self._batching.read(samples)
                 batch = self._batching.collate(found) if own and found is not None else None
             if found is not None and not number and not process:
-                first = consistency.digest(found)
+                first = consistency.batch_digest(found)
             number += found is not None
             if own and found is not None:
                 save = getattr(self.theirs, "state_dict", None)
@@ -512,7 +512,7 @@ class Yielded:
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
-        self._parts = orders.parts_of(loader)
+        self._parts = orders.nested_samplers(loader)
         orders.check_whole(self._parts)
         self.rounds: int | None = None
         """Of a pass, which are not known before its end."""
@@ -523,7 +523,7 @@ class Yielded:
         """This rank's batches from `place` on; of each whether it was given before, for want of another, and the place after it."""
         name, begin = type(self._loader).__name__, int(place["round"])
         if self._world > 1:
-            advice.tell(
+            advice.tell_once(
                 "yielded",
                 f"{name} makes its batches in a way of its own: every worker reads all of them, and trains on one in {self._world}",
             )
@@ -544,7 +544,7 @@ class Yielded:
     def _feed(self, batches: Iterator[Any], begin: int, read: int | None) -> Iterator[tuple[Any, bool, Mapping[str, Any]]]:
         self.first, number, told, last = None, 0, 0, None
         for number, batch in enumerate(batches, 1):
-            told = consistency.digest(batch, told)
+            told = consistency.batch_digest(batch, told)
             if number == 1:
                 self.first = told
             turn, rank = divmod(number - 1, self._world)

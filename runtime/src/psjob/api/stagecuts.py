@@ -16,12 +16,12 @@ from psjob.api.compatibility import PIPEDREAM, PIPEDREAM_NORM, PIPEDREAM_TAKE
 from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
-from psjob.pipeline.lazy import FirstValues, give_memory
+from psjob.pipeline.lazy import InitialValues, give_memory
 from psjob.pipeline.schedule import TrainingWay, check_shared
 from psjob.pipeline.stage import StagePart
 from psjob.process.config import Config
 from psjob.process.errors import Refused
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 
 
 class Late(Protocol):
@@ -31,7 +31,7 @@ class Late(Protocol):
         """The script stands between two steps."""
         ...
 
-    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: GradientClip) -> None:
         """The script has stepped its optimizer, with these hyperparameters by parameter group, and clips this step so."""
         ...
 
@@ -61,7 +61,7 @@ WHOLE = StageCuts()
 _known: list[tuple[nn.Module, StageCuts]] = []
 
 
-def cuts_of(parts: Sequence[StagePart], stage: int, memory: StageMemory | None = None) -> StageCuts:
+def stage_cuts_of(parts: Sequence[StagePart], stage: int, memory: StageMemory | None = None) -> StageCuts:
     """What the parts say to a worker of that stage. Raises Refused for a buffer that two of them have: each would change its own."""
     owners: dict[str, int] = {}
     for part in parts:
@@ -85,7 +85,7 @@ def remember(model: nn.Module, cuts: StageCuts) -> None:
     _known.append((model, cuts))
 
 
-def known(model: nn.Module, job: Config) -> StageCuts:
+def known_cuts(model: nn.Module, job: Config) -> StageCuts:
     """How the model that is attached was cut. Raises Refused where a job of stages trains it without."""
     if not job.stages:
         return WHOLE
@@ -96,7 +96,7 @@ def known(model: nn.Module, job: Config) -> StageCuts:
     return found
 
 
-def clip_problem(job: Config, clip: Clip) -> str | None:
+def clip_problem(job: Config, clip: GradientClip) -> str | None:
     """Why a job of stages cannot clip a step so, and what to take. A stage that alone clips by norm would wait for ever for the others."""
     if not job.stages or clip.norm == job.max_grad_norm:
         return None
@@ -108,7 +108,7 @@ def clip_problem(job: Config, clip: Clip) -> str | None:
     )
 
 
-def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
+def check_stage_table(job: Config, table: Sequence[TensorSpec]) -> None:
     """Raise Refused for a stage that has nothing to push: nothing would tell how far its workers are."""
     for stage in range(len(job.stages.replicas)):
         if not any(stage in row.stages or not row.stages for row in table):
@@ -146,7 +146,7 @@ class StageMemory:
     """
 
     def __init__(self, model: nn.Module, seed: int) -> None:
-        self._model, self._values = model, FirstValues(model, seed)
+        self._model, self._values = model, InitialValues(model, seed)
         self._own: tuple[str, ...] = ()
         self._versions: dict[str, int] = {}
 
@@ -198,7 +198,7 @@ class FirstBlocks:
     `tensors` are the model's: those that are not lazy have their values already.
     """
 
-    def __init__(self, values: FirstValues, tensors: Mapping[str, torch.Tensor], table: Sequence[TensorSpec]) -> None:
+    def __init__(self, values: InitialValues, tensors: Mapping[str, torch.Tensor], table: Sequence[TensorSpec]) -> None:
         self._values, self._tensors, self._table = values, tensors, table
         self._drawn: dict[str, torch.Tensor] = {}
 

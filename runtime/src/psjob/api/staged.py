@@ -25,7 +25,7 @@ from psjob.api.consistency import sum_of
 from psjob.api.stagecuts import StageMemory
 from psjob.api.training_job import TrainingJob
 from psjob.pipeline import predict, schedule
-from psjob.pipeline.cuts import Cuts, needs_example, split
+from psjob.pipeline.cuts import Cuts, needs_example, split_model
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.predict import check_correction
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
@@ -34,7 +34,7 @@ from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.pipeline import MOST_MICROBATCHES, Key
 from psjob.wire.frame import Kind
-from psjob.worker.exchange import Clip
+from psjob.worker.exchange import GradientClip
 from psjob.worker.overlap import Hook
 
 
@@ -201,7 +201,7 @@ def _leaf(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor.data.requires_grad_(like.requires_grad)
 
 
-class Batch:
+class OpenBatch:
     """One that is open: it has been begun, and its update was not made."""
 
     weights: dict[str, torch.Tensor] | None
@@ -214,7 +214,7 @@ class Batch:
         self.grads: dict[str, torch.Tensor] = {}
         """Of its backwards so far, by name; with flush they are the parameters' own."""
         self.hyperparameters: list[dict[str, float | bool]] = []
-        self.clip = Clip()
+        self.clip = GradientClip()
         self.version, self.weights = number, None
         """That its forwards take, once the first one has begun."""
         self.first: int | None = None
@@ -256,12 +256,12 @@ class StageTurns:
         self.schedule = StageSchedule(self.way, stage, stages.replicas, self._replica, clock)
         self.versions = StageVersions(pipe, job)
         self.delays: Counter[int] = Counter()
-        self._open: dict[int, Batch] = {}
+        self._open: dict[int, OpenBatch] = {}
         self._loss = torch.zeros((), dtype=torch.float32, device="cpu")
         self._records: dict[int, bytes] = {}
         """By step: what a process begins with that comes back at it. They are handed in when the step's weights are there."""
         self._broken = False
-        self._coming: tuple[Batch, list[torch.Tensor]] | None = None
+        self._coming: tuple[OpenBatch, list[torch.Tensor]] | None = None
         """The batch that was pushed last, and the memory into which the weights that follow come."""
         self._loaded: dict[str, torch.Tensor] | None = None
         """The weights that the next forward would take."""
@@ -286,7 +286,7 @@ class StageTurns:
                 f"the batch of step {number} has {len(micros)} samples, and without flush it needs one for each of {pipe.microbatches} "
                 "micro-batches: stages would wait for each other. Give the DataLoader drop_last=True, or take schedule: flush"
             )
-        batch = Batch(number, micros, _sum((x, y)))
+        batch = OpenBatch(number, micros, _sum((x, y)))
         buffers = dict(pipe.model.named_buffers())
         pipe.run.buffers = {name: buffers[name] for name in pipe.run.part.buffers}
         self._open[number] = batch
@@ -307,7 +307,7 @@ class StageTurns:
             self._loss = batch.loss
         return self._loss
 
-    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: GradientClip) -> None:
         """The script has stepped its optimizer, without flush: each batch is updated with what held at its own step."""
         batch = self._open.get(self.schedule.stepped)
         if batch is None:
@@ -351,7 +351,7 @@ class StageTurns:
                 if not self.way.flushes:
                     self._update(self._open[piece.batch])
 
-    def _load(self, batch: Batch, first: int | None = None) -> None:
+    def _load(self, batch: OpenBatch, first: int | None = None) -> None:
         """The weights for a batch's forwards. `first`: the version that the first stage took, where it said so."""
         if self.way.in_place:
             self._land()
@@ -366,7 +366,7 @@ class StageTurns:
             self._loaded = batch.weights
             self.pipe.run.load(batch.version, batch.weights)
 
-    def _forward(self, batch: Batch, place: int) -> None:
+    def _forward(self, batch: OpenBatch, place: int) -> None:
         pipe, micro, vertical = self.pipe, batch.micros[place], self.way.vertical_sync
         first: int | None = None
         if not (vertical and pipe.stage):
@@ -423,7 +423,7 @@ class StageTurns:
             "stage. Let all workers run the same psjob and the same script"
         )
 
-    def _check(self, batch: Batch, place: int, sum_: Any) -> None:
+    def _check(self, batch: OpenBatch, place: int, sum_: Any) -> None:
         """Raise Refused where the stage before was given another batch."""
         pipe = self.pipe
         if sum_ != batch.sum:
@@ -434,7 +434,7 @@ class StageTurns:
                 "not slice data by ps.rank(), and seed what is drawn for a batch"
             )
 
-    def _backward(self, batch: Batch, place: int) -> None:
+    def _backward(self, batch: OpenBatch, place: int) -> None:
         """Gradients of parameters that earlier stages have too go on to these, which add their own, as one process would."""
         pipe = self.pipe
         back: Grads | None = None
@@ -462,7 +462,7 @@ class StageTurns:
         if batch.backwards == len(range(self._replica, len(batch.micros), self._replicas)):
             self._loss = batch.loss
 
-    def _add(self, batch: Batch, name: str, grad: torch.Tensor) -> None:
+    def _add(self, batch: OpenBatch, name: str, grad: torch.Tensor) -> None:
         """A micro-batch's gradient of a parameter that this worker pushes."""
         if self.way.flushes:
             self.grads.add(name, grad)
@@ -478,7 +478,7 @@ class StageTurns:
 
     # -- updates without flush -----------------------------------------------------------------------
 
-    def _update(self, batch: Batch) -> None:
+    def _update(self, batch: OpenBatch) -> None:
         """Push a batch's gradient. The weights that follow come into memory of their own, meanwhile."""
         self._land()
         job, exchange = self.job, self.job.session.exchange
@@ -557,14 +557,14 @@ class StagedPipeline:
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
         if auto and not cuts and len(config.stages.replicas) > 1:
-            cuts = autocuts.decided(place, model, microbatches, None if example is None else arguments(example))
+            cuts = autocuts.decided_cuts(place, model, microbatches, None if example is None else arguments(example))
         if needs_example(model, cuts) and example is None:
             raise ValueError(
                 f"{type(model).__name__} is not an nn.Sequential; give example=x of one micro-batch, so that it can be cut before attach"
             )
         self.seed = config.seed if seed is None else seed
         memory = StageMemory.of(model, self.seed)
-        parts = split(model, cuts, None if example is None else arguments(example))
+        parts = split_model(model, cuts, None if example is None else arguments(example))
         if len(parts) != len(config.stages.replicas):
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
         self.way = schedule.way_of(config.schedule, config.stage_weights, config.predict)
@@ -572,7 +572,7 @@ class StagedPipeline:
             self.correct = predict.corrector(self.way, config.correct, config.correct_options)
         except ValueError as error:
             raise Refused(str(error)) from error
-        known = stagecuts.cuts_of(parts, stage, memory)
+        known = stagecuts.stage_cuts_of(parts, stage, memory)
         if memory is not None:
             memory.give(parts[stage])
         self.delay_by_stage = stagecuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
@@ -623,7 +623,7 @@ class StagedPipeline:
         """See `stagecuts.Late`."""
         self.turns().step_boundary()
 
-    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: GradientClip) -> None:
         """See `stagecuts.Late`."""
         self.turns().stepped(hyperparameters, clip)
 
@@ -646,7 +646,7 @@ class StagedPipeline:
 
     def attached(self) -> TrainingJob | None:
         """The job whose steps these are."""
-        attaching.settle()
+        attaching.join_job()
         return attaching.current
 
     def evaluate(self, x: Any) -> Any:

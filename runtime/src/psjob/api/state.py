@@ -15,7 +15,7 @@ NAME: Final = "ps.state"
 """Of all of it in a resume record; no name that `attach` can be given."""
 
 
-class State:
+class ScriptState:
     """Attributes that a restart puts back. One a process, made by `psjob.state`."""
 
     _used: Callable[[str], object]
@@ -51,7 +51,7 @@ class State:
             raise AttributeError(f"ps.state has no {name!r}; declared are: {known}. Write ps.state({name}=…) before the loop") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(State, name):
+        if name.startswith("_") or hasattr(ScriptState, name):
             raise AttributeError(f"ps.state: {name!r} begins with _, or is a word of the namespace itself; take another name")
         self._used("assigned")
         self._values[name] = value
@@ -87,10 +87,10 @@ class State:
                 self._restored[name] = kept
 
 
-_state = State()
+_state = ScriptState()
 
 
-def the_state(used: Callable[[str], object] | None = None) -> State:
+def the_state(used: Callable[[str], object] | None = None) -> ScriptState:
     """The one of this process. `used` is told before a value is read, assigned or deleted, which of these."""
     if used is not None:
         object.__setattr__(_state, "_used", used)
@@ -103,7 +103,7 @@ def _stateful(value: Any) -> bool:
 
 def _check(name: str, value: Any) -> None:
     """Raise Refused for what would not come back as it is."""
-    if name.startswith("_") or hasattr(State, name):
+    if name.startswith("_") or hasattr(ScriptState, name):
         raise Refused(f"ps.state(…, {name}=…): the name begins with _, or is a word of the namespace itself; take another one")
     try:
         problems = record.verify_round_trip({f"ps.state.{name}": value if _stateful(value) else _Plain(value)})

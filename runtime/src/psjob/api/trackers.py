@@ -27,7 +27,7 @@ _looked = _told = 0
 _defined: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def tell(numbers: Mapping[str, float], step: int) -> None:
+def tell_trackers(numbers: Mapping[str, float], step: int) -> None:
     """Write numbers of this step to every tracker that is open. One that fails is left alone from then on, with a word in the log."""
     named = {f"{PREFIX}{name}": value for name, value in numbers.items()}
     for module, write in _WRITERS.items():

@@ -16,11 +16,22 @@ import torch
 
 from psjob import contract
 from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
-from psjob.api.attachable import AddedGroups, Models, Pair, PhaseState, Trained, aliases, asked, joined, table_of, tell_frozen
+from psjob.api.attachable import (
+    AddedGroups,
+    Models,
+    Pair,
+    PhaseState,
+    TrainedFlags,
+    aliases,
+    features_of,
+    joined_pairs,
+    table_of,
+    tell_frozen,
+)
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
-from psjob.api.datacursor import DataCursor, Loops, Totals
-from psjob.api.recording import EXTRA, ExtraState, PlainState, Recording
-from psjob.api.rulechoice import LrScaling, as_it_runs, check_state, chosen
+from psjob.api.datacursor import DataCursor, EpochLoops, Totals
+from psjob.api.recording import EXTRA, ExtraState, PlainState, ResumeRecorder
+from psjob.api.rulechoice import LrScaling, as_it_runs, check_state_size, chosen_rule
 from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stagecuts import buffers_told
 from psjob.embeddings.rowtables import RowTables
@@ -29,7 +40,7 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import composite, record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Clip, Exchange, Staging
+from psjob.worker.exchange import Exchange, GradientClip, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
 from psjob.worker.localupdates import LocalRounds, WorkerSideRule
@@ -61,7 +72,7 @@ class TrainingJob:
     """The attached script: its models, optimizers and session. One a process."""
 
     def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
-        model, optimizer = joined(pairs)
+        model, optimizer = joined_pairs(pairs)
         self.pairs = pairs
         self._stepping = pairs[0]
         self._aside: list[torch.Tensor] = []
@@ -70,24 +81,24 @@ class TrainingJob:
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
         self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
-        stagecuts.check_table(place.config, table)
+        stagecuts.check_stage_table(place.config, table)
         if not place.config.stages:
             tell_frozen(model, table)
         self.piped = -1
         """The clock at which `pipe.step` was called last."""
-        self.choice = chosen(optimizer, place.config)
+        self.choice = chosen_rule(optimizer, place.config)
         self.rule = self.choice.rule
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        compatibility.refuse(asked(pairs, overlap, self.tables.specs, self.half is not None), place.config)
+        compatibility.refuse(features_of(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
             self.session.first = self.memory.attached(table).fill
         if self.session.stage_links is not None:
             self.session.stage_links.ahead = pairs[0].cuts.ahead
-        check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
+        check_state_size(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.hyperparameters = self.tables.hyperparameters()
         self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters)
         self.session.on_layout = lambda: self._data_path(overlap)
@@ -96,7 +107,7 @@ class TrainingJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         resumed = place.begins_again and place.number == 1 and place.rewinds == 0
-        self.places, self.loops, self.totals = DataCursor(edited=resumed), Loops(), Totals()
+        self.places, self.loops, self.totals = DataCursor(edited=resumed), EpochLoops(), Totals()
         self.zipped: object = None
         """A `zip` over the last pass that was over before a restart, and over others beside it, which it may ask for their end."""
         self.owes = 0
@@ -141,9 +152,14 @@ class TrainingJob:
         own = self._own()
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
-        psjobs = {state.NAME: state.the_state(), TRAINED: Trained(model), variables.NAME: self.variables, scriptchanges.NAME: self.left}
+        psjobs = {
+            state.NAME: state.the_state(),
+            TRAINED: TrainedFlags(model),
+            variables.NAME: self.variables,
+            scriptchanges.NAME: self.left,
+        }
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
-        self.records = Recording(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
+        self.records = ResumeRecorder(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
 
     def _added(self) -> dict[str, Any]:
         return {"parameter groups added": AddedGroups(self.pairs)} if any(pair.later for pair in self.pairs) else {}
@@ -250,7 +266,7 @@ class TrainingJob:
         """A pass over it begins: say once what a restart does to a loop without `ps.epochs`."""
         known = self._passed.setdefault(id(dataset), self.session.clock)
         if known < self.session.clock and not self.loops.begun and not self.places.gone_on and self._fresh:
-            advice.tell("again", advice.AGAIN)
+            advice.tell_once("again", advice.AGAIN)
 
     def began(self) -> None:
         """The script has begun to train. A plain loop that went on from files which its first start had not read begins again without."""
@@ -416,7 +432,7 @@ class TrainingJob:
 
     def _leave_again(self, end: bytes) -> None:
         """The script had come to its end before its process was lost, and only the checkpoint that says so was not yet made."""
-        self.carry_out(lambda: self.session.leave(lambda: composite.split(end)[0], self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: composite.split_records(end)[0], self.parameters))
 
     def _too_early(self) -> str:
         made, clock = self.session.clock - self.replay, self.session.clock
@@ -586,7 +602,7 @@ class TrainingJob:
         pair = self._stepping
         has = self.clipping.rows(pair)
         clip = self._taken_clip()
-        self.session.exchange.clip = Clip() if self.session.reduces else clip
+        self.session.exchange.clip = GradientClip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
@@ -618,7 +634,7 @@ class TrainingJob:
             with self.lr.on(pair.optimizer, clock):
                 original()
 
-    def _taken_clip(self) -> Clip:
+    def _taken_clip(self) -> GradientClip:
         """How the script, or the manifest, clips the step that is made now."""
         clip = self.clipping.take(self._stepping)
         if problem := stagecuts.clip_problem(self.place.config, clip):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from psjob.api.state import State, renewed
+from psjob.api.state import ScriptState, renewed
 from psjob.checkpoint.files import CODES
 from psjob.layout import members, memory
 from psjob.resume import tagged
@@ -40,7 +40,14 @@ FEW: Final = 4
 """Tensors of a model that are looked at to see whether it was written, where all would take too long."""
 _STRUCTURED: Final = "V"
 """Kind of numpy's arrays of several fields: they are compared, and not copied."""
-NOT_PLAIN: Final = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.Tensor, State)
+NOT_PLAIN: Final = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.utils.data.Dataset,
+    torch.utils.data.DataLoader,
+    torch.Tensor,
+    ScriptState,
+)
 
 
 def is_plain(value: Any, carried: bool = False) -> bool:
@@ -71,7 +78,7 @@ def is_plain(value: Any, carried: bool = False) -> bool:
 def _is_short(value: Any) -> bool:
     """Can a record hold this path, time or number?"""
     try:
-        return len(json.dumps(tagged.encode(value, []))) <= LONGEST and value == value
+        return len(json.dumps(tagged.encode_value(value, []))) <= LONGEST and value == value
     except Exception:  # a time zone by its name, a number that may not be compared
         return False
 
@@ -146,7 +153,7 @@ def changed(now: Mapping[str, Mapping[str, Any]], first: Mapping[str, Mapping[st
     found: dict[str, dict[str, Any]] = {}
     for function, those in now.items():
         was = first.get(function, {})
-        others = {name: value for name, value in those.items() if name not in was or not same(value, was[name])}
+        others = {name: value for name, value in those.items() if name not in was or not same_value(value, was[name])}
         if others:
             found[function] = others
     return found
@@ -159,7 +166,7 @@ def held(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def same(one: Any, other: Any) -> bool:
+def same_value(one: Any, other: Any) -> bool:
     """Are two plain values the same? NaN is itself."""
     if type(one) is not type(other):
         return False
@@ -178,7 +185,7 @@ def tensors_of(thing: Any) -> list[Any]:
         return _tensors(thing)
     try:
         return _tensors(dict(thing.state_dict()))
-    except Exception:  # as in `state_of`
+    except Exception:  # as in `plain_state`
         return []
 
 
@@ -232,15 +239,15 @@ class Versions:
     """Which tensors and arrays something held, and how often each was written."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        self._held = [(weakref.ref(tensor), version(tensor)) for tensor in tensors]
+        self._held = [(weakref.ref(tensor), version_of(tensor)) for tensor in tensors]
 
     def are(self, tensors: Sequence[Any]) -> bool:
         """Does it hold these now, unchanged?"""
         pairs = zip(self._held, tensors, strict=False)
-        return len(self._held) == len(tensors) and all(ref() is now and then == version(now) for (ref, then), now in pairs)
+        return len(self._held) == len(tensors) and all(ref() is now and then == version_of(now) for (ref, then), now in pairs)
 
 
-def version(tensor: Any) -> int:
+def version_of(tensor: Any) -> int:
     """Another one if a tensor was written to; of an array, if one of some of its numbers is another one."""
     if _is_array(tensor):
         return zlib.crc32(_some(tensor, LOOKED_AT))
@@ -248,7 +255,7 @@ def version(tensor: Any) -> int:
         return 0 if tensor.is_inference() else int(tensor._version)
 
 
-def sample(tensors: Sequence[Any], few: bool) -> int:
+def sample_sum(tensors: Sequence[Any], few: bool) -> int:
     """A checksum of some numbers of these: what is written to `tensor.data` changes no version. `few`: of some of the tensors only."""
     total = 0
     for tensor in tensors[:: 1 + len(tensors) // FEW] if few else tensors:
@@ -259,7 +266,7 @@ def sample(tensors: Sequence[Any], few: bool) -> int:
 def sample_of(value: Any) -> int:
     """A checksum of a plain value: of some numbers of a tensor or array."""
     if is_wide(value):
-        return sample([value], few=False)
+        return sample_sum([value], few=False)
     if type(value) in (set, frozenset):  # texts have another order in each process
         return zlib.crc32("".join(sorted(map(repr, value))).encode())
     return 0 if _holds_sets(value) else zlib.crc32(repr(value).encode())
@@ -291,7 +298,7 @@ def generates(value: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
 
 
-def state_of(thing: Any) -> dict[str, Any] | None:
+def plain_state(thing: Any) -> dict[str, Any] | None:
     """A copy of its state; None where that holds more than numbers and texts."""
     if generates(thing):
         return _generator_state(thing)
@@ -304,7 +311,7 @@ def state_of(thing: Any) -> dict[str, Any] | None:
 
 
 def load_state(thing: Any, whole: dict[str, Any]) -> None:
-    """Give it what `state_of` gave."""
+    """Give it what `plain_state` gave."""
     if isinstance(thing, torch.Generator):
         thing.set_state(torch.frombuffer(bytearray(whole["state"]), dtype=torch.uint8))
     elif isinstance(thing, random.Random):

@@ -186,8 +186,8 @@ class Variables:
         self._alike_at_first = self._alike(walked)
         self._marks = self._marked(walked)
         self._loops = {} if self.by_epochs else self._looped()
-        self._files = ownfiles.read()
-        ownfiles.train()
+        self._files = ownfiles.read_so_far()
+        ownfiles.begin_training()
 
     def _looped(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
@@ -294,14 +294,14 @@ class Variables:
                 if at is not None:
                     mark = marks[function, path] if (function, path) in marks else values.checksum(objects.at(at.f_locals, path))
                     lost += [f"{path} ({kind})"] if mark != checksum else []
-        objects.refuse(lost)
+        objects.refuse_lost(lost)
         objects.check_loops(state.get("loops", {}), self._loops)
         objects.check_made(
             state.get("made", {}), {(function, path): each for (function, path, few), each in self._samples.items() if not few}
         )
         if long := sorted(name for names in state.get("long", {}).values() for name in names):
             told = f"{', '.join(long)} had more than {values.MOST} values, and holds only those since this start. Keep it in ps.state"
-            advice.tell("long", told)
+            advice.tell_once("long", told)
         plain, first = state.get("plain", {}), self._first or {}
         others = {} if self._resumed else values.changed(dict(state.get("first", {})), first)
         plain = {function: {**others.get(function, {}), **plain.get(function, {})} for function in {*others, *plain}}
@@ -311,7 +311,7 @@ class Variables:
         self._put({function: _only(first.get(function, {}), names) for function, names in changed.items()}, {})
         lost = self._put(plain, state)
         self._stand_for(state.get("alike", {}))  # lists in lists are other ones now
-        objects.refuse(lost)
+        objects.refuse_lost(lost)
         self._load(state.get("objects", {}), plain, state)
         for function, found in plain.items():
             self._back.setdefault(function, set()).update(found)
@@ -358,7 +358,7 @@ class Variables:
 
     def _is_sample(self, place: _Place, thing: Any, few: bool) -> bool:
         """Does it hold the numbers that it held at first?"""
-        now = values.sample(self._tensors(thing), few)
+        now = values.sample_sum(self._tensors(thing), few)
         return self._samples.setdefault((*place, few), now) == now
 
     def _lose(self, function: str, path: str, thing: Any, when: str) -> None:
@@ -403,7 +403,7 @@ class Variables:
         """Marks of these, if they neither are plain nor have tensors or a state; None of what is too large for one."""
         known = self._kept | {id(each.thing) for each in walked if each.entered}
         return {
-            (function, path): objects.mark(thing, known, self._shared)
+            (function, path): objects.mark_of(thing, known, self._shared)
             for function, path, thing, _, copied, of_library in walked
             if not (copied or of_library or self._is_kept(thing) or isinstance(thing, (ModuleType, torch.nn.Module)))
             and not (values.is_plain(thing, True) or (type(thing) in values.SEVERAL and len(thing) > values.MOST))
@@ -519,7 +519,7 @@ class Variables:
                 lost.append(path)
         local = {path: value for path, value in made.items() if "." not in path}
         if local:
-            objects.assign(frame, names, local)
+            objects.assign_locals(frame, names, local)
         return lost
 
     def _load(self, states: Mapping[str, Mapping[str, Any]], plain: Mapping[str, Mapping[str, Any]], record: Kept) -> None:
@@ -541,7 +541,7 @@ class Variables:
             ways = tuple(f"{path}." for at, path, *_ in loaded if at == function)
             self._put({function: {path: value for path, value in those.items() if path.startswith(ways)}}, record)
         for _, path, thing, whole in loaded:
-            objects.check_state(path, thing, whole)
+            objects.check_counts(path, thing, whole)
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -549,7 +549,7 @@ class Variables:
         """Find the script's functions from this frame on, the outermost first."""
         frames = []
         while frame is not None:
-            if scriptcode.is_script(frame.f_code):
+            if scriptcode.is_script_code(frame.f_code):
                 frames.append(frame)
             frame = None if scriptcode.is_begin(frame) else frame.f_back
         found: dict[str, FrameType] = {}
@@ -577,7 +577,7 @@ class Variables:
                 yield from self._walk_value(value, way + name, deep)
             except Exception as error:  # a class may answer its own way to what is asked of each object
                 told = f"{way}{name} ({type(value).__name__}) cannot be looked at: {type(error).__name__}: {str(error)[:100]}"
-                advice.tell("odd", f"{told}. If it changes as the script trains, declare it in ps.state")
+                advice.tell_once("odd", f"{told}. If it changes as the script trains, declare it in ps.state")
 
     def _walk_value(self, value: Any, path: str, deep: int) -> Iterator[_Part]:
         copied = objects.is_copied(value)
@@ -588,7 +588,7 @@ class Variables:
             not copied and deep < DEEP and self._left > 0 and not self._is_kept(value) and (self._is_own(value) or objects.is_mixed(value))
         ):
             self._left -= 1
-            parts = objects.parts(value)
+            parts = objects.parts_of_value(value)
             yield _Part(path, value, True, False)
             if type(value) is FunctionType:  # what it has taken along from functions that are under way is theirs
                 parts = {each: part for each, part in parts.items() if not any(each in at.f_locals for at in self._functions.values())}
@@ -634,7 +634,7 @@ class Variables:
         found: Found = {}
         for function, path, thing, *_ in walked:
             if values.is_stateful(thing) and not self._is_kept(thing):
-                whole = values.state_of(thing)
+                whole = values.plain_state(thing)
                 if whole is not None:
                     found.setdefault(function, {})[path] = whole
         return found
@@ -652,7 +652,7 @@ class Variables:
 
         Of a list of more than `MOST` things it is the length, and the tensors of its last one.
         """
-        versions = [(id(tensor), values.version(tensor)) for tensor in self._tensors(thing)]
+        versions = [(id(tensor), values.version_of(tensor)) for tensor in self._tensors(thing)]
         return [*versions, (0, len(thing))] if versions and type(thing) in values.SEVERAL else versions
 
     def _tensors(self, thing: Any) -> list[Any]:
@@ -670,7 +670,7 @@ class Variables:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
         kind = type(value)
         if kind is FunctionType:
-            return scriptcode.is_script(value.__code__)
+            return scriptcode.is_script_code(value.__code__)
         if kind is MethodType:
             return self._is_own(value.__self__) and not self._is_kept(value.__self__)
         if issubclass(kind, type):

@@ -2,7 +2,7 @@
 
 `mirror` uses it: a replica of the model in every process, gradients averaged inside each step, no parameter server (MirroredStrategy).
 
-`run` carries out one rank's part of a schedule on a flat tensor.
+`run_schedule` carries out one rank's part of a schedule on a flat tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from psjob import contract
-from psjob.collectives.schedule import Move, Planner, Schedule, broadcast_from_first, chunks_for, known, part, planner
+from psjob.collectives.schedule import Planner, Schedule, Transfer, broadcast_from_first, chunks_for, known_strategy, part_of_rank, planner
 from psjob.process.errors import refuse
 
 DEADLINE = 300.0
@@ -74,7 +74,7 @@ def all_reduce(
         raise ValueError(f"all_reduce of a {strange.layout} tensor of shape {tuple(strange.shape)}; only dense tensors are summed")
     for whole in (t for t in given if mean and not t.dtype.is_floating_point):
         raise ValueError(f"the mean of {whole.dtype} tensors is not one; ask for the sum")
-    check(strategy, deadline)
+    check_strategy(strategy, deadline)
     group = group or connected(deadline)
     if group is None or group.size() == 1:
         return
@@ -82,15 +82,15 @@ def all_reduce(
     for dtype in dict.fromkeys(tensor.dtype for tensor in given):
         same = [tensor.detach() for tensor in given if tensor.dtype == dtype]
         flat = flattened(same)
-        run(plan(flat.nbytes), flat, transport, deadline)
+        run_schedule(plan(flat.nbytes), flat, transport, deadline)
         if mean:
             flat.mul_(1.0 / group.size())
-        put_back(flat, same)
+        unflatten(flat, same)
 
 
-def check(strategy: str, deadline: float) -> None:
+def check_strategy(strategy: str, deadline: float) -> None:
     """Raises ValueError for what is wrong with any number of ranks, so that a single process finds it too."""
-    known(strategy)
+    known_strategy(strategy)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= LONGEST:
         raise ValueError(f"deadline is {deadline!r}; it must be a number of seconds above 0, {LONGEST:.0f} at most")
 
@@ -135,7 +135,7 @@ def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
 
 
-def put_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Write the elements of `flattened` back."""
     begin = 0
     for tensor in tensors:
@@ -183,7 +183,7 @@ def mirror(
     __tracebackhide__ = True
 
     def begin() -> None:
-        check(strategy, deadline)
+        check_strategy(strategy, deadline)
         # Before the ranks meet: a rank that ended while they do would leave the others with a broken connection for an answer.
         known = {id(p) for p in model.parameters()}
         if strangers := [p for given in optimizer.param_groups for p in given["params"] if id(p) not in known]:
@@ -194,7 +194,7 @@ def mirror(
         plan = planner(strategy, group.size(), local_ranks() if devices is None else devices, order)
         replica = Replica(PointToPoint(group), group.size(), model, optimizer, plan, deadline)
         replica.begin()
-        optimizer.register_step_pre_hook(lambda _optimizer, args, kwargs: told(lambda: replica.average(args, kwargs)))
+        optimizer.register_step_pre_hook(lambda _optimizer, args, kwargs: refuse_in_hook(lambda: replica.average(args, kwargs)))
 
     try:
         begin()
@@ -203,7 +203,7 @@ def mirror(
     return model, optimizer
 
 
-def told(call: Callable[[], R]) -> R:
+def refuse_in_hook(call: Callable[[], R]) -> R:
     """Run a call of the optimizer's hook; where it is refused, say so as the process has to."""
     try:
         return call()
@@ -238,7 +238,7 @@ class Replica:
             same = [tensor.detach() for tensor in self._held.values() if tensor.dtype == dtype]
             flat = flattened(same)
             self._spread(flat)
-            put_back(flat, same)
+            unflatten(flat, same)
 
     def average(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Replace each gradient by its mean over all ranks. None on every rank stays None; on some it counts as zeros."""
@@ -256,14 +256,14 @@ class Replica:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         present = torch.tensor([p.grad is not None for p in parameters], device="cpu").to(grads[0])
         flat = flattened([*grads, present])
-        run(self._plan(flat.nbytes), flat, self._transport, self._deadline)
+        run_schedule(self._plan(flat.nbytes), flat, self._transport, self._deadline)
         flat.mul_(1.0 / self._ranks)
-        put_back(flat, [*grads, present])
+        unflatten(flat, [*grads, present])
         for p, grad, ranks in zip(parameters, grads, present.tolist(), strict=True):
             p.grad = grad if ranks else None
 
     def _spread(self, flat: torch.Tensor) -> None:
-        run(broadcast_from_first(self._ranks, chunks_for(flat.nbytes)), flat, self._transport, self._deadline)
+        run_schedule(broadcast_from_first(self._ranks, chunks_for(flat.nbytes)), flat, self._transport, self._deadline)
 
 
 class PeerLost(RuntimeError):
@@ -314,7 +314,7 @@ class PointToPoint:
         return work
 
 
-def run(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: float) -> None:
+def run_schedule(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: float) -> None:
     """Carry out this rank's moves on `flat` (1-D, contiguous, host memory), in place. Every rank of the schedule calls it.
 
     Raises PeerLost where a transfer fails or takes longer than `seconds`.
@@ -322,8 +322,8 @@ def run(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: f
     rank, deadline = transport.rank, timedelta(seconds=seconds)
     spans = schedule.spans(flat.numel())
     scratch = ReceiveBuffers(flat)
-    for moves in part(schedule, rank):
-        under_way: list[tuple[Move, torch.Tensor, Pending]] = []
+    for moves in part_of_rank(schedule, rank):
+        under_way: list[tuple[Transfer, torch.Tensor, Pending]] = []
         scratch.free()
         for move in moves:
             chunk = flat[spans[move.chunk]]
@@ -366,7 +366,7 @@ class ReceiveBuffers:
         self._next = 0
 
 
-def _lost(rank: int, move: Move, seconds: float, error: RuntimeError) -> PeerLost:
+def _lost(rank: int, move: Transfer, seconds: float, error: RuntimeError) -> PeerLost:
     peer, what = (move.receiver, "took") if move.sender == rank else (move.sender, "sent")
     return PeerLost(
         f"rank {rank}: rank {peer} {what} nothing (limit {seconds:g} s; {first_line(error)}); end all ranks and start them again"

@@ -112,7 +112,7 @@ class LocalSum:
     reason: str
 
 
-def choose(given: Given, asked: str = AUTO) -> LocalSum:
+def choose_sum(given: Given, asked: str = AUTO) -> LocalSum:
     """The way that takes the least time, or the one that is asked for. Raises ValueError with what that one cannot do."""
     shut = _cannot(given)
     if asked != AUTO:

@@ -13,7 +13,7 @@ Times are for M bytes on links of B bytes a second and a latency of α:
 - `servers`: every rank is the parameter server of a share of the vector (Li et al. 2014). 2(α + M/(nB)) where each pair of n ranks has a
   link of its own. 2(n-1)(α + M/(nB)) where B is all that a rank can send, as many bytes as in a ring.
 
-`schedule` makes one by the name with which a plan or a script asks for it.
+`schedule_of` makes one by the name with which a plan or a script asks for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STRATEGIES = ("mirrored", "ring", "both-ways-ring", "double-ring", "tree", "pipe
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Transfer:
     """`receiver` gets the sender's chunk: added to its own, or in the place of it."""
 
     sender: int
@@ -47,7 +47,7 @@ class Move:
     add: bool
 
 
-Step = tuple[Move, ...]
+Step = tuple[Transfer, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)
-def part(schedule: Schedule, rank: int) -> tuple[Step, ...]:
+def part_of_rank(schedule: Schedule, rank: int) -> tuple[Step, ...]:
     """The moves of each step that `rank` takes part in; steps without any are left out."""
     mine = (tuple(move for move in step if rank in (move.sender, move.receiver)) for step in schedule.steps)
     return tuple(step for step in mine if step)
@@ -86,7 +86,7 @@ def part(schedule: Schedule, rank: int) -> tuple[Step, ...]:
 
 def relabelled(schedule: Schedule, names: Sequence[int], ranks: int) -> Schedule:
     """The same among `ranks`, where `names[r]` does what rank r did."""
-    steps = (tuple(Move(names[m.sender], names[m.receiver], m.chunk, m.add) for m in step) for step in schedule.steps)
+    steps = (tuple(Transfer(names[m.sender], names[m.receiver], m.chunk, m.add) for m in step) for step in schedule.steps)
     return Schedule(ranks, schedule.weights, tuple(steps))
 
 
@@ -107,7 +107,7 @@ def shared_out(parts: Sequence[Schedule], payload: Sequence[int]) -> Schedule:
     moved: list[tuple[Step, ...]] = []
     for part, share in zip(parts, payload, strict=True):
         first = len(weights)
-        moved.append(tuple(tuple(Move(m.sender, m.receiver, first + m.chunk, m.add) for m in step) for step in part.steps))
+        moved.append(tuple(tuple(Transfer(m.sender, m.receiver, first + m.chunk, m.add) for m in step) for step in part.steps))
         weights += [share * weight * whole // sum(part.weights) for weight in part.weights]
     return Schedule(parts[0].ranks, tuple(weights), _zipped(moved))
 
@@ -119,11 +119,11 @@ def _zipped(steps: Iterable[tuple[Step, ...]]) -> tuple[Step, ...]:
 def ring(ranks: int, order: Sequence[int] | None = None) -> Schedule:
     """All-reduce around `order` (rank order if not given), in as many chunks as ranks."""
     reduce = [
-        tuple(Move(r, (r + 1) % ranks, (r - turn) % ranks, True) for r in range(ranks))
+        tuple(Transfer(r, (r + 1) % ranks, (r - turn) % ranks, True) for r in range(ranks))
         for turn in range(ranks - 1)
     ]  # fmt: skip
     spread = [
-        tuple(Move(r, (r + 1) % ranks, (r + 1 - turn) % ranks, False) for r in range(ranks))
+        tuple(Transfer(r, (r + 1) % ranks, (r + 1 - turn) % ranks, False) for r in range(ranks))
         for turn in range(ranks - 1)
     ]  # fmt: skip
     plain = Schedule(ranks, (1,) * ranks, tuple(reduce + spread))
@@ -191,15 +191,15 @@ def binary(ranks: int) -> list[int | None]:
 def _climb(parents: Sequence[int | None], chunks: int, up: bool, down: bool) -> Schedule:
     depths = [_depth(parents, rank) for rank in range(len(parents))]
     height = max(depths)
-    steps: list[list[Move]] = [[] for _ in range(height * (up + down) + chunks - 1 if height else 0)]
+    steps: list[list[Transfer]] = [[] for _ in range(height * (up + down) + chunks - 1 if height else 0)]
     for rank, parent in enumerate(parents):
         if parent is None:
             continue
         for chunk in range(chunks):
             if up:
-                steps[height - depths[rank] + chunk].append(Move(rank, parent, chunk, True))
+                steps[height - depths[rank] + chunk].append(Transfer(rank, parent, chunk, True))
             if down:
-                steps[height * up + depths[parent] + chunk].append(Move(parent, rank, chunk, False))
+                steps[height * up + depths[parent] + chunk].append(Transfer(parent, rank, chunk, False))
     return Schedule(len(parents), (1,) * chunks, tuple(tuple(step) for step in steps))
 
 
@@ -227,13 +227,13 @@ def hierarchical(ranks: int, devices: int, across: Callable[[int], Schedule] = r
 def servers(ranks: int) -> Schedule:
     """All-reduce in as many chunks as ranks; rank r serves chunk r, and adds what comes in the order r-1, r-2, …"""
     pairs = [(r, (r + away) % ranks) for away in range(1, ranks) for r in range(ranks)]
-    push = tuple(Move(worker, server, server, True) for worker, server in pairs)
-    pull = tuple(Move(server, worker, server, False) for server, worker in pairs)
+    push = tuple(Transfer(worker, server, server, True) for worker, server in pairs)
+    pull = tuple(Transfer(server, worker, server, False) for server, worker in pairs)
     return Schedule(ranks, (1,) * ranks, (push, pull) if pairs else ())
 
 
 @lru_cache(maxsize=64)
-def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Schedule:
+def schedule_of(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Schedule:
     """The schedule of an all-reduce by name. `chunks`: of those that pipeline; `devices`: ranks of a node, for the hierarchical ones.
 
     Raises ValueError for an unknown name and for numbers that the strategy cannot do.
@@ -252,10 +252,10 @@ def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Sc
         "hierarchical": lambda: hierarchical(ranks, devices),
         "hierarchical-servers": lambda: hierarchical(ranks, devices, servers),
     }
-    return makers[known(strategy)]()
+    return makers[known_strategy(strategy)]()
 
 
-def known(strategy: str) -> str:
+def known_strategy(strategy: str) -> str:
     """The name itself. Raises ValueError for one that is none."""
     if strategy not in STRATEGIES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
@@ -267,13 +267,13 @@ Planner = Callable[[int], Schedule]
 
 
 def planner(strategy: str, ranks: int, devices: int = 1, order: Sequence[int] | None = None) -> Planner:
-    """The schedules of a strategy in which `order[i]` does what rank i would. Raises ValueError as `schedule`, and for a wrong order."""
+    """The schedules of a strategy in which `order[i]` does what rank i would. Raises ValueError as `schedule_of`, and for a wrong order."""
     if order is not None and sorted(order) != list(range(ranks)):
         raise ValueError(f"order {list(order)} is not one of the ranks 0 to {ranks - 1}, each once")
 
     @lru_cache(maxsize=64)
     def ordered(chunks: int) -> Schedule:
-        plain = schedule(strategy, ranks, chunks, devices)
+        plain = schedule_of(strategy, ranks, chunks, devices)
         return plain if order is None else relabelled(plain, order, ranks)
 
     ordered(1)  # or refuse it here

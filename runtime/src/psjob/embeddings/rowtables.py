@@ -111,7 +111,7 @@ class RowTables:
                 f"({', '.join(module.hyperparameters)}); "
                 "name a rule too"
             )
-        rule, groups = optimizers.describe(self.optimizer)
+        rule, groups = optimizers.describe_optimizer(self.optimizer)
         kind = type(self.optimizer).__name__
         if rule not in _FOLLOWED:
             raise Refused(f"rows of {name} cannot follow {kind}; {_CHOICE}")

@@ -28,7 +28,7 @@ from torch.utils import data as torch_data
 from psjob.api import advice, orders
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
-from psjob.api.slices import options_of, rounds_of
+from psjob.api.slices import loader_options, rounds_of
 from psjob.integrations import meetings, needs
 from psjob.process.config import Place
 from psjob.process.errors import refuse
@@ -184,7 +184,7 @@ def rebind(functions: Mapping[Any, Any], but: tuple[str, ...] = ()) -> None:
                 vars(module)[name] = names[id(value)]
 
 
-class Part:
+class LoaderPart:
     """Of a prepared loader: what `len` says of it."""
 
     def __init__(self, world: World, pieces: int) -> None:
@@ -206,7 +206,7 @@ class Part:
             return
         told, self._whole = self._asked, True
         if told:
-            advice.tell(
+            advice.tell_once(
                 "length",
                 f"len of a prepared loader, asked at {told}, was this worker's part of it, and a loop goes over all {batches()} batches of "
                 "it on every worker. Ask for len within that loop or after it, or give the loader to ps.shard if it is trained with",
@@ -214,13 +214,13 @@ class Part:
 
 
 PART: Final = "psjob_part"
-"""Where a prepared loader has its `Part`."""
+"""Where a prepared loader has its `LoaderPart`."""
 
 
-def part_of(loader: Any) -> Part | None:
+def loader_part(loader: Any) -> LoaderPart | None:
     """None of a loader that was not prepared in a job."""
     found = vars(loader).get(PART) if hasattr(loader, "__dict__") else None
-    return found if isinstance(found, Part) else None
+    return found if isinstance(found, LoaderPart) else None
 
 
 def plain(loader: Any) -> Any:
@@ -229,13 +229,13 @@ def plain(loader: Any) -> Any:
     batches = base.batch_sampler
     if isinstance(base.dataset, torch_data.IterableDataset) or type(batches) is not torch_data.BatchSampler:
         return base
-    part = part_of(loader)
+    part = loader_part(loader)
     return torch_data.DataLoader(
         base.dataset,
         batch_size=batches.batch_size // (1 if part is None else part.pieces),
         drop_last=batches.drop_last,
         sampler=plain_sampler(batches.sampler),
-        **options_of(base),
+        **loader_options(base),
     )
 
 
@@ -249,7 +249,7 @@ def plain_sampler(sampler: Any) -> Any:
 def _length(length: Callable[[Any], int]) -> Callable[[Any], int]:
     @wraps(length)
     def counted(self: Any) -> int:
-        part = part_of(self)
+        part = loader_part(self)
         return length(self) if part is None else part.length(self, length(self), sys._getframe(1))
 
     return counted
@@ -260,7 +260,7 @@ def _pass(passes: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[An
 
     @wraps(passes)
     def gone_over(self: Any) -> Iterator[Any]:
-        part = part_of(self)
+        part = loader_part(self)
         for number, batch in enumerate(passes(self)):
             if number == 1 and part is not None:
                 part.goes_over(lambda: len(self))
@@ -280,7 +280,7 @@ def _prepare(prepare: Callable[..., Any], world: World) -> Callable[..., Any]:
         pieces = world.workers if words.arguments.get("split_batches") and world.of_script else 1
         _check_pieces(words.arguments["dataloader"], pieces)
         made = prepare(*words.args, **words.kwargs)
-        setattr(made, PART, Part(world, pieces))
+        setattr(made, PART, LoaderPart(world, pieces))
         return made
 
     return prepare_data_loader
@@ -334,7 +334,7 @@ def _split(split: Callable[..., Any], world: World) -> Callable[..., Any]:
     @contextmanager
     def split_between_processes(self: Any, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         if world.of_script:
-            advice.tell(
+            advice.tell_once(
                 "split",
                 "split_between_processes gives every worker all inputs, so what each has in the end is whole. Write files on rank 0 only",
             )
@@ -370,7 +370,7 @@ def _apart(world: World, what: str) -> bool:
             "prepare gave it, which every worker reads whole"
         )
     if not job.clips or (under_way is not None and job.places.reads_ahead(under_way[0])):
-        advice.tell(
+        advice.tell_once(
             "gather",
             f"{what} in training gives each worker its own value for those of all: in mode {job.place.config.mode}, and where batches are "
             "read ahead, workers do not stand at the same step",

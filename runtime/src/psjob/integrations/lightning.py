@@ -175,7 +175,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """A file of Lightning's, as `trainer.test(ckpt_path="best")` reads it: in a job once rank 0 has written it."""
         trainer = None if self.lightning_module is None else self.lightning_module.trainer
         if self._place is not None and trainer is not None and trainer.state.fn != TrainerFn.FITTING:
-            meetings.first("the loading of a checkpoint")
+            meetings.wait_for_first("the loading of a checkpoint")
             if not os.path.exists(checkpoint_path) and "://" not in str(checkpoint_path):
                 refuse(
                     f"worker {self._place.index} does not see {checkpoint_path}, which rank 0 has written: give all workers one volume for "

@@ -29,7 +29,7 @@ def everyone(what: str) -> None:
     _met(what, "")
 
 
-def first(what: str) -> None:
+def wait_for_first(what: str) -> None:
     """Wait until rank 0 has called this; rank 0 waits for nobody."""
     place = worker_place()
     _met(what, "", waits=place is not None and place.rank > 0, first=True)
@@ -44,8 +44,8 @@ def of_all(value: Any, what: str) -> list[Any]:
     place = worker_place()
     if place is None or place.config.workers == 1:
         return [value]
-    heard = _met(what, written(value, what))
-    return [value] * place.config.workers if heard is None else [read(each) for each in heard]
+    heard = _met(what, write_value(value, what))
+    return [value] * place.config.workers if heard is None else [read_value(each) for each in heard]
 
 
 OPS: Final = ("mean", "avg", "sum", "max", "min")
@@ -80,7 +80,7 @@ def _stand_together(what: str) -> bool:
     if job is None or job.clips:
         return job is not None
     mode = job.place.config.mode
-    advice.tell("gather", f"{what} in training takes each worker's own value: in mode {mode} they do not stand at the same step")
+    advice.tell_once("gather", f"{what} in training takes each worker's own value: in mode {mode} they do not stand at the same step")
     return False
 
 
@@ -114,7 +114,7 @@ def _met(what: str, said: str, waits: bool = True, first: bool = False) -> list[
             job.carry_out(job.session.check)
 
     try:
-        return rendezvous.meet(place, name, said, check, waits=waits and (job is None or not job.behind), first=first)
+        return rendezvous.meet_workers(place, name, said, check, waits=waits and (job is None or not job.behind), first=first)
     except rendezvous.NotMet as problem:
         (refuse if job is None else job.refuse)(
             f"{what} waits for other workers: {problem}. Call it on every worker, at the same place of the script"
@@ -127,11 +127,11 @@ def _place_of(job: TrainingJob) -> str:
     return f"after pass {job.places.begun}" if under_way is None else f"pass {under_way[0]}, batch {under_way[1]}"
 
 
-def written(value: Any, what: str) -> str:
+def write_value(value: Any, what: str) -> str:
     """As text. Refuses what has no form."""
     tensors: list[torch.Tensor] = []
     try:
-        body = tagged.encode(value, tensors)
+        body = tagged.encode_value(value, tensors)
     except tagged.Unwritable as problem:
         refuse(f"{what} between the workers of a job takes numbers, texts, tensors and lists and dicts of them: {problem}")
     parts = []
@@ -146,10 +146,10 @@ def written(value: Any, what: str) -> str:
     return text
 
 
-def read(text: str) -> Any:
+def read_value(text: str) -> Any:
     """What was written."""
     body, parts = json.loads(text)
-    return tagged.decode(body, [_tensor(*part) for part in parts])
+    return tagged.decode_value(body, [_tensor(*part) for part in parts])
 
 
 def _tensor(dtype: str, shape: list[int], raw: str) -> torch.Tensor:

@@ -229,7 +229,9 @@ def _from_the_job(original: Callable[..., Any], begins_again: bool) -> Callable[
         if resume_from_checkpoint and not begins_again:
             refuse(RESUMES)
         if resume_from_checkpoint:
-            advice.tell("resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start continues where the job was")
+            advice.tell_once(
+                "resumes", f"resume_from_checkpoint={resume_from_checkpoint!r} is left out: this start continues where the job was"
+            )
         return original(None, *rest, **named)
 
     return train
@@ -251,7 +253,7 @@ def _once_written(trainer: Trainer, original: Callable[[], None]) -> Callable[[]
     """`load_best_model_at_end`, when rank 0 has written all of its checkpoints."""
 
     def load() -> None:
-        meetings.first("load_best_model_at_end")
+        meetings.wait_for_first("load_best_model_at_end")
         best = trainer.state.best_model_checkpoint
         if not os.path.isdir(best):
             refuse(

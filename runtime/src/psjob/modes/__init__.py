@@ -90,8 +90,8 @@ def config_of(mode: Mode) -> dict[str, Any] | None:
         case Bounded():
             return {"mode": mode.name, "staleness": mode.staleness}
         case Threshold():
-            return {"mode": mode.name, "staleness": mode.lag}
-        case Softsync() if mode.by_lag:
+            return {"mode": mode.name, "staleness": mode.staleness}
+        case Softsync() if mode.by_staleness:
             return {"mode": mode.name, "splits": mode.splits}
         case LocalSGD() if not mode.quorum:
             return {"mode": mode.name, "local": {"innerSteps": mode.inner_steps}}

@@ -1,7 +1,7 @@
 """What a mode decides: which pushes count, together and now, and who may go on. Pure; one object serves shard, simulator and reference.
 
 A mode decides once for a whole push (every block of a worker's clock). So an update by some of the workers is by the same ones in every
-block. A *version* is a number of updates. The *lag* (staleness) of a push is the updates between the weights it was computed on and now.
+block. A *version* is a number of updates. The *staleness* of a push is the updates between the weights it was computed on and now.
 
 In a *decided* mode the coordinator decides which pushes count, once for all blocks of all shards.
 """
@@ -19,7 +19,7 @@ class Push(NamedTuple):
     clock: int
     """The worker's step number, from 0."""
     base: int | None
-    """Version of the weights that it was computed on; None: of weights that a restore has undone, so that its lag is not known."""
+    """Version of the weights that it was computed on; None: of weights that a restore has undone, so that its staleness is not known."""
     at: float = 0.0
     """When it arrived, in the caller's seconds."""
 

@@ -1,4 +1,4 @@
-"""n-softsync: an update is made of the first ⌊m/n⌋ pushes, each divided by its lag; nobody waits (Zhang et al. 2016)."""
+"""n-softsync: an update is made of the first ⌊m/n⌋ pushes, each divided by its staleness; nobody waits (Zhang et al. 2016)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psjob.modes.base import Batch, DecidedMode, Push
 class Softsync(DecidedMode):
     """`splits` is the paper's n: 1 takes as many pushes as there are workers, m takes each by itself. See `Served`.
 
-    A push counts 1 / (c · max(1, lag)) where c = ⌊m/n⌋ pushes make an update, the paper's learning rate over the staleness;
-    `by_lag=False` leaves the lag out. One whose lag is not known is dropped.
+    A push counts 1 / (c · max(1, staleness)) where c = ⌊m/n⌋ pushes make an update, the paper's learning rate over the staleness;
+    `by_staleness=False` leaves the staleness out. One whose staleness is not known is dropped.
     """
 
     splits: int = 1
-    by_lag: bool = True
+    by_staleness: bool = True
 
     name: ClassVar[str] = "softsync"
 
@@ -33,7 +33,7 @@ class Softsync(DecidedMode):
         first = arrived[:enough]
         kept = tuple(sorted(push for push in first if not self.stale(push.base, version)))
         dropped = tuple(push for push in first if self.stale(push.base, version))
-        if not self.by_lag:
+        if not self.by_staleness:
             return Batch(kept, dropped)
         return Batch(kept, dropped, tuple(1 / (enough * max(1, version - (push.base or 0))) for push in kept))
 

@@ -1,4 +1,4 @@
-"""Delay-thresholded async: as async, but a push of too high a staleness (lag) is dropped (Ringmaster ASGD; Maranjyan et al. 2025)."""
+"""Delay-thresholded async: as async, but a push of too high a staleness is dropped (Ringmaster ASGD; Maranjyan et al. 2025)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from psjob.modes.base import Batch, DecidedMode, Push
 
 @dataclass(frozen=True)
 class Threshold(DecidedMode):
-    """A push counts when its lag is `lag` at most; nobody waits. One whose lag is not known is dropped. See `Served`."""
+    """A push counts when its staleness is `staleness` at most; nobody waits. One whose staleness is not known is dropped. See `Served`."""
 
-    lag: int = 16
+    staleness: int = 16
 
     name: ClassVar[str] = "threshold"
 
     def __post_init__(self) -> None:
-        if self.lag < 0:
-            raise ValueError(f"threshold: staleness (lag) is {self.lag}, must be 0 or more")
+        if self.staleness < 0:
+            raise ValueError(f"threshold: staleness is {self.staleness}, must be 0 or more")
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         if not arrived:
@@ -28,7 +28,7 @@ class Threshold(DecidedMode):
         return Batch(dropped=(first,)) if self.stale(first.base, version) else Batch((first,))
 
     def stale(self, base: int | None, version: int) -> bool:
-        return base is None or version - base > self.lag
+        return base is None or version - base > self.staleness
 
     def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
         return not waiting

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
 
-from psjob.pipeline.draws import joined
+from psjob.pipeline.draws import joined_path
 from psjob.pipeline.exported import exported_parts
 from psjob.pipeline.stage import Pieces, StagePart
 
@@ -18,7 +18,7 @@ Cuts = Sequence[str | int] | Mapping[str, SplitPoint]
 """Where parts begin: names of modules, or numbers of children of an nn.Sequential; or torch's SplitPoint by name."""
 
 
-def split(model: nn.Module, cuts: Cuts = (), example: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> list[StagePart]:
+def split_model(model: nn.Module, cuts: Cuts = (), example: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> list[StagePart]:
     """The parts of `model`, one more than there are cuts, in order.
 
     A model that is an nn.Sequential, or does no more than call one, is cut between its children and those of nn.Sequential in it,
@@ -101,7 +101,7 @@ def _name(model: nn.Module, cut: str | int, trunk: str | None) -> str:
     children = list(model.get_submodule(trunk)._modules)
     if not 0 < cut < len(children):
         raise ValueError(f"cut {cut}: must be 1 to {len(children) - 1}, the model's nn.Sequential has {len(children)} children")
-    return joined(trunk, children[cut])
+    return joined_path(trunk, children[cut])
 
 
 def _trunk(model: nn.Module) -> str | None:
@@ -111,7 +111,7 @@ def _trunk(model: nn.Module) -> str | None:
         children = [(child, found) for child, found in module._modules.items() if found is not None]
         if len(children) != 1 or not _only_calls(module, children[0][0]):
             return None
-        name, module = joined(name, children[0][0]), children[0][1]
+        name, module = joined_path(name, children[0][0]), children[0][1]
     return name
 
 
@@ -166,7 +166,7 @@ def _opened(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     # `_modules` and not `named_children`: one module may have several places.
     for child_name, child in module._modules.items():
         assert child is not None  # nn.Sequential calls all of them
-        path = joined(name, child_name)
+        path = joined_path(name, child_name)
         if _is_sequential(child) and child._modules and not _has_hooks(child):
             yield from _opened(path, child)
         else:

@@ -52,13 +52,13 @@ def drawing(
         ValueError: a device whose generator is not known.
         RuntimeError: activation checkpointing runs a module again that was called several times in the forward.
     """
-    active = _Active(draw, generators(devices), calls)
+    active = _Active(draw, generators_of(devices), calls)
 
     def before(module: nn.Module, _args: Any) -> None:
         name = names.get(id(module))
         if name is None:
             return
-        path = joined(prefix, name)
+        path = joined_path(prefix, name)
         if again and calls[path] > 1:
             raise RuntimeError(
                 f"{path or type(module).__name__} is called {calls[path]} times in a forward, and activation checkpointing calls it again: "
@@ -71,7 +71,7 @@ def drawing(
 
     def after(module: nn.Module, _args: Any, _output: Any) -> None:
         if id(module) in names and active.outer:
-            put_back(active.generators, active.outer.pop())
+            put_generators_back(active.generators, active.outer.pop())
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
     token = _active.set(active)
@@ -93,7 +93,7 @@ def drawn(op: Any, path: str, call: int, draws: int, *args: Any, **kwargs: Any) 
         active.seed(path, call, draws)
         return op(*args, **kwargs)
     finally:
-        put_back(active.generators, kept)
+        put_generators_back(active.generators, kept)
 
 
 def may_draw(module: nn.Module) -> bool:
@@ -111,7 +111,7 @@ def seed_for(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
+def generators_of(devices: Iterable[torch.device]) -> list[torch.Generator]:
     """The CPU's generator and those of the devices.
 
     Raises:
@@ -128,13 +128,13 @@ def generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
     return found
 
 
-def put_back(given: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
+def put_generators_back(given: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
     """Give each generator its state again."""
     for generator, state in zip(given, states, strict=True):
         generator.set_state(state)
 
 
-def joined(prefix: str, name: str) -> str:
+def joined_path(prefix: str, name: str) -> str:
     """`prefix.name`, where either may be empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
 

@@ -1,7 +1,7 @@
 """Parts of a model that torch.export can trace, split by torch.distributed.pipelining.
 
 The graph is exported with the micro-batch's shapes, and again for each other shape, dtype or mode that comes. What a later stage needs
-of an earlier one is handed on by the stages between. `prepare` makes a graph ready to be split: one level of nodes, names that cannot
+of an earlier one is handed on by the stages between. `prepare_graph` makes a graph ready to be split: one level of nodes, names that cannot
 be mixed up, random operators by name.
 """
 
@@ -21,9 +21,9 @@ from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined, seed_for
+from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined_path, seed_for
 from psjob.pipeline.lazy import untouched
-from psjob.pipeline.stage import StagePart, devices_of
+from psjob.pipeline.stage import StagePart, tensor_devices
 
 Mode = tuple[Any, ...]
 """("grad", enabled), or ("autocast", device type, dtype, enabled, cache)."""
@@ -32,7 +32,7 @@ Place = tuple[str, int, int]
 """Of a random operator: its module's name, the number of the module's call, its own number in that call."""
 
 
-def prepare(traced: fx.GraphModule) -> None:
+def prepare_graph(traced: fx.GraphModule) -> None:
     """Change the graph in place. What it computes stays the same.
 
     - What the model does under `torch.no_grad` or `torch.autocast` is a graph of its own, with which torch's split cannot deal. It comes
@@ -152,7 +152,7 @@ class ExportedPart(StagePart):
             graph = self._graphs.known[number]
         stage = graph.stages[self.index]
         given = {local: (parameters if name in self.parameters else buffers)[name] for name, local in stage.names.items()}
-        with drawing(draw, {}, devices_of([given, held]), calls):
+        with drawing(draw, {}, tensor_devices([given, held]), calls):
             result = torch.func.functional_call(stage.module, given, tuple(held[name] for name in stage.takes))
         held |= dict(zip(stage.gives, result if stage.several else (result,), strict=True))
         if self.index + 1 == len(graph.stages):
@@ -249,7 +249,7 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
 
     def look(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
         seen["in"], seen["out"] = traced._in_spec, traced._out_spec
-        prepare(traced)
+        prepare_graph(traced)
         return traced
 
     owned = {id(module): name for name, module in model.named_modules()}
@@ -257,7 +257,7 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
 
     def note(module: nn.Module, name: str, _value: Any) -> None:
         if id(module) in owned:
-            replaced.append(joined(owned[id(module)], name))
+            replaced.append(joined_path(owned[id(module)], name))
 
     handles: list[Any] = [register_module_buffer_registration_hook(note)]
     for name, point in points:

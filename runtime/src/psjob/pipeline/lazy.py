@@ -3,7 +3,7 @@
 First values come from each module's own `reset_parameters`, run under generators that are seeded for the module's name. So a stage makes
 only its part, and the values are the same for any number of stages. What a script sets elsewhere cannot be made again and is refused.
 
-`FirstValues` makes them a few modules at a time, and the model itself stays without them. Tensors that one `reset_parameters` sets are
+`InitialValues` makes them a few modules at a time, and the model itself stays without them. Tensors that one `reset_parameters` sets are
 drawn together, and so are those of modules that share a tensor. Such a group is the least whose values can be made by itself; the values
 are those that `materialise` gives the whole model.
 """
@@ -22,7 +22,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from psjob.pipeline.draws import generators, put_back, seed_for
+from psjob.pipeline.draws import generators_of, put_generators_back, seed_for
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class _Group:
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
 
 
-class FirstValues:
+class InitialValues:
     """Of one model, whose tensors without memory it remembers: they may be given some meanwhile.
 
     Args:
@@ -189,7 +189,7 @@ def in_order(named: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
     return sorted(named.items(), key=lambda one: -one[0].count(".") if one[0] else 1)
 
 
-def makers_of(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> dict[str, Write | None]:
+def makers_of(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> dict[str, LastWrite | None]:
     """By name, who set each of these meta tensors while the model was built. Raises ValueError for what `materialise` refuses of that."""
     _refuse_loose(named)
     makers = {name: _built.get(_key(tensor)) for name, tensor in tensors.items()}
@@ -204,7 +204,7 @@ def makers_of(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor
 
 def draw(
     named: Mapping[str, nn.Module], concerned: Sequence[tuple[str, nn.Module]], tensors: Mapping[str, torch.Tensor],
-    makers: Mapping[str, Write | None], seed: int, device: torch.device,
+    makers: Mapping[str, LastWrite | None], seed: int, device: torch.device,
 ) -> None:  # fmt: skip
     """Give tensors their first values, in place.
 
@@ -219,7 +219,7 @@ def draw(
     Raises:
         ValueError: a tensor whose value no `reset_parameters` of its module sets, by name.
     """
-    written: dict[int, Write] = {}
+    written: dict[int, LastWrite] = {}
     for name, module in concerned:
         _reset(name, module, seed, device, written)
     for name, tensor in tensors.items():
@@ -232,7 +232,7 @@ def draw(
 
 def check_drawn(named: Mapping[str, nn.Module], concerned: Sequence[tuple[str, nn.Module]], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError as `draw` would, as far as that shows without memory: `tensors` are on the meta device."""
-    written: dict[int, Write] = {}
+    written: dict[int, LastWrite] = {}
     for name, module in concerned:
         try:
             _reset(name, module, 0, torch.device("meta"), written)
@@ -241,7 +241,7 @@ def check_drawn(named: Mapping[str, nn.Module], concerned: Sequence[tuple[str, n
     _check_written(named, tensors, written)
 
 
-def _check_written(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor], written: Mapping[int, Write]) -> None:
+def _check_written(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor], written: Mapping[int, LastWrite]) -> None:
     for name, tensor in tensors.items():
         if _key(tensor) not in written:
             owner_name, _, attribute = name.rpartition(".")
@@ -264,11 +264,11 @@ def give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torch
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, Write]) -> None:
+def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, LastWrite]) -> None:
     reset = reset_of(module)
     if reset is None:
         return
-    given = generators([device])
+    given = generators_of([device])
     kept = [generator.get_state() for generator in given]
     try:
         for generator in given:
@@ -278,7 +278,7 @@ def _reset(name: str, module: Any, seed: int, device: torch.device, written: dic
         if watch.meta and device.type != "meta":
             raise ValueError(f"reset_parameters of {name or type(module).__name__} sets tensors of another stage; cut the model around it")
     finally:
-        put_back(given, kept)
+        put_generators_back(given, kept)
 
 
 def reset_of(module: Any) -> Callable[[], Any] | None:
@@ -291,7 +291,7 @@ RESETS = ("reset_parameters", "_reset_parameters")
 
 
 @dataclass(frozen=True)
-class Write:
+class LastWrite:
     """Who set a tensor last: the module whose `reset_parameters` ran, or none, and in which function."""
 
     storage: StorageWeakRef
@@ -302,7 +302,7 @@ class Write:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes by storage who writes into tensors in place."""
 
-    def __init__(self, notes: dict[int, Write]) -> None:
+    def __init__(self, notes: dict[int, LastWrite]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes = notes
         self.meta = False
@@ -316,20 +316,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _who(tensor: torch.Tensor) -> Write:
+def _who(tensor: torch.Tensor) -> LastWrite:
     storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     frame, where = sys._getframe(2), ""
     while frame is not None:
         module = frame.f_locals.get("self")
         if frame.f_code.co_name in RESETS and isinstance(module, nn.Module):
-            return Write(storage, weakref.ref(module), where)
+            return LastWrite(storage, weakref.ref(module), where)
         if not where and not frame.f_globals.get("__name__", "").startswith("torch."):
             where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return Write(storage, lambda: None, where)
+    return LastWrite(storage, lambda: None, where)
 
 
-_built: dict[int, Write] = {}
+_built: dict[int, LastWrite] = {}
 """Writes into tensors of the meta device, by storage; those of tensors that are gone are dropped."""
 
 

@@ -18,7 +18,7 @@ import torch
 from psjob import contract, rules
 from psjob.pipeline.schedule import TrainingWay
 from psjob.rules.optimizers import checked_options
-from psjob.rules.stale import compensate, divide_by_gap, follow
+from psjob.rules.stale import compensate, divide_by_gap, follow_mean_square
 
 
 def momentum_ahead(weights: torch.Tensor, buffer: torch.Tensor, lr: float, momentum: float, delay: int) -> torch.Tensor:
@@ -292,7 +292,7 @@ class ByGap:
         if not lr:
             return
         mean, steps = self._steps.get(name) or (torch.zeros_like(after, requires_grad=False), 0)
-        follow(mean, (before - after) / lr, self._average)
+        follow_mean_square(mean, (before - after) / lr, self._average)
         self._steps[name] = mean, steps + 1
 
 

@@ -209,7 +209,7 @@ class StageRun:
         found: Sequence[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
         if pairs and found:
             away = {} if sink is None else {name: leaf for name, leaf in weights.items() if name not in self._shared}
-            with self.part.repeating(one.draw, devices_of([weights, inputs]), one.calls), _no_casts(), _sinking(away, sink, gone):
+            with self.part.repeating(one.draw, tensor_devices([weights, inputs]), one.calls), _no_casts(), _sinking(away, sink, gone):
                 found = torch.autograd.grad(
                     [output for output, _ in pairs], [*inputs, *weights.values()], [grad for _, grad in pairs], allow_unused=True
                 )
@@ -419,7 +419,7 @@ class Pieces(StagePart):
     def run(self, parameters: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor], value: Any, draw: Draw, calls: Calls) -> Any:
         given = {self._local[name]: parameters[name] for name in self.parameters}
         given |= {self._local[name]: buffers[name] for name in self.buffers}
-        devices = devices_of([*given.values(), value])
+        devices = tensor_devices([*given.values(), value])
 
         def forward(pieces: Sequence[nn.Module]) -> Any:
             args, kwargs = value if self.index == 0 else ((value,), {})
@@ -465,7 +465,7 @@ class _Holder(nn.Module):
         return run(self.pieces)
 
 
-def devices_of(values: Any) -> list[torch.device]:
+def tensor_devices(values: Any) -> list[torch.device]:
     """Where the tensors of a structure lie."""
     return list(dict.fromkeys(leaf.device for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)))
 

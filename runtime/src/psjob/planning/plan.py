@@ -1,7 +1,7 @@
-"""A plan: which modules are a stage, and which devices run it. `Grid` is the machine, `Way` how its stages train.
+"""A plan: which modules are a stage, and which devices run it. `Grid` is the machine, `PipelineWay` how its stages train.
 
 A `Profile` is a model as planners see it: modules in order of execution, with seconds and bytes of one micro-batch.
-`Work` says what any run of neighbouring modules takes, from sums that are made once.
+`ModelWork` says what any run of neighbouring modules takes, from sums that are made once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WAYS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Way:
+class PipelineWay:
     """One of WAYS with its numbers."""
 
     name: str
@@ -96,7 +96,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedStage:
     """The modules [first, end), on one device a replica; micro-batch m goes to replica m mod r."""
 
     first: int
@@ -109,7 +109,7 @@ class Stage:
         return len(self.devices)
 
 
-Plan = tuple[Stage, ...]
+Plan = tuple[PlannedStage, ...]
 """Stages in order; together they are the whole model."""
 
 
@@ -149,7 +149,7 @@ def plan_by_hand(profile: Profile, cuts: Sequence[str], replicas: Sequence[int],
         raise ValueError(f"--replicas {_list(given)}: {sum(given)} devices in all, the machine has {count}; give fewer, or another machine")
     stages, device = [], 0
     for first, end, many in zip(bounds, [*bounds[1:], len(names)], given, strict=True):
-        stages.append(Stage(first, end, tuple(range(device, device + many))))
+        stages.append(PlannedStage(first, end, tuple(range(device, device + many))))
         device += many
     return tuple(stages)
 
@@ -171,7 +171,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Node:
+class ModelNode:
     """One module. `parameters`: bytes that it trains and no other module does; `fixed`: frozen ones and buffers."""
 
     name: str
@@ -195,7 +195,7 @@ class Tied:
 class Profile:
     """A model, measured with one micro-batch. `estimated`: times come from FLOPs."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ModelNode, ...]
     tied: tuple[Tied, ...] = ()
     input: int = 0
     model: str = ""
@@ -208,7 +208,7 @@ class Profile:
 def profile_of(made: Mapping[str, Any]) -> Profile:
     """From what `psjob.profiling.profile.profiled` gives."""
     nodes = tuple(
-        Node(**{**node, "outputs": tuple(Output(one["bytes"], tuple(one["to"])) for one in node["outputs"])}) for node in made["nodes"]
+        ModelNode(**{**node, "outputs": tuple(Output(one["bytes"], tuple(one["to"])) for one in node["outputs"])}) for node in made["nodes"]
     )
     tied = tuple(Tied(one["bytes"], tuple(one["nodes"])) for one in made["tied"])
     return Profile(nodes, tied, made["input"], made["model"], made["device"], made["estimated"], made.get("samples"))
@@ -257,7 +257,7 @@ def _joined(profile: Profile, names: Sequence[str], block_of: Sequence[int]) -> 
                     outputs.append(Output(output.bytes, tuple(to)))
         mine = sum(one.bytes for one in profile.tied if {block_of[i] for i in one.nodes} == {block})
         nodes.append(
-            Node(
+            ModelNode(
                 name,
                 sum(node.forward for node in inside),
                 sum(node.backward for node in inside),
@@ -271,7 +271,7 @@ def _joined(profile: Profile, names: Sequence[str], block_of: Sequence[int]) -> 
     return Profile(tuple(nodes), tied, profile.input, profile.model, profile.device, profile.estimated, profile.samples)
 
 
-class Work:
+class ModelWork:
     """Sums over the modules [first, end) of a profile."""
 
     def __init__(self, profile: Profile) -> None:

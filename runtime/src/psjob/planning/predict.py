@@ -5,7 +5,7 @@ arXiv 1806.03377 §3.3): the slowest stage or link, each divided by its replicas
 server, so that every stage pays for them, replicated or not; and each direction of a port carries what leaves it. One thing is added: a
 stage that holds n micro-batches can start no more than n in the time that one needs from there to the end and back.
 
-`play` runs 1F1B on a virtual clock: each device does what is ready, backward passes first, and holds no more micro-batches than it may.
+`play_schedule` runs 1F1B on a virtual clock: each device does what is ready, backward passes first, and holds at most its micro-batches.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from psjob.planning.plan import Grid, Plan, Stage, Way, Wire, Work, devices_of
+from psjob.planning.plan import Grid, ModelWork, PipelineWay, Plan, PlannedStage, Wire, devices_of
 
 
 @dataclass(frozen=True)
 class Case:
     """What every plan of one question shares. `memory`: bytes of a device, None for no limit."""
 
-    work: Work
+    work: ModelWork
     grid: Grid
-    way: Way
+    way: PipelineWay
     memory: float | None = None
 
     def seconds(self, first: int, end: int) -> float:
@@ -57,7 +57,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Bound:
+class PlanBound:
     """Of one plan. Lower values are better, each by itself."""
 
     latency: float
@@ -67,12 +67,12 @@ class Bound:
     update: float
     """Seconds of the longest push and pull after a flush; without a flush they go on meanwhile, and are in `pace`."""
 
-    def seconds(self, way: Way) -> float:
+    def seconds(self, way: PipelineWay) -> float:
         """Of a step with a flush; without one, between two micro-batches."""
         return self.latency + self.pace + self.update if way.flushes else self.pace
 
 
-def bound(case: Case, plan: Plan) -> Bound:
+def bound_of_plan(case: Case, plan: Plan) -> PlanBound:
     """Of any plan, also one whose devices have several stages."""
     way, flights = case.way, in_flight(case, plan)
     latency = pace = 0.0
@@ -101,9 +101,9 @@ def bound(case: Case, plan: Plan) -> Bound:
         pace = max(pace, way.paced(latency, stage.replicas * flights[k]))
     pace = max([pace, *(way.paced(seconds, shared[key]) for key, seconds in loads.items())])
     if way.flushes:
-        return Bound(latency, pace, max(updates.values()) / way.accumulate)
+        return PlanBound(latency, pace, max(updates.values()) / way.accumulate)
     late = max(way.paced(seconds / way.accumulate, len(devices)) for devices, seconds in updates.items())
-    return Bound(latency, max(pace, late), 0.0)
+    return PlanBound(latency, max(pace, late), 0.0)
 
 
 def memory(case: Case, plan: Plan) -> dict[int, float]:
@@ -122,7 +122,7 @@ def fits(case: Case, plan: Plan) -> bool:
     return way_fits(case.way, len(plan)) and (limit is None or max(memory(case, plan).values()) <= limit)
 
 
-def way_fits(way: Way, stages: int) -> bool:
+def way_fits(way: PipelineWay, stages: int) -> bool:
     """2BW sums at least K micro-batches, so that a version is complete when it is needed (arXiv 2006.09503 §3.1)."""
     return way.name != "2bw" or way.accumulate >= stages
 
@@ -136,7 +136,7 @@ def in_flight(case: Case, plan: Plan) -> list[int]:
     return found[::-1]
 
 
-def is_across(grid: Grid, one: Stage, other: Stage) -> bool:
+def is_across(grid: Grid, one: PlannedStage, other: PlannedStage) -> bool:
     """Whether any micro-batch leaves its host between two stages, each of which takes it by m mod r."""
     pairs = _pairs(one.devices, other.devices)
     return any(a // grid.each != b // grid.each for a, b in pairs)
@@ -279,7 +279,7 @@ class _Run:
         heapq.heappush(self.clock, (when, self.number, what, k, m))
 
 
-def play(stages: Sequence[Timed], count: int, port: Sequence[object] | None = None) -> Timeline:
+def play_schedule(stages: Sequence[Timed], count: int, port: Sequence[object] | None = None) -> Timeline:
     """`count` micro-batches, all there at the start. `port`: what the messages of each device go through; itself by default."""
     most = max(device for stage in stages for device in stage.devices) + 1
     return _Run(stages, count, port if port is not None else range(most)).play()
@@ -294,7 +294,7 @@ MOST_ROUNDS = 240
 class Figures:
     """Of one stage. Seconds are of one micro-batch, bytes of one device."""
 
-    stage: Stage
+    stage: PlannedStage
     forward: float
     backward: float
     """With the forward pass that is run again, where it is."""
@@ -340,7 +340,7 @@ def predict(case: Case, plan: Plan) -> Prediction:
     updates = _updates(case, plan)
     if way.flushes:
         count = way.microbatches
-        line = play(timed, count, port)
+        line = play_schedule(timed, count, port)
         step = max(line.last[k] + updates[stage.devices] / way.accumulate for k, stage in enumerate(plan) if k in line.last)
     else:
         count, step = 1, max(_pace(timed, port), max(seconds / way.accumulate / len(devices) for devices, seconds in updates.items()))
@@ -395,5 +395,5 @@ def _pace(timed: list[Timed], port: Sequence[object]) -> float:
     """Seconds between micro-batches that are through, once the pipeline is full."""
     turn = math.lcm(*(len(stage.devices) for stage in timed))
     window = min(turn * math.ceil(max(ROUNDS, 2 * len(timed)) / turn), MOST_ROUNDS)
-    done = play(timed, 3 * window, port).done
+    done = play_schedule(timed, 3 * window, port).done
     return (done[2 * window - 1] - done[window - 1]) / window

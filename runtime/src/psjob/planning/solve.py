@@ -29,11 +29,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from psjob.planning.plan import Plan, Stage, Work
-from psjob.planning.predict import Case, Prediction, bound, fits, memory, predict, way_fits
+from psjob.planning.plan import ModelWork, Plan, PlannedStage
+from psjob.planning.predict import Case, Prediction, bound_of_plan, fits, memory, predict, way_fits
 
 
-def blocks(work: Work, most: int, seed: int = 0) -> list[int]:
+def block_bounds(work: ModelWork, most: int, seed: int = 0) -> list[int]:
     """The bounds of at most so many blocks, from 0 to the number of modules.
 
     The two neighbours that together take the least time become one, as often as needed. Another `seed` blurs those times by a fifth.
@@ -104,7 +104,7 @@ def partition(case: Case, *, replicated: bool = True, shape: Shape | None = None
     found: list[tuple[float, Plan]] = []
     limit = float("inf")
     for most in (FIRST_BLOCKS, most_blocks(case.grid.count)):  # the first answer is a limit for the second
-        bounds = blocks(case.work, most if shape is None else max(most, 2 * len(shape)))
+        bounds = block_bounds(case.work, most if shape is None else max(most, 2 * len(shape)))
         for each in range(case.grid.each, 0, -1):
             for label in _Programme(case, each, replicated, limit, bounds, shape).run():
                 found.append((label.seconds(case), _placed(case, label)))
@@ -117,7 +117,7 @@ def partition(case: Case, *, replicated: bool = True, shape: Shape | None = None
 
 def least_memory(case: Case) -> float:
     """Bytes of a device with which some plan fits, within a twentieth; of at most FIRST_BLOCKS places to cut."""
-    bounds = blocks(case.work, FIRST_BLOCKS)
+    bounds = block_bounds(case.work, FIRST_BLOCKS)
 
     def fits(size: float) -> bool:
         sized = replace(case, memory=size)
@@ -253,13 +253,13 @@ def _placed(case: Case, label: Label) -> Plan:
     chain = [label]
     while chain[-1].behind is not None:
         chain.append(chain[-1].behind)
-    stages: list[Stage] = []
+    stages: list[PlannedStage] = []
     host = used = group = 0
     for at, behind in itertools.pairwise(chain):
         if at.opens:
             host, used, group = host + group, 0, at.hosts
         devices = tuple((host + q % at.hosts) * case.grid.each + used + q // at.hosts for q in range(at.hosts * at.inner))
-        stages.append(Stage(at.first, behind.first, devices))
+        stages.append(PlannedStage(at.first, behind.first, devices))
         used += at.inner
     return tuple(stages)
 
@@ -283,7 +283,7 @@ def mixed_pipe(case: Case, seed: int = 0) -> list[Plan]:
         _keep(found, case, _refined(case, _modules(plan), devices))
     for level in LEVELS:
         for attempt in range(TRIES):
-            cut = blocks(case.work, min(level * devices, case.work.count), TRIES * seed + attempt)
+            cut = block_bounds(case.work, min(level * devices, case.work.count), TRIES * seed + attempt)
             homes = _refined(case, _best_fit(case, cut, devices), devices, cut)
             _keep(found, case, _refined(case, homes, devices))
     return sorted(found, key=lambda plan: found[plan])
@@ -292,7 +292,7 @@ def mixed_pipe(case: Case, seed: int = 0) -> list[Plan]:
 def _keep(found: dict[Plan, float], case: Case, homes: Sequence[int]) -> None:
     plan = _plan(homes)
     if fits(case, plan):
-        found[plan] = bound(case, plan).seconds(case.way)
+        found[plan] = bound_of_plan(case, plan).seconds(case.way)
 
 
 def _modules(plan: Plan) -> list[int]:
@@ -303,7 +303,7 @@ def _modules(plan: Plan) -> list[int]:
 def _plan(homes: Sequence[int]) -> Plan:
     """Neighbouring modules of one device are one stage."""
     firsts = [i for i, home in enumerate(homes) if i == 0 or homes[i - 1] != home]
-    return tuple(Stage(first, end, (homes[first],)) for first, end in zip(firsts, [*firsts[1:], len(homes)], strict=True))
+    return tuple(PlannedStage(first, end, (homes[first],)) for first, end in zip(firsts, [*firsts[1:], len(homes)], strict=True))
 
 
 def _best_fit(case: Case, cut: Sequence[int], devices: int) -> list[int]:
@@ -369,7 +369,7 @@ def _score(case: Case, homes: Sequence[int]) -> tuple[float, float, float]:
     over = 0.0 if way_fits(case.way, len(plan)) else float(len(plan))
     if case.memory is not None:
         over += sum(max(0.0, size / case.memory - 1) for size in memory(case, plan).values())
-    found = bound(case, plan)
+    found = bound_of_plan(case, plan)
     return over, found.seconds(case.way), found.latency
 
 
@@ -386,13 +386,13 @@ def solve(case: Case, solver: str = "pipedream", seed: int = 0, shape: Shape | N
     `shape`: the replicas of each stage, where they are given and only cuts are looked for; each host of the case has one device then.
     """
     if shape is not None:
-        return choose(case, partition(case, shape=shape), shape=shape)
+        return quickest(case, partition(case, shape=shape), shape=shape)
     if solver == "mixed":
-        return choose(case, [*mixed_pipe(case, seed), *partition(case, replicated=False)], near=False)
-    return choose(case, partition(case))
+        return quickest(case, [*mixed_pipe(case, seed), *partition(case, replicated=False)], near=False)
+    return quickest(case, partition(case))
 
 
-def choose(case: Case, plans: Sequence[Plan], *, near: bool = True, shape: Shape | None = None) -> Prediction | None:
+def quickest(case: Case, plans: Sequence[Plan], *, near: bool = True, shape: Shape | None = None) -> Prediction | None:
     """The quickest of `plans` and, where `near`, of what lies near them; None where none fits.
 
     Stages that share a device have no neighbours.
@@ -420,7 +420,12 @@ def _near(plan: Plan, case: Case) -> Iterator[Plan]:
         one, other = plan[k - 1], plan[k]
         for cut in (other.first - 1, other.first + 1):
             if one.first < cut < other.end:
-                yield (*plan[: k - 1], Stage(one.first, cut, one.devices), Stage(cut, other.end, other.devices), *plan[k + 1 :])
+                yield (
+                    *plan[: k - 1],
+                    PlannedStage(one.first, cut, one.devices),
+                    PlannedStage(cut, other.end, other.devices),
+                    *plan[k + 1 :],
+                )
     shape = [(stage.first, stage.replicas) for stage in plan]
     spare = case.grid.count - sum(many for _, many in shape)
     for k, (first, many) in enumerate(shape):
@@ -442,6 +447,6 @@ def _laid(case: Case, shape: list[tuple[int, int]]) -> Plan:
     ends = [first for first, _ in shape[1:]] + [case.work.count]
     at, stages = 0, []
     for (first, many), end in zip(shape, ends, strict=True):
-        stages.append(Stage(first, end, tuple(range(at, at + many))))
+        stages.append(PlannedStage(first, end, tuple(range(at, at + many))))
         at += many
     return tuple(stages)

@@ -11,7 +11,7 @@ from psjob import contract
 from psjob.contract import keys
 
 
-def ask(host: str, port: int, questions: bytes, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> dict[str, Any]:
+def ask_shard(host: str, port: int, questions: bytes, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> dict[str, Any]:
     """What the shard answers.
 
     Raises:

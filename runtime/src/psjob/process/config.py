@@ -282,7 +282,7 @@ def _sockets(environ: Mapping[str, str], problems: list[str]) -> tuple[int, ...]
         return ()
 
 
-def wished(here: Place) -> Config | None:
+def desired_config(here: Place) -> Config | None:
     """The config as it lies there now; None where it cannot be read this time, or is of another run."""
     found = _read(here.config_path, [])
     return found if found is not None and found.run == here.run else None
@@ -329,14 +329,14 @@ def _encryption(word: str, key_file: Path, role: str, index: int, problems: list
         problems.append(f"the config says that no stream is encrypted, but this run has an authority at {authority}; see who changed it")
         return PLAIN
     try:
-        return encryption(word, authority, certificate)
+        return encryption_of(word, authority, certificate)
     except OSError as error:
         files = f"{authority} and {certificate}" if certificate else str(authority)
         problems.append(f"training.encryption is {word}, and {files} cannot be used: {error}; suspend and resume the job for new ones")
         return PLAIN
 
 
-def encryption(word: str, authority: Path, certificate: Path | None) -> Encryption:
+def encryption_of(word: str, authority: Path, certificate: Path | None) -> Encryption:
     """`authority`: the PEM file of the run's CA; `certificate`: of a shard, its private key and its certificate in one PEM file.
 
     Raises OSError where a file cannot be read, and ssl.SSLError, which is one, where it is none of the kind.

@@ -6,7 +6,7 @@ Of an error that nobody catches a script's author sees the lines of the script a
   psjob. Of both psjob's own lines are left out. An error that psjob did not mean to raise keeps all lines.
 - What a script has left in of DDP or Horovod is told below the error that it makes: psjob starts no process group, and wraps no model.
 
-`places` are the folders of packages that a script imports and did not write: what is defined there is not the script's.
+`package_folders` are the folders of packages that a script imports and did not write: what is defined there is not the script's.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _ends_refused = False
 _is_of_a_script = False
 
 
-def begin() -> None:
+def end_at_second_refusal() -> None:
     """This process runs a script of a job and nothing else: a second refusal ends it at once, since the script has caught the first."""
     global _is_of_a_script
     _is_of_a_script = True
@@ -131,7 +131,7 @@ def refuse(message: str) -> NoReturn:
 def users_line() -> str:
     """Where the script is, such as `train.py:12`: the innermost line that is its own; empty in a thread without one."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *places())):
+    while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *package_folders())):
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -209,7 +209,7 @@ def _is_own(entry: TracebackType) -> bool:
 
 
 def _is_of_script(entry: TracebackType) -> bool:
-    return not entry.tb_frame.f_code.co_filename.startswith(("<frozen", *places()))
+    return not entry.tb_frame.f_code.co_filename.startswith(("<frozen", *package_folders()))
 
 
 def _is_of_loader(entry: TracebackType) -> bool:
@@ -303,7 +303,7 @@ HERE: Final = f"{Path(__file__).parents[1]}/"
 
 
 @cache
-def places() -> tuple[str, ...]:
+def package_folders() -> tuple[str, ...]:
     """Folders, each with a slash at its end: Python's own, an environment's, the system's, the user's, and what pip has filled besides.
 
     That may be a folder of PYTHONPATH, for torch too. If the script lies in it, it is the script's, and only torch in it is not.

@@ -56,7 +56,7 @@ talk: mmap.mmap | None = None
 """Of a script that was forked: memory in which it says that it begins again."""
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """Options of Python's in a command, and what it runs; None: what that is, a fork could not run in the same way.
 
     `words` are those of `sys.orig_argv` behind Python itself.
@@ -150,7 +150,7 @@ def _is_same(words: Sequence[str], folder: str, began: Mapping[str, str], enviro
             return False
     except OSError:
         return False
-    found = split(words[1:])
+    found = split_command(words[1:])
     if found is not None and found[1][:2] == AGENT:
         return False  # it imports no torch
     names = {name for name in began.keys() | environment.keys() if began.get(name) != environment.get(name)}
@@ -246,7 +246,7 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
     from psjob.process import forkserver, startup
 
     os.chdir(folder)
-    found = split(words[1:])
+    found = split_command(words[1:])
     if found is None:  # it has gone meanwhile, which Python says in its own words
         os.execve(sys.executable, list(words), dict(environment))
     os.environ.clear()
@@ -254,7 +254,7 @@ def _become(words: Sequence[str], folder: str, environment: Mapping[str, str]) -
     vars(startup).update(FOLDER=folder, ENVIRONMENT=dict(environment))
     vars(forkserver)["talk"] = talk  # this file is __main__, and not the module that others import
     sys.orig_argv = list(words)
-    startup.begin(os.environ)  # as when psjob was imported, with another environment
+    startup.begin_worker(os.environ)  # as when psjob was imported, with another environment
     if "numpy" in sys.modules:  # random and torch look after themselves
         sys.modules["numpy"].random.seed()
     _, rest = found

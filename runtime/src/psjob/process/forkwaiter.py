@@ -25,7 +25,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """They ask a worker to end: a fork that comes after such a one is asked too."""
 
 
-class Waiter:
+class ForkWaiter:
     """Of one worker. `words` are its command."""
 
     def __init__(self, server: socket.socket, words: list[str]) -> None:
@@ -131,4 +131,4 @@ def end_as(status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(Waiter(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run())
+    sys.exit(ForkWaiter(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run())

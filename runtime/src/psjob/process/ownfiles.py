@@ -30,7 +30,7 @@ _runs_again: Callable[[], bool] | None = None
 _stat: Callable[..., os.stat_result] = os.stat
 
 
-def begin(environ: Mapping[str, str]) -> None:
+def note_reads(environ: Mapping[str, str]) -> None:
     """Note what this process reads from now on by `torch.load`, and leave out the files that its environment names."""
     global _notes
     import torch
@@ -113,18 +113,18 @@ def _stat_of_others(path: Any, *, dir_fd: int | None = None, follow_symlinks: bo
     return _stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
 
-def follow(runs_again: Callable[[], bool]) -> None:
+def follow_writes(runs_again: Callable[[], bool]) -> None:
     """`runs_again`: do lines run again that a process before has run? What they write by `torch.save` is there, as it was written then."""
     global _runs_again
     _runs_again = runs_again
 
 
-def read() -> Read:
+def read_so_far() -> Read:
     """What was read so far, before the script began to train."""
     return dict(_read)
 
 
-def train() -> None:
+def begin_training() -> None:
     """The script trains from now on: what it reads is not noted."""
     global _notes
     _notes = False

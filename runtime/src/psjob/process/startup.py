@@ -29,10 +29,10 @@ ENVIRONMENT = dict(os.environ)
 """As this process began: noted when psjob is imported, before anything changes them."""
 COMPILER: Final = "torch._dynamo"
 HOMES: Final = {"accelerate": "psjob.integrations.accelerate", "lightning": "psjob.integrations.fabric"}
-"""By package of a library, the module of psjob that knows it. Such a module has `begin()`."""
+"""By package of a library, the module of psjob that knows it. Such a module has `begin_worker()`."""
 
 
-def begin(environ: MutableMapping[str, str]) -> None:
+def begin_worker(environ: MutableMapping[str, str]) -> None:
     """If that environment says that this process is a worker's and trains."""
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
@@ -43,8 +43,8 @@ def begin(environ: MutableMapping[str, str]) -> None:
         one_run(environ.get(contract.ENV_RUN, ""), environ)
     spare_the_compiler()
     samplers_know_the_job()
-    ownfiles.begin(environ)
-    errors.begin()
+    ownfiles.note_reads(environ)
+    errors.end_at_second_refusal()
     errors.shorten_errors()
     errors.add_hints()
     begin_with_libraries()

@@ -1,7 +1,7 @@
 """Threads that a process depends on.
 
 One that raises ends the process, with the reason where the planner reads it. One that hangs is found: a thread that is watched has a
-`Pulse`, and a thread of `Liveness` judges all pulses.
+`ThreadPulse`, and a thread of `Liveness` judges all pulses.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thre
         try:
             target(*args)
         except Exception as error:
-            broken(name, error)
+            thread_broken(name, error)
 
     return threading.Thread(target=run, name=name, daemon=True)
 
 
-def start(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
+def start_thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
     """As `thread`, and start it."""
     made = thread(target, name, *args)
     made.start()
@@ -58,7 +58,7 @@ def timer(seconds: float, target: Callable[..., None], name: str, *args: Any) ->
         try:
             target(*args)
         except Exception as error:
-            broken(name, error)
+            thread_broken(name, error)
 
     made = threading.Timer(seconds, run)
     made.name, made.daemon = name, True
@@ -66,16 +66,16 @@ def timer(seconds: float, target: Callable[..., None], name: str, *args: Any) ->
     return made
 
 
-def broken(name: str, error: BaseException) -> None:
+def thread_broken(name: str, error: BaseException) -> None:
     """A thread met what it did not expect. Where the process is not guarded (tests share one), it is only logged."""
-    sentence = told(name, error)
+    sentence = thread_error(name, error)
     log.error("%s\n%s", sentence, "".join(traceback.format_exception(error)))
     if _end is not None:
         with _ends:  # the first ends the process, and says why
             _end(sentence)
 
 
-def told(name: str, error: BaseException) -> str:
+def thread_error(name: str, error: BaseException) -> str:
     """The sentence: thread, exception, and the last frame."""
     return f"thread {name} failed: {type(error).__name__}: {str(error)[:300]}{_at(error.__traceback__)}"
 
@@ -98,7 +98,7 @@ _of_thread = threading.local()
 shard_log = logging.getLogger("psjob.shard")
 
 
-class Pulse:
+class ThreadPulse:
     """Of one thread. It beats, is idle (waits for work), or is in a system call that may take long; any other silence is a hang."""
 
     def __init__(self, name: str) -> None:
@@ -138,7 +138,7 @@ class Pulse:
 @contextlib.contextmanager
 def system_call() -> Iterator[None]:
     """A system call of the calling thread is under way, if somebody watches that thread."""
-    own: Pulse | None = getattr(_of_thread, "pulse", None)
+    own: ThreadPulse | None = getattr(_of_thread, "pulse", None)
     if own is None:
         yield
         return
@@ -148,7 +148,7 @@ def system_call() -> Iterator[None]:
 
 def beat() -> None:
     """The calling thread works on, if somebody watches it."""
-    own: Pulse | None = getattr(_of_thread, "pulse", None)
+    own: ThreadPulse | None = getattr(_of_thread, "pulse", None)
     if own is not None:
         own.beat()
 
@@ -156,7 +156,7 @@ def beat() -> None:
 class Liveness:
     """Judges `pulses` in a thread of its own. A thread that is silent for `seconds` is hung. `on_alive` is called LOOKS times in these."""
 
-    def __init__(self, pulses: Sequence[Pulse], seconds: float, on_alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, pulses: Sequence[ThreadPulse], seconds: float, on_alive: Callable[[], None] = lambda: None) -> None:
         self._pulses, self._seconds, self._on_alive = pulses, seconds, on_alive
         self._period = seconds / LOOKS
         self._looked = time.monotonic()
@@ -170,7 +170,7 @@ class Liveness:
     def start(self) -> None:
         """Begin to watch."""
         self._begun = True
-        start(self._watch, "liveness")
+        start_thread(self._watch, "liveness")
 
     def close(self) -> None:
         """Watch no more."""

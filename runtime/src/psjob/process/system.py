@@ -114,7 +114,7 @@ NO_LIMIT = 1 << 60
 """The first version of cgroups says so much, less a page, where there is no limit."""
 
 
-def limit() -> int | None:
+def memory_limit() -> int | None:
     """Bytes of memory of its container; None: no limit."""
     for path in LIMITS:
         try:
@@ -125,27 +125,27 @@ def limit() -> int | None:
     return None
 
 
-def resident(pid: int | None = None) -> int | None:
+def resident_memory(pid: int | None = None) -> int | None:
     """That it, or another process, has in RAM."""
     return _field(Path(f"/proc/{'self' if pid is None else pid}/status"), "VmRSS:")
 
 
-def peak() -> int | None:
+def peak_memory() -> int | None:
     """The most that it has had in RAM since it began."""
     return _field(Path("/proc/self/status"), "VmHWM:")
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """That programs of this machine can still have without driving others out."""
     return _field(Path("/proc/meminfo"), "MemAvailable:")
 
 
-def free(*others: int) -> int | None:
+def free_memory(*others: int) -> int | None:
     """That it could have more: what the machine has left, or its container where that is less. `others`: processes beside it."""
-    left, most, own = available(), limit(), resident()
+    left, most, own = available_memory(), memory_limit(), resident_memory()
     if most is None or own is None:
         return left
-    own += sum(resident(pid) or 0 for pid in others)
+    own += sum(resident_memory(pid) or 0 for pid in others)
     return max(0, min(most - own, left if left is not None else most))
 
 

@@ -1,6 +1,6 @@
 """Gets the model and one batch out of a script: from a function that returns them, or by watching the script's first training step.
 
-`parts_of` says which modules are the parts that a cut may lie between: its blocks, and the insides of what is too large for one.
+`model_parts` says which modules are the parts that a cut may lie between: its blocks, and the insides of what is too large for one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shares = Callable[[Parts], Mapping[str, float]]
 """Of each part that a forward pass calls the larger one of its shares of FLOPs and weights."""
 
 
-def parts_of(model: nn.Module, shares: Shares) -> Parts:
+def model_parts(model: nn.Module, shares: Shares) -> Parts:
     """Modules of which none is inside another, by their names in `named_modules()`. Raises Unfound."""
     shut: set[str] = set()
     opened = {""}

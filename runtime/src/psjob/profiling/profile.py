@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from psjob.profiling.find import Found, Parts, Unfound, order, parts_of
+from psjob.profiling.find import Found, Parts, Unfound, model_parts, order
 
 logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # where triton is missing it says so, and a profile needs none
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
@@ -48,7 +48,7 @@ def profiled(found: Found) -> dict[str, Any]:
         row, passed = _once(found, parts, lambda: float(ruler.get_total_flops()), ruler)
         return _shares([event.part for event in passed.events], row, parts)
 
-    parts = _bound(parts_of(model, shares), found, meter)
+    parts = _bound(model_parts(model, shares), found, meter)
     kept, passed = _kept(found, parts, meter, counter)
     names = [event.part for event in passed.events]
     runs = _timed(found, parts, meter, counter, names)
@@ -57,7 +57,7 @@ def profiled(found: Found) -> dict[str, Any]:
     part_of = [i for i, (_, first, last) in enumerate(order_of) for _ in range(first, last + 1)]
     medians = [[statistics.median(run[way][i] for run in runs) / per_second for i in range(len(names))] for way in (0, 1)]
     weights = users(passed, part_of)
-    outputs = sent(passed, part_of)
+    outputs = sent_tensors(passed, part_of)
     fixed = _fixed(model, parts, {name: i for i, (name, _, _) in enumerate(order_of)}, names, part_of)
     nodes = []
     for i, (name, first, last) in enumerate(order_of):
@@ -73,7 +73,7 @@ def profiled(found: Found) -> dict[str, Any]:
                 "outputs": outputs.get(i, []),
             }
         )
-    inputs = list(tensors([found.args, dict(found.kwargs)]))
+    inputs = list(tensors_in([found.args, dict(found.kwargs)]))
     return {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -127,7 +127,7 @@ def _timed(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | 
 
 
 def _kept(found: Found, parts: Parts, meter: Meter, counter: FlopCounterMode | None) -> tuple[list[float], Passed]:
-    kept = Kept(found.model, list(tensors([found.args, dict(found.kwargs)])))
+    kept = KeptMemory(found.model, list(tensors_in([found.args, dict(found.kwargs)])))
     with kept.watching():
         passed = forward(found, parts, meter, kept.begins)
     return kept.by_event(passed), passed
@@ -188,7 +188,7 @@ def _told(device: torch.device, meta: bool, per_second: float) -> str:
 
 
 @dataclass(frozen=True)
-class Event:
+class PartBegan:
     """A part began its forward pass. `sequence`: number of the next operation in the autograd graph."""
 
     part: str
@@ -200,7 +200,7 @@ class Event:
 class Passed:
     """One forward pass: what began in which order, and the graph of it."""
 
-    events: Sequence[Event]
+    events: Sequence[PartBegan]
     end: float
     roots: Sequence[Node]
     nodes: Mapping[Node, int]
@@ -227,13 +227,13 @@ def clock(device: torch.device) -> Meter:
 
 def forward(found: Found, parts: Mapping[str, nn.Module], meter: Meter, *hooks: Callable[[int], None]) -> Passed:
     """Run the forward pass, the loss with it where there is one. `hooks` are told the number of each event. Raises Unfound."""
-    events: list[Event] = []
+    events: list[PartBegan] = []
 
     def began(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
             for tell in hooks:
                 tell(len(events))
-            events.append(Event(name, meter(), _sequence()))
+            events.append(PartBegan(name, meter(), _sequence()))
 
         return hook
 
@@ -253,7 +253,7 @@ def forward(found: Found, parts: Mapping[str, nn.Module], meter: Meter, *hooks: 
         raise Unfound("the model's output needs no gradient; return a tensor that depends on its parameters")
     if not events:
         raise Unfound("the forward pass called no module of the model; psjob cuts between modules, so call them by `self.layer(x)`")
-    events[0] = Event(events[0].part, begin, events[0].sequence)
+    events[0] = PartBegan(events[0].part, begin, events[0].sequence)
     roots = [one.grad_fn for one in outputs if one.grad_fn is not None]
     starts = [event.sequence for event in events]
     nodes = {node: max(0, bisect.bisect_right(starts, node._sequence_nr()) - 1) for node in _graph(roots)}
@@ -336,7 +336,7 @@ def _cast(found: Found) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(kind, dtype=found.autocast)
 
 
-def sent(passed: Passed, part_of: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+def sent_tensors(passed: Passed, part_of: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """Of each part the tensors that later ones read: bytes, and the parts. `part_of`: the part of each event.
 
     Only what has a gradient is seen: masks, positions and other integers that a script hands from module to module are not.
@@ -366,7 +366,7 @@ def users(passed: Passed, part_of: Sequence[int]) -> dict[nn.Parameter, set[int]
     return found
 
 
-class Kept:
+class KeptMemory:
     """Bytes that each event makes and autograd keeps, each memory once; neither parameters nor what the model was given."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
@@ -406,16 +406,16 @@ def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for one in value.values():
-            yield from tensors(one)
+            yield from tensors_in(one)
     elif isinstance(value, (tuple, list)):
         for one in value:
-            yield from tensors(one)
+            yield from tensors_in(one)
 
 
 Tell = Callable[[int], None]

@@ -49,7 +49,7 @@ class Restore:
     """Read this shard's part of a manifest."""
 
     term: int
-    recovery: int
+    restore_id: int
     folder: str
     manifest: str
     mode: str
@@ -71,7 +71,7 @@ class Open:
     """Serve workers."""
 
     term: int
-    recovery: int
+    restore_id: int
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Void:
 
 @dataclass(frozen=True)
 class Decision:
-    """One update (or none, where nothing is kept): `lag` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
+    """One update, or none if nothing is kept. `staleness` is that of the oldest kept push, `weights` (None: the mean) theirs in order."""
 
     kept: Sequence[Key]
     dropped: Sequence[Key]
     weights: Sequence[float] | None
-    lag: int | None
+    staleness: int | None
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Decide:
 class Clip:
     """Make the update `version` with its gradient times `factor`, which may be NaN."""
 
-    recovery: int
+    restore_id: int
     version: int
     factor: float
 
@@ -233,7 +233,7 @@ def _row(row: Mapping[str, Any]) -> TensorSpec:
 def _restore(body: Mapping[str, Any]) -> Order:
     fences = {int(rank): (_count(pair[0]), _count(pair[1])) for rank, pair in dict(body.get("fences") or {}).items()}
     return Restore(
-        _term(body), _count(body["recovery"]), str(body["folder"]), str(body["manifest"]), _mode(body["mode"]),
+        _term(body), _count(body["restore_id"]), str(body["folder"]), str(body["manifest"]), _mode(body["mode"]),
         fences, _clocks(body.get("most") or {}),
     )  # fmt: skip
 
@@ -252,15 +252,15 @@ def _decide(body: Mapping[str, Any]) -> Order:
 
 
 def _decision(batch: Mapping[str, Any]) -> Decision:
-    kept, dropped, weights, lag = _pairs(batch["kept"]), _pairs(batch["dropped"]), batch["weights"], batch["lag"]
-    return Decision(kept, dropped, None if weights is None else _list(weights), None if lag is None else int(lag))
+    kept, dropped, weights, staleness = _pairs(batch["kept"]), _pairs(batch["dropped"]), batch["weights"], batch["staleness"]
+    return Decision(kept, dropped, None if weights is None else _list(weights), None if staleness is None else int(staleness))
 
 
 def _clip(body: Mapping[str, Any]) -> Order:
-    recovery, version, factor = _count(body["recovery"]), _count(body["version"]), body["factor"]
+    restore_id, version, factor = _count(body["restore_id"]), _count(body["version"]), body["factor"]
     if factor is not None and not 0 <= float(factor) <= 1:
         raise ValueError(f"factor {factor} is not between 0 and 1")
-    return Clip(recovery, version, math.nan if factor is None else float(factor))
+    return Clip(restore_id, version, math.nan if factor is None else float(factor))
 
 
 _ORDERS: Final[dict[type, str]] = {
@@ -272,7 +272,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "setup": _setup,
     "restore": _restore,
     "bound": lambda body: Bound(_clocks(body["most"])),
-    "open": lambda body: Open(_term(body), _count(body["recovery"])),
+    "open": lambda body: Open(_term(body), _count(body["restore_id"])),
     "adopt": lambda body: Adopt(_term(body)),
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
     "snapshot": _snapshot,
@@ -363,7 +363,7 @@ class ShardRestored:
     """A shard has read what it was ordered to. `position` and `complete` (clocks by rank) are None where it does not tell them."""
 
     shard: int
-    recovery: int
+    restore_id: int
     position: ShardPosition | None = None
     complete: tuple[int, ...] | None = None
 
@@ -380,7 +380,7 @@ class Unrestored:
     """A shard could not read a checkpoint. `damaged`: a file is not what was written, so no retry can help."""
 
     shard: int
-    recovery: int
+    restore_id: int
     why: str
     damaged: bool
 
@@ -464,7 +464,7 @@ class SnapshotVoided:
 
 @dataclass(frozen=True)
 class BytesMoved:
-    """A shard has written, or read, `done` of `total` bytes of snapshot or recovery `number`."""
+    """A shard has written, or read, `done` of `total` bytes of snapshot or restore `number`."""
 
     shard: int
     doing: Literal["writing", "reading"]
@@ -478,7 +478,7 @@ class PushArrived:
     """In a decided mode: a shard has a worker's whole push, computed on version `base` at least (None: not known)."""
 
     shard: int
-    recovery: int
+    restore_id: int
     worker: int
     clock: int
     base: int | None
@@ -493,7 +493,7 @@ class NormMeasured:
     """
 
     shard: int
-    recovery: int
+    restore_id: int
     version: int
     squares: float
     limit: float
@@ -525,18 +525,18 @@ def encode_message(message: ShardMessage) -> dict[str, Any]:
     """The body of a shard's message, in JSON's types."""
     body: dict[str, Any] = {"did": _MESSAGES[type(message)]}
     match message:
-        case ShardRestored(_, recovery, position, complete):
-            body |= {"recovery": recovery} | ({} if position is None else {**_spans(position), "complete": _plain(complete)})
+        case ShardRestored(_, restore_id, position, complete):
+            body |= {"restore_id": restore_id} | ({} if position is None else {**_spans(position), "complete": _plain(complete)})
         case WorkerPositions(_, ask, position, rows):
             body |= {"ask": ask, **_spans(position), "rows": [[rank, *row] for rank, row in rows.items()]}
         case SnapshotWritten(_, snapshot, content, _, complete, left):
             body |= {"snapshot": snapshot, **content, "table": {**content["table"], "complete": _plain(complete), "left": _plain(left)}}
         case BytesMoved(_, doing, number, done, total):
-            body |= {"doing": doing, "snapshot" if doing == "writing" else "recovery": number, "done": done, "total": total}
-        case PushArrived(_, recovery, worker, clock, base, carried):
-            body |= {"recovery": recovery, "push": [worker, clock], "base": base, "carried": carried}
-        case NormMeasured(_, recovery, version, squares, limit):
-            body |= {"recovery": recovery, "version": version, "limit": limit}
+            body |= {"doing": doing, "snapshot" if doing == "writing" else "restore_id": number, "done": done, "total": total}
+        case PushArrived(_, restore_id, worker, clock, base, carried):
+            body |= {"restore_id": restore_id, "push": [worker, clock], "base": base, "carried": carried}
+        case NormMeasured(_, restore_id, version, squares, limit):
+            body |= {"restore_id": restore_id, "version": version, "limit": limit}
             body |= {"squares": squares if math.isfinite(squares) else None, "nan": math.isnan(squares)}
         case WorkersAwaited(_, seconds, clocks):
             body |= {"seconds": _plain(seconds)} | ({"clocks": _plain(clocks)} if clocks else {})
@@ -572,7 +572,7 @@ Content = Callable[[Mapping[str, Any]], Any]
 
 def _restored(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
     position, complete = (_position(body), _clocks_of(body["complete"], workers)) if "complete" in body else (None, None)
-    return ShardRestored(shard, number_of(body, "recovery"), position, complete)
+    return ShardRestored(shard, number_of(body, "restore_id"), position, complete)
 
 
 def _positions(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
@@ -598,7 +598,7 @@ def _moved(shard: int, body: Mapping[str, Any], workers: int, content: Content) 
     doing = body["doing"]
     if doing not in ("writing", "reading"):
         raise Malformed(f"shard {shard} reports progress of {str(doing)[:40]!r}, expected writing or reading")
-    number = number_of(body, "snapshot" if doing == "writing" else "recovery")
+    number = number_of(body, "snapshot" if doing == "writing" else "restore_id")
     return BytesMoved(shard, doing, number, number_of(body, "done"), number_of(body, "total"))
 
 
@@ -606,7 +606,7 @@ def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content
     worker, clock = body["push"]
     base = None if body["base"] is None else whole(body["base"], "base")
     clock, carried = whole(clock, "clock"), whole(body["carried"], "carried")
-    return PushArrived(shard, number_of(body, "recovery"), rank_of(worker, workers), clock, base, carried)
+    return PushArrived(shard, number_of(body, "restore_id"), rank_of(worker, workers), clock, base, carried)
 
 
 def _measured(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
@@ -614,7 +614,7 @@ def _measured(shard: int, body: Mapping[str, Any], workers: int, content: Conten
     limit = float(body["limit"])
     if squares < 0 or not 0 < limit < math.inf:
         raise Malformed(f"shard {shard} reports squares of {squares} with limit {limit}, expected 0 or more and a limit above 0")
-    return NormMeasured(shard, number_of(body, "recovery"), number_of(body, "version"), squares, limit)
+    return NormMeasured(shard, number_of(body, "restore_id"), number_of(body, "version"), squares, limit)
 
 
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
@@ -632,7 +632,7 @@ _MESSAGE_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content
     "initialised": lambda shard, body, workers, content: Initialised(shard, number_of(body, "setup")),
     "restored": _restored,
     "unrestored": lambda shard, body, workers, content: Unrestored(
-        shard, number_of(body, "recovery"), _text(body, "why"), body.get("damaged") is True
+        shard, number_of(body, "restore_id"), _text(body, "why"), body.get("damaged") is True
     ),
     "doubts": lambda shard, body, workers, content: AckedDoubted(shard),
     "where": _positions,

@@ -13,14 +13,14 @@ MOST: Final = 1024
 """Processes of a worker."""
 
 
-def joined(records: Sequence[bytes]) -> bytes:
+def join_records(records: Sequence[bytes]) -> bytes:
     """The records of processes 0, 1, … as one."""
     sizes = b"".join(_SIZE.pack(len(record)) for record in records)
     return b"".join([MAGIC, _COUNT.pack(len(records)), sizes, *records])
 
 
-def split(blob: bytes) -> list[bytes]:
-    """What `joined` was given; a record of one process is alone. Raises ValueError for a composite that is damaged."""
+def split_records(blob: bytes) -> list[bytes]:
+    """What `join_records` was given; a record of one process is alone. Raises ValueError for a composite that is damaged."""
     if blob[:4] != MAGIC:
         return [blob]
     if len(blob) < 8 or not 1 <= (count := _COUNT.unpack_from(blob, 4)[0]) <= MOST or len(blob) < 8 + 8 * count:
@@ -72,7 +72,7 @@ class Records:
     def whole(self, clock: int) -> bytes | None:
         """The record of the worker at this clock; None where one of its processes has none."""
         made = [record for _, (at, record) in sorted(self._made.items()) if at in (clock, None)]
-        return joined(made) if len(made) == self._processes else None
+        return join_records(made) if len(made) == self._processes else None
 
     @property
     def small(self) -> bool:

@@ -3,8 +3,8 @@
 It holds the data cursor, the random generators, the model's buffers, the optimizer's numbers, and the state_dict of all that
 was given to `attach`. As bytes it is JSON with tags and a safetensors part: nothing in it can run.
 
-A buffer's form may change as the model trains; `put_buffers` puts one back all the same. `generators` asks all random generators that a
-script may have drawn from for their states.
+A buffer's form may change as the model trains; `put_buffers` puts one back all the same. `generator_states` asks all random generators that
+a script may have drawn from for their states.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def capture(
         unsaved=[] if built is None else built.unsaved(held),
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
-        rng=generators() if rng is None else rng,
+        rng=generator_states() if rng is None else rng,
         wire=dict(wire or {}),
         beginning=beginning,
     )
@@ -142,8 +142,8 @@ def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
         before = thing.state_dict()
         tensors: list[torch.Tensor] = []
         try:
-            body = json.loads(json.dumps(tagged.encode(before, tensors, name), allow_nan=False))
-            after = tagged.decode(body, _read_tensors(_write_tensors(tensors)))
+            body = json.loads(json.dumps(tagged.encode_value(before, tensors, name), allow_nan=False))
+            after = tagged.decode_value(body, _read_tensors(_write_tensors(tensors)))
         except (ValueError, TypeError) as error:
             problems.append(str(error)[:300])
             continue
@@ -203,7 +203,7 @@ def unpack(blob: bytes) -> ResumeRecord:
 
     Raises ValueError with a sentence on anything but what `pack` gave.
     """
-    return decode(*_parts(blob))
+    return decode_record(*_parts(blob))
 
 
 def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
@@ -215,7 +215,7 @@ def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
     try:
         whole = json.loads(raw)
         unsaved, told = frozenset(whole.get("unsaved", [])), whole["buffers"]
-        kept = {name: tagged.decode(value, tensors) for name, value in told.items() if name not in unsaved}
+        kept = {name: tagged.decode_value(value, tensors) for name, value in told.items() if name not in unsaved}
     except _DAMAGED as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
     if not all(isinstance(value, torch.Tensor) for value in kept.values()):
@@ -225,7 +225,7 @@ def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
 
 def _parts(blob: bytes, joined: bool = False) -> tuple[bytes, list[torch.Tensor]]:
     """Its JSON and its tensors. Raises ValueError."""
-    blob = composite.split(blob)[0]
+    blob = composite.split_records(blob)[0]
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
         raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
     form, length = struct.unpack_from("<IQ", blob, 4)
@@ -245,10 +245,10 @@ def beginning_of(record: ResumeRecord) -> ResumeRecord | None:
     return None if record.beginning is None else unpack(bytes(memory.view(record.beginning)))
 
 
-def decode(raw: bytes, tensors: Sequence[torch.Tensor]) -> ResumeRecord:
+def decode_record(raw: bytes, tensors: Sequence[torch.Tensor]) -> ResumeRecord:
     """The record whose JSON is `raw`, with the tensors by the number that it calls them by. Raises ValueError on anything else."""
     try:
-        whole = tagged.decode(json.loads(raw), tensors)
+        whole = tagged.decode_value(json.loads(raw), tensors)
         made = ResumeRecord(
             whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {}),
             whole.get("beginning"), whole.get("built", {}), whole.get("unsaved", []),
@@ -277,7 +277,7 @@ def _is_number(value: object) -> bool:
 def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
     """JSON with tags; tensors are appended. Raises Refused where a value cannot be kept."""
     try:
-        return _ENCODER.encode(tagged.encode(value, tensors, path))
+        return _ENCODER.encode(tagged.encode_value(value, tensors, path))
     except tagged.Unwritable as error:
         raise Refused(str(error)) from None
 
@@ -409,7 +409,7 @@ def _assign(owner: torch.nn.Module | None, local: str, value: torch.Tensor | Non
         owner.register_buffer(local, value, persistent=persistent)
 
 
-def generators() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
     """Their states now."""
     return Generators().states()
 
@@ -425,7 +425,7 @@ def check_generators(found: Mapping[str, Any]) -> None:
 
 
 def put_generators(found: Mapping[str, Any]) -> None:
-    """Put back what `generators` gave."""
+    """Put back what `generator_states` gave."""
     if "python" in found:
         version, words, gauss = found["python"]
         random.setstate((version, tuple(words.tolist()), gauss))

@@ -33,13 +33,13 @@ class Unwritable(ValueError):
     """A value that has no tag; the text begins with its path."""
 
 
-def encode(value: Any, tensors: list[torch.Tensor], path: str = "") -> Any:
+def encode_value(value: Any, tensors: list[torch.Tensor], path: str = "") -> Any:
     """`value` as JSON; its tensors are appended to `tensors`, detached and not copied. Raises Unwritable, naming the path."""
     return _encode(value, tensors, path, 0)
 
 
-def decode(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The value that `encode` was given; tensors are on the CPU. Raises ValueError on what `encode` does not write."""
+def decode_value(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The value that `encode_value` was given; tensors are on the CPU. Raises ValueError on what `encode_value` does not write."""
     return _decode(value, tensors, 0)
 
 

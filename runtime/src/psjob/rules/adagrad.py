@@ -9,7 +9,7 @@ import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, range_views
 
 
 class Adagrad(BaseRule):
@@ -33,7 +33,7 @@ class Adagrad(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step; the learning rate falls with the count where lr_decay is not 0."""
@@ -70,23 +70,23 @@ class Ftrl(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
         if not state.slots:
-            arrays.put(state.slot("z"), first(state.weights, hyperparameters))
+            arrays.put(state.slot("z"), ftrl_first(state.weights, hyperparameters))
         state.steps += 1
-        for weights, g, z, n in pieces(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
-            step(weights, g, z, n, hyperparameters)
+        for weights, g, z, n in range_views(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
+            ftrl_step(weights, g, z, n, hyperparameters)
 
 
-def first(weights: Array, hyperparameters: Hyperparameters) -> Array:
+def ftrl_first(weights: Array, hyperparameters: Hyperparameters) -> Array:
     """What z keeps of weights that no update has changed."""
     return arrays.sign(weights) * -float(hyperparameters["l1"])
 
 
-def step(weights: Array, grad: Array, z: Array, n: Array, hyperparameters: Hyperparameters) -> None:
+def ftrl_step(weights: Array, grad: Array, z: Array, n: Array, hyperparameters: Hyperparameters) -> None:
     """One update, in place."""
     lr, beta, l1, l2 = (float(hyperparameters[name]) for name in ("lr", "beta", "l1", "l2"))
     arrays.add_product(n, grad, grad)

@@ -36,7 +36,7 @@ class Adam(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step; each stretch of equal count has its own bias correction."""
@@ -86,13 +86,13 @@ class AsyncAdam(Adam):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
         workers = float(hyperparameters["workers"])
         betas = {name: float(hyperparameters[name]) ** (1 / workers) for name in ("beta1", "beta2")}
-        super().apply(state, grad, {**hyperparameters, **betas}, ranges, lag, worker)
+        super().apply(state, grad, {**hyperparameters, **betas}, ranges, staleness, worker)
 
 
 class NAdam(BaseRule):
@@ -122,7 +122,7 @@ class NAdam(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step; each stretch of equal count and product has its own corrections of bias."""

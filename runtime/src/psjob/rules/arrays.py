@@ -67,7 +67,7 @@ def copy(x: Array) -> Array:
 Joining = Literal["add", "multiply", "maximum", "minimum", "logical_or", "logical_and", "logaddexp"]
 
 
-def join(operation: Joining, x: Array, y: Array, out: Array) -> Array:
+def combine(operation: Joining, x: Array, y: Array, out: Array) -> Array:
     """out = x operation y, element by element; `out`, which may be either of them. Logical operations give 0 and 1."""
     if operation in ("logical_or", "logical_and") and not isinstance(out, torch.Tensor):
         out[:] = getattr(_library(x), operation)(x, y)

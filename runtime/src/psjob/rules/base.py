@@ -127,7 +127,7 @@ class Rule(HasHyperparameters, Protocol):
     """What a push does to the parameters. One object serves every block; all state is in BlockState.
 
     `slots` names the state tensors that a block of this rule may have, `per_worker` those that it may have once a worker.
-    A rule with `needs_lag` refuses `lag=None` with ValueError.
+    A rule with `needs_staleness` refuses `staleness=None` with ValueError.
     """
 
     @property
@@ -135,7 +135,7 @@ class Rule(HasHyperparameters, Protocol):
     @property
     def per_worker(self) -> tuple[str, ...]: ...
     @property
-    def needs_lag(self) -> bool: ...
+    def needs_staleness(self) -> bool: ...
 
     def init(self, weights: Array) -> BlockState:
         """State before the first update; keeps `weights` itself, no copy. Raises ValueError for a dtype it cannot update."""
@@ -146,13 +146,13 @@ class Rule(HasHyperparameters, Protocol):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in `ranges` only where given.
 
-        `lag`: updates between what the gradient was computed on and now; None: not known. `worker`: the rank that pushed; None: `grad` is
-        the mean of several. Raises ValueError where the rule cannot do without what is None.
+        `staleness`: updates between what the gradient was computed on and now; None: not known. `worker`: the rank that pushed; None:
+        `grad` is the mean of several. Raises ValueError where the rule cannot do without what is None.
         """
 
     def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
@@ -183,7 +183,7 @@ class BaseRule:
     name: str
     slots: tuple[str, ...] = ()
     per_worker: tuple[str, ...] = ()
-    needs_lag = False
+    needs_staleness = False
     on_torch = False
     """Its kernel is torch's: no numpy arrays."""
 
@@ -219,16 +219,16 @@ def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
     return worker
 
 
-def known_lag(rule: HasHyperparameters, lag: int | None) -> int:
-    """The staleness (lag). Raises ValueError where it is not known."""
-    if lag is None:
+def known_staleness(rule: HasHyperparameters, staleness: int | None) -> int:
+    """The staleness. Raises ValueError where it is not known."""
+    if staleness is None:
         raise ValueError(
-            f"rule {rule.name} needs the staleness (lag) of a push; it is not known of one that is based on an earlier attempt of the shard"
+            f"rule {rule.name} needs the staleness of a push; it is not known of one that is based on an earlier attempt of the shard"
         )
-    return lag
+    return staleness
 
 
-def pieces(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Array, ...]]:
+def range_views(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Array, ...]]:
     """The arrays themselves, or their views of each range."""
     if ranges is None:
         yield wholes

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, range_views
 from psjob.rules.sgd import Plain
 
 
@@ -28,13 +28,13 @@ class MultiMomentum(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the momentum of `worker`."""
         own = state.slot(of_worker("v", one_worker(self, worker)))
         state.steps += 1
-        for weights, part, v in pieces(ranges, state.weights, grad, own):
+        for weights, part, v in range_views(ranges, state.weights, grad, own):
             step = decayed(part, weights, hyperparameters)
             v *= float(hyperparameters["momentum"])
             v += step
@@ -63,14 +63,14 @@ class DanaZero(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the momentum of `worker`."""
         own = state.slot(of_worker("v", one_worker(self, worker)))
         momentum = float(hyperparameters["momentum"])
         state.steps += 1
-        for weights, part, v, total in pieces(ranges, state.weights, grad, own, state.slot("sum")):
+        for weights, part, v, total in range_views(ranges, state.weights, grad, own, state.slot("sum")):
             step = decayed(part, weights, hyperparameters)
             arrays.add_scaled(total, v, momentum - 1)
             total += step
@@ -106,17 +106,17 @@ class DanaSlim(Plain):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One plain step: momentum and decay are in what the worker pushed."""
-        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, lag, worker)
+        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, staleness, worker)
 
     def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
         """u: where the worker's momentum will be after one more gradient like this one."""
         momentum = float(hyperparameters["momentum"])
         out = arrays.full_like(grad, 0.0)
-        for weights, part, v, u in pieces(ranges, state.weights, grad, state.slot("v"), out):
+        for weights, part, v, u in range_views(ranges, state.weights, grad, state.slot("v"), out):
             step = decayed(part, weights, hyperparameters)
             v *= momentum
             v += step

@@ -35,7 +35,7 @@ def checked_options(rule: Rule, known: Sequence[str], given: Mapping[str, float]
     """
     for name in sorted(set(given) - set(known)):
         taken = "; that is the script's optimizer's" if name in rule.hyperparameters else ""
-        raise ValueError(f"{field} has {name}, which {by} {rule.name} does not take{taken}; it takes {listed(known) or 'none'}")
+        raise ValueError(f"{field} has {name}, which {by} {rule.name} does not take{taken}; it takes {listed_names(known) or 'none'}")
     flags = {name for name in given if isinstance(rule.hyperparameters[name], bool)}
     for name in sorted(flags):
         if given[name] not in (0, 1):
@@ -47,7 +47,7 @@ def checked_options(rule: Rule, known: Sequence[str], given: Mapping[str, float]
     return {name: checked[name] for name in given}
 
 
-def listed(names: Sequence[str]) -> str:
+def listed_names(names: Sequence[str]) -> str:
     """As in a sentence: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
@@ -64,7 +64,7 @@ def of_manifest(wanted: str, workers: int, options: Mapping[str, float]) -> Hype
     return {**checked, "workers": float(workers)} if wanted == "adam-async" else checked
 
 
-def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:
     """(name of the rule, hyperparameters a parameter group), or (None, []) where no rule does exactly what this optimizer does.
 
     Only torch's own SGD, Adam, AdamW, NAdam and Adagrad have one, not their subclasses. `foreach`, `fused`, `capturable` and

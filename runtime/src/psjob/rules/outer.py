@@ -35,7 +35,7 @@ class DelayedNesterov(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One push. Each tensor counts to N by its own updates."""

@@ -102,7 +102,7 @@ class Own:
         arrays.put(out, made)
 
 
-def named(name: str) -> Reduction:
+def reduction_named(name: str) -> Reduction:
     """The reduction of that name, or the user's own as `module:function`, which is imported and tried. Raises ReductionProblem."""
     if name in REDUCTIONS:
         return REDUCTIONS[name]
@@ -153,9 +153,9 @@ def _in_order(join: arrays.Joining, pushes: Sequence[Array], out: Array) -> None
     if len(pushes) == 1:
         arrays.put(out, pushes[0])
         return
-    arrays.join(join, pushes[0], pushes[1], out)
+    arrays.combine(join, pushes[0], pushes[1], out)
     for push in pushes[2:]:
-        arrays.join(join, out, push, out)
+        arrays.combine(join, out, push, out)
 
 
 def _middle(pushes: Sequence[Array], cut: int, out: Array) -> None:
@@ -182,7 +182,7 @@ class Reduce(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """Count; the weights change only when a worker stores them."""
@@ -202,7 +202,9 @@ class Semiring:
 
     def combine(self, row: Sequence[float], rows: Sequence[Array], out: Array) -> None:
         """out = row[0] times rows[0] plus row[1] times rows[1] …: a product of a vector and a matrix by the matrix's rows."""
-        terms = [arrays.join(self.times, arrays.full_like(x, value), x, arrays.full_like(x, 0)) for value, x in zip(row, rows, strict=True)]
+        terms = [
+            arrays.combine(self.times, arrays.full_like(x, value), x, arrays.full_like(x, 0)) for value, x in zip(row, rows, strict=True)
+        ]
         self.plus(terms, out)
 
 

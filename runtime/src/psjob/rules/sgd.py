@@ -8,7 +8,7 @@ import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, range_views
 
 
 class SGD(BaseRule):
@@ -32,7 +32,7 @@ class SGD(BaseRule):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step. Counts are of updates *with momentum*: at the first of them the buffer becomes the gradient, undampened."""
@@ -40,7 +40,7 @@ class SGD(BaseRule):
             hyperparameters = {**self.fixed, **hyperparameters}
         if not hyperparameters["momentum"]:
             state.steps += 1
-            for weights, part in pieces(ranges, state.weights, grad):
+            for weights, part in range_views(ranges, state.weights, grad):
                 _step(weights, part, [], hyperparameters, False)
             return
         buffer = state.slot("momentum_buffer")

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Final
 
 RULES: Final[Mapping[str, Mapping[str, bool]]] = {"sgd": {}, "plain": {}, "heavy-ball": {}, "nag": {"nesterov": True}}
-"""Rules that `bound` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for every element.
-Others scale elements, or keep a momentum for each worker."""
+"""Rules that `largest_stable_rate` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for
+every element. Others scale elements, or keep a momentum for each worker."""
 KEPT = 512
-"""Pushes whose staleness (lag) is looked back on."""
+"""Pushes whose staleness is looked back on."""
 MEMORY = 0.99
 """What is left of an older pair of gradients at the next one."""
 LEAST_PAIRS = 16
@@ -24,7 +24,7 @@ ASKED_EVERY = 8
 
 
 class Guard:
-    """Judges the learning rate of a job by the lag and the curvature that its own pushes show.
+    """Judges the learning rate of a job by the staleness and the curvature that its own pushes show.
 
     The curvature is an exponential mean of ⟨Δg, Δw⟩ / ⟨Δw, Δw⟩ over pairs of gradients, less `SURE` standard errors. These are Rayleigh
     quotients of the Hessian along the path of training, so never above its largest eigenvalue but for noise. Both gradients of a pair were
@@ -35,18 +35,18 @@ class Guard:
         self._fixed = RULES[rule]
         self.warning: str | None = None
         """The last one given."""
-        self._lags: deque[int] = deque(maxlen=KEPT)
+        self._staleness: deque[int] = deque(maxlen=KEPT)
         self._mean = self._scatter = self._said = 0.0
         self._weight = self._squares = 0.0
         """Sums of what is left of each pair, and of its square."""
         self._pairs = 0
 
-    def see(self, lag: int, agreed: float, moved: float, hyperparameters: Mapping[str, float | bool]) -> str | None:
+    def see(self, staleness: int, agreed: float, moved: float, hyperparameters: Mapping[str, float | bool]) -> str | None:
         """Take note of a push: ⟨Δg, Δw⟩ and ⟨Δw, Δw⟩ to an earlier one (both 0 where there is none), and its rule's hyperparameters.
 
         Returns a sentence when lr × curvature is above the bound for the first time, and whenever it has doubled since.
         """
-        self._lags.append(lag)
+        self._staleness.append(staleness)
         if not (moved > 0 and math.isfinite(agreed + moved)):
             return None
         self._take(agreed / moved)
@@ -55,7 +55,7 @@ class Guard:
         late, curvature, lr = self._lag95(), self._curvature(), float(hyperparameters["lr"])
         if not 0 < curvature < math.inf:  # nor where it is no number any more
             return None
-        largest = bound(late, {**hyperparameters, **self._fixed}) / curvature
+        largest = largest_stable_rate(late, {**hyperparameters, **self._fixed}) / curvature
         if lr <= max(1.0, 2 * self._said) * largest:
             return None
         self._said = lr / largest
@@ -76,22 +76,23 @@ class Guard:
         return self._mean - SURE * math.sqrt(self._scatter * self._squares / self._weight**3)
 
     def _lag95(self) -> int:
-        return sorted(self._lags)[math.ceil(0.95 * len(self._lags)) - 1]
+        return sorted(self._staleness)[math.ceil(0.95 * len(self._staleness)) - 1]
 
 
-def bound(lag: int, hyperparameters: Mapping[str, float | bool]) -> float:
-    """Largest lr × curvature at which w -= lr · (its momentum of gradients `lag` updates old) does not grow on a quadratic.
+def largest_stable_rate(staleness: int, hyperparameters: Mapping[str, float | bool]) -> float:
+    """Largest lr × curvature at which w -= lr · (its momentum of gradients `staleness` updates old) does not grow on a quadratic.
 
-    Without momentum 2 sin(π / (2 (2 lag + 1))). With it, the point where a root of (z - 1) (1 - μ/z) z^lag = -lr a leaves the unit
-    circle; with Nesterov's, the right side is times 1 + μ - μ/z. `hyperparameters` are those of torch.optim.SGD; what is not there is 0.
+    Without momentum 2 sin(π / (2 (2 s + 1))), where s is `staleness`. With it, the point where a root of (z - 1) (1 - μ/z) z^s = -lr a
+    leaves the unit circle; with Nesterov's, the right side is times 1 + μ - μ/z. `hyperparameters` are those of torch.optim.SGD; what is
+    not there is 0.
     """
     momentum = float(hyperparameters.get("momentum", 0.0))
     left = 1 - float(hyperparameters.get("dampening", 0.0)) if momentum else 1.0
-    return _undampened(lag, momentum, momentum if hyperparameters.get("nesterov") else 0.0) / left if left > 0 else math.inf
+    return _undampened(staleness, momentum, momentum if hyperparameters.get("nesterov") else 0.0) / left if left > 0 else math.inf
 
 
 @lru_cache(4096)
-def _undampened(lag: int, momentum: float, ahead: float) -> float:
+def _undampened(staleness: int, momentum: float, ahead: float) -> float:
     def momenta(angle: float) -> tuple[complex, complex]:
         delay = cmath.exp(-1j * angle)
         return 1 - momentum * delay, 1 + ahead - ahead * delay
@@ -100,7 +101,7 @@ def _undampened(lag: int, momentum: float, ahead: float) -> float:
     for _ in range(50):
         angle = (low + high) / 2
         below, above = momenta(angle)
-        turned = angle * (lag + 0.5) + cmath.phase(below) - cmath.phase(above)
+        turned = angle * (staleness + 0.5) + cmath.phase(below) - cmath.phase(above)
         low, high = (angle, high) if turned < math.pi / 2 else (low, angle)
     below, above = momenta(high)
     return 2 * math.sin(high / 2) * abs(below) / abs(above)

@@ -4,7 +4,7 @@ Their base keeps, for each worker, the weights that it was sent: those that its 
 
 - `DelayCompensated`: a gradient corrected, to first order, for how far the weights have moved (Zheng et al. 2017, arXiv 1609.08326).
 - `GapAware`: a gradient counts the less, the further the weights have moved since (Barkai et al. 2020, arXiv 1909.10802).
-- `LrOverLag`: the learning rate is divided by the staleness (lag) of a push (Zhang et al. 2016, arXiv 1511.05950).
+- `LrOverLag`: the learning rate is divided by the staleness of a push (Zhang et al. 2016, arXiv 1511.05950).
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, Rule, decayed, known_lag, of_worker, one_worker, pieces
+from psjob.rules.base import (
+    BaseRule,
+    BlockState,
+    Hyperparameters,
+    Range,
+    Rule,
+    decayed,
+    known_staleness,
+    of_worker,
+    one_worker,
+    range_views,
+)
 from psjob.rules.sgd import HeavyBall
 
 
 class Noted(BaseRule):
     """Around another rule: changes the gradient by what the weights have moved since its worker was sent them, then lets `inner` update.
 
-    A push must answer a reply: its base must be known (`needs_lag`), and its worker noted. Costs one copy of the block a worker.
+    A push must answer a reply: its base must be known (`needs_staleness`), and its worker noted. Costs one copy of the block a worker.
     """
 
-    needs_lag = True
+    needs_staleness = True
 
     def __init__(
         self, name: str, inner: Rule, hyperparameters: Mapping[str, float | bool], slots: tuple[str, ...], per_worker: tuple[str, ...]
@@ -70,18 +81,18 @@ class DelayCompensated(Noted):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the corrected gradient."""
-        known_lag(self, lag)
+        known_staleness(self, staleness)
         rank = one_worker(self, worker)
         sent, corrected = self.sent(state, rank), arrays.copy(grad)
         lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
         mean_square = state.slot(of_worker("mean_square", rank)) if hyperparameters["adaptive"] else sent
-        for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, corrected):
+        for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, corrected):
             compensate(part, weights - at, lam, (mean, decay) if hyperparameters["adaptive"] else None)
-        self.inner.apply(state, corrected, hyperparameters, ranges, lag, worker)
+        self.inner.apply(state, corrected, hyperparameters, ranges, staleness, worker)
 
 
 def compensate(grad: Array, drift: Array, lam: float, adaptive: tuple[Array, float] | None) -> None:
@@ -119,11 +130,11 @@ class GapAware(Noted):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the inner rule by the divided gradient."""
-        known_lag(self, lag)
+        known_staleness(self, staleness)
         rank = one_worker(self, worker)
         sent, mean_square = self.sent(state, rank), state.slot("mean_square")
         average = float(hyperparameters["average"])
@@ -131,13 +142,13 @@ class GapAware(Noted):
         divided = decayed(grad, state.weights, hyperparameters)
         if lr and state.steps:
             divided = arrays.copy(grad) if divided is grad else divided
-            for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, divided):
+            for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, divided):
                 divide_by_gap(part, weights - at, mean, average, state.steps, lr)
-        self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, lag, worker)
+        self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, staleness, worker)
         name = self.momentum if self.momentum in self.inner.slots else of_worker(self.momentum, rank)
         step = state.slots[name] if hyperparameters["momentum"] else divided
-        for v, mean in pieces(ranges, step, mean_square):
-            follow(mean, v, average)
+        for v, mean in range_views(ranges, step, mean_square):
+            follow_mean_square(mean, v, average)
 
 
 def divide_by_gap(grad: Array, drift: Array, mean_square: Array, average: float, steps: int, lr: float) -> None:
@@ -160,17 +171,17 @@ def divide_by_gap(grad: Array, drift: Array, mean_square: Array, average: float,
     grad /= gap
 
 
-def follow(mean_square: Array, step: Array, average: float) -> None:
+def follow_mean_square(mean_square: Array, step: Array, average: float) -> None:
     """Let the running mean of squares have one step more, in place."""
     mean_square *= average
     arrays.add_product(mean_square, step, step, 1 - average)
 
 
 class LrOverLag(HeavyBall):
-    """SGD with lr / max(1, lag); without momentum unless one is given."""
+    """SGD with lr / max(1, staleness); without momentum unless one is given."""
 
     name = "lr-over-lag"
-    needs_lag = True
+    needs_staleness = True
     hyperparameters: Mapping[str, float | bool] = {**HeavyBall.hyperparameters, "momentum": 0.0}
 
     def apply(
@@ -179,14 +190,14 @@ class LrOverLag(HeavyBall):
         grad: Array,
         hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
-        lag: int | None = None,
+        staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
-        lr = float(hyperparameters["lr"]) * share(known_lag(self, lag))
-        super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, lag, worker)
+        lr = float(hyperparameters["lr"]) * stale_share(known_staleness(self, staleness))
+        super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, staleness, worker)
 
 
-def share(lag: int) -> float:
-    """What a push of this lag counts; also the weight of one gradient in a mean of several."""
-    return 1 / max(1, lag)
+def stale_share(staleness: int) -> float:
+    """What a push of this staleness counts; also the weight of one gradient in a mean of several."""
+    return 1 / max(1, staleness)

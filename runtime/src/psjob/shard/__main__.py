@@ -61,7 +61,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
         raise
     peer = here.config.shards[here.index]
     try:
-        listener = tcp.listen(here.bind, peer.port, PORT_SECONDS)
+        listener = tcp.listening_socket(here.bind, peer.port, PORT_SECONDS)
     except OSError as error:
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY
@@ -96,11 +96,11 @@ def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
     serve_status(server, here.bind, peer.status_port)
     acceptor.open(server.meet, server.refuse, server.hello_room)
     supervise.guard(lambda sentence: _break_off(server, sentence))
-    supervise.start(_pass_on, "sigterm", stop, server)
+    supervise.start_thread(_pass_on, "sigterm", stop, server)
     try:
         code = server.run_until_gone()
     except Exception as error:
-        supervise.broken("control", error)
+        supervise.thread_broken("control", error)
         raise
     last_words(server)
     exit_now(code)

@@ -28,13 +28,13 @@ from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
 
 
 def hello_body(
-    index: int, attempt: int, term: int, serving: bool, recovery: int, mode: str = "", carried: int | None = 0, early: bool = False
+    index: int, attempt: int, term: int, serving: bool, restore_id: int, mode: str = "", carried: int | None = 0, early: bool = False
 ) -> dict[str, Any]:  # fmt: skip
     """A shard's hello. `mode` is the one that it serves. `early`: it only announces its term while it still starts.
 
     `carried` is the last order that it carried out, where the coordinator decides; None: one broke off.
     """
-    return {"role": "shard", "index": index, "attempt": attempt, "term": term, "serving": serving, "recovery": recovery,
+    return {"role": "shard", "index": index, "attempt": attempt, "term": term, "serving": serving, "restore_id": restore_id,
             "mode": mode, "carried": carried, "early": early}  # fmt: skip
 
 

@@ -101,7 +101,7 @@ HELLO: Final = (
         "fresh": "the process has no place yet. In sync a worker that has no record of the open step can so send all back to the "
         "last checkpoint",
         "term": "a higher one lets this worker wait; in sync a lower one lets it begin again",
-        "recovery": "as `term`",
+        "restore_id": "as `term`",
         "attempt": "whether the shard counts what it lost of this worker",
         "init": "rank 0 waits for the word to give first values",
         "waits": "whether this stream waits 5 s for the others",

@@ -44,7 +44,7 @@ class ParameterBlock(ServedState):
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.stored = 0
         self.lost: set[int] = set()
-        """Ranks whose newest push had no effect: the rule needs its lag, and that is not known."""
+        """Ranks whose newest push had no effect: the rule needs its staleness, and that is not known."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
         self.non_finite = NonFinitePushes()
@@ -139,7 +139,7 @@ class ParameterBlock(ServedState):
         """Make the update that the coordinator has decided on; what it drops has no effect. Nobody is answered yet."""
         batch, dropped = self.decided_on(decision)
         if batch:
-            self._apply(batch, decision.lag, decision.weights)
+            self._apply(batch, decision.staleness, decision.weights)
             self._moved_on()
         free([*batch, *dropped])
 
@@ -179,10 +179,10 @@ class ParameterBlock(ServedState):
             self._pin.drop(void=True)
             self._pin = None
 
-    def _apply(self, batch: list[PendingPush], lag: int | None, weights: Sequence[float] | None = None) -> None:
+    def _apply(self, batch: list[PendingPush], staleness: int | None, weights: Sequence[float] | None = None) -> None:
         reduced = self._clamped(batch, self._reduced(batch, weights, writable=_clamp(batch) is not None))
         if reduced is not None:
-            self._update(batch, reduced, lag)
+            self._update(batch, reduced, staleness)
 
     def _clip_limit(self, batch: Sequence[PendingPush]) -> float | None:
         """The manifest's limit, or a smaller one of the script."""
@@ -249,7 +249,7 @@ class ParameterBlock(ServedState):
         flat = grad.flat if grad.own else grad.flat.clone()  # its worker could write there between the look and the sum
         return self.push_norms.bounded(push.worker, push.clock, self.name, flat)
 
-    def _update(self, batch: list[PendingPush], reduced: torch.Tensor, lag: int | None) -> None:
+    def _update(self, batch: list[PendingPush], reduced: torch.Tensor, staleness: int | None) -> None:
         assert self.state is not None
         none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
         none &= {piece.tensor for piece in self.block.pieces} if none else none
@@ -264,14 +264,14 @@ class ParameterBlock(ServedState):
             if not ranges:
                 return
         push = batch[0].push
-        if lag is None and self.rule.needs_lag:
+        if staleness is None and self.rule.needs_staleness:
             self.lost.add(push.worker)
             return
         self._changing()
         if self.kept is not None:
             self.kept.begin(self.state)
         worker = push.worker if len(batch) == 1 else None
-        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, lag=lag, worker=worker)
+        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, staleness=staleness, worker=worker)
 
     def _sum(self) -> torch.Tensor:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""

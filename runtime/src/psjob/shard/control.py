@@ -22,7 +22,7 @@ from psjob import modes
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.process.supervise import Pulse
+from psjob.process.supervise import ThreadPulse
 from psjob.protocol.messages import ShardMessage, decode_order, encode_message
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
@@ -76,7 +76,7 @@ class Control:
     def __init__(self, place: Place, folder: Path, store: Store, job: JobState, workers: WorkerCalls, exits: ExitCalls) -> None:
         self._store, self._workers, self._exits = store, workers, exits
         self.disk = DiskThread()
-        self.pulse = Pulse("control")
+        self.pulse = ThreadPulse("control")
         self.snapshots = Snapshots(store, folder, self.disk, self.post)
         self.restoring = Restoring(store, self.disk, self.snapshots, self.post)
         self.link = CoordinatorLink(place, store, self.post) if place.index else None
@@ -223,7 +223,7 @@ class Control:
             self.restoring.forget()
             store.phase = act.phase
         store.stand_down()
-        store.term, store.generation = act.term, act.generation
+        store.term, store.restored_by = act.term, act.restored_by
 
     def _adopt(self, act: a.AdoptMode) -> None:
         self.restoring.forget()
@@ -238,7 +238,7 @@ class Control:
             self.post(e.AllInitialised())
 
     def _serve(self, act: a.Serve) -> None:
-        self._store.open(act.term, act.recovery)
+        self._store.open(act.term, act.restore_id)
         self.tell_counts(time.monotonic(), at_once=True)
         self._workers.changed()
 
@@ -293,8 +293,8 @@ class CoordinatorLink:
 
     def start(self) -> None:
         """Be ready to dial."""
-        supervise.start(self._read_loop, "to-coordinator")
-        supervise.start(self._send_loop, "coordinator-sender")
+        supervise.start_thread(self._read_loop, "to-coordinator")
+        supervise.start_thread(self._send_loop, "coordinator-sender")
 
     def dial(self, after: float) -> None:
         """Open a stream in so many seconds."""
@@ -304,7 +304,7 @@ class CoordinatorLink:
         """The first frame of a stream."""
         store, stream = self._store, self._stream
         if stream is not None and action.stream == self._number:
-            body = hello_body(store.index, store.attempt, action.term, action.serving, action.recovery, action.mode, action.carried)
+            body = hello_body(store.index, store.attempt, action.term, action.serving, action.restore_id, action.mode, action.carried)
             self._out.put((stream, Kind.HELLO, body))
 
     def say(self, body: Mapping[str, Any]) -> None:

@@ -58,9 +58,9 @@ class CoordinatedUpdates:
         least = self._bases.get(key, base)
         self._bases[key] = None if base is None or least is None else min(base, least)
 
-    def whole(self, key: Key, recovery: int) -> None:
+    def whole(self, key: Key, restore_id: int) -> None:
         """All of a push is here: tell it."""
-        message = PushArrived(self._shard, recovery, *key, self._bases.pop(key, None), self._carried)
+        message = PushArrived(self._shard, restore_id, *key, self._bases.pop(key, None), self._carried)
         with self._lock:
             self._told[key] = message
         self.arrived(message)
@@ -174,7 +174,7 @@ class ClipNorms:
     def accept(self, order: Clip) -> bool:
         """Is an order to be carried out? False: it comes again, or is of before a restore, and changes nothing."""
         with self._lock:
-            if self._told is None or (order.recovery, order.version) != (self._told.recovery, self._told.version):
+            if self._told is None or (order.restore_id, order.version) != (self._told.restore_id, self._told.version):
                 return False
             self._told = None
         return True

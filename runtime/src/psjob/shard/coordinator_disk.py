@@ -118,7 +118,7 @@ class DiskWork:
         return events.TermClaimed(term)
 
     def _wish(self) -> events.Event:
-        found = config.wished(self.place)
+        found = config.desired_config(self.place)
         if found is None:
             return events.ModeWished(None)
         try:

@@ -94,7 +94,7 @@ class CoordinatorDriver:
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
         snapshot, clip = store.kept.highest_snapshot, store.kept.clip
-        self.feed(events.TookUp(said["term"], said["recovery"], said["mode"], store.layout, workers, snapshot, clip))
+        self.feed(events.TookUp(said["term"], said["restore_id"], said["mode"], store.layout, workers, snapshot, clip))
 
     def close(self) -> None:
         """End its threads."""
@@ -103,8 +103,8 @@ class CoordinatorDriver:
 
     def start(self) -> None:
         """Begin, in threads of its own."""
-        supervise.start(self._run, "coordinator")
-        supervise.start(self._work, "coordinator-disk")
+        supervise.start_thread(self._run, "coordinator")
+        supervise.start_thread(self._work, "coordinator-disk")
 
     def _run(self) -> None:
         self.feed(events.Started())
@@ -366,7 +366,7 @@ class CoordinatorDriver:
 
     def _read_hello(self, number: int, session: Session) -> Stream:
         hello = session.hello
-        for key in ("recovery", "acked", "attempt"):
+        for key in ("restore_id", "acked", "attempt"):
             if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= messages.MOST):
                 raise WireError(f"worker {session.rank}: {key} of its hello is {str(hello[key])[:40]!r}, expected a whole number from 0")
         table, tables, problem = self._read_model(session.rank, hello)
@@ -382,7 +382,7 @@ class CoordinatorDriver:
             aliases = {}
         mode = str(hello.get("mode", written(self.machine.state.mode)))
         return Stream(
-            number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
+            number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("restore_id", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted(aliases.items())),
             str(hello.get("layout", ""))[:80], problem, self._listens(session), int(hello.get("acked", 0)),
         )  # fmt: skip
@@ -484,7 +484,7 @@ class PeerStream:
         if self.stream.gone():
             return  # the shard has dialled again meanwhile; an old hello must not displace the new one
         link = coordinator.shard(self.index, hello, order)
-        supervise.start(self._send_loop, f"to-shard-{self.index}")
+        supervise.start_thread(self._send_loop, f"to-shard-{self.index}")
         try:
             while True:
                 header = self.stream.recv_header(None)

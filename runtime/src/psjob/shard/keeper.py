@@ -264,7 +264,7 @@ class Keeper:
         if self._can_fork is not None:
             return
         try:
-            if "torch" not in sys.modules and (room := system.free(*filter(None, [self._server]))) is not None and room < ROOM:
+            if "torch" not in sys.modules and (room := system.free_memory(*filter(None, [self._server]))) is not None and room < ROOM:
                 return  # looked at again when it is needed
             self.load()
             self._can_fork = forkserver.can_fork()

@@ -74,7 +74,7 @@ class WorkerState:
         self.incarnation = (header.start, header.rewinds)
         self.encoded = StreamCodecs(context.place, header.worker, hello, not stream.is_remote)
         self.done = threading.Event()
-        self.generation = -1
+        self.restored_by = -1
         self.base = Header(
             Kind.PARAM, run=context.run, attempt=self.store.attempt, worker=self.rank, start=header.start, rewinds=header.rewinds
         )

@@ -3,10 +3,10 @@
 The status shows each of them, and the coordinator adds some of them up for the job. Workers look for NaN and inf before they push, if
 `training.nonFinite` is skip or refuse. A shard looks again, since a worker may be compromised.
 
-The *lag* of a push is the updates between the weights that its gradient was computed on and those that it is applied to. The *gap* is the
-root mean square of what the weights have moved meanwhile (Barkai et al. 2020). Both are estimates on a few blocks, so that a push costs
-the same whatever the size of the model. The lag is the largest of theirs, the gap that of a fixed sample of their elements. The lag is of
-every push, the gap of the pushes that are `compared`. In a steady mode (sync) both are 0 by definition, and nothing is measured.
+The *staleness* of a push is the updates between the weights that its gradient was computed on and those that it is applied to. The *gap*
+is the root mean square of what the weights have moved meanwhile (Barkai et al. 2020). Both are estimates on a few blocks, so that a push
+costs the same whatever the size of the model. The staleness is the largest of theirs, and is measured of every push. The gap is of
+a fixed sample of elements, and of the pushes that are `compared`. In a steady mode (sync) both are 0, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ FIRST = 256
 """Versions of a block at its beginning of which every push is compared."""
 TOGETHER = 8
 """Versions in a row that are compared or not: the guard's pairs are of pushes that overlap."""
-LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+STALENESS_EDGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 GAPS = tuple(step * 10.0**power for power in range(-7, 2) for step in (1, 3))
 
 
@@ -310,12 +310,12 @@ def compared(version: int) -> bool:
 
 
 class StalenessMetrics:
-    """Lag and gap of the pushes that counted here. A push is seen when the last of `blocks`, those looked at, has taken its part of it."""
+    """Staleness and gap of pushes that counted here. One is seen when the last of `blocks`, those looked at, has taken its part."""
 
     def __init__(self, blocks: int, guard: Guard | None) -> None:
         self.guard = guard
         self._blocks = blocks
-        self._lag, self._gap = Histogram(LAGS), Histogram(GAPS)
+        self._staleness, self._gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
         self._began = time.monotonic()
         self._open: dict[tuple[int, int], _Seen] = {}
         """By rank and clock."""
@@ -324,7 +324,7 @@ class StalenessMetrics:
     def told(self) -> dict[str, Any]:
         """The histograms, as contract.STATUS_KEYS has them."""
         with self._lock:
-            return {"lag": self._lag.told(), "gap": self._gap.told()}
+            return {"lag": self._staleness.told(), "gap": self._gap.told()}
 
     def word(self, attempt: int) -> dict[str, Any]:
         """What goes to the coordinator."""
@@ -333,15 +333,15 @@ class StalenessMetrics:
     def add(self, rank: int, clock: int, part: _Seen, hyperparameters: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""
         with self._lock:
-            whole = self._open.setdefault((rank, clock), _Seen(part.lag))
+            whole = self._open.setdefault((rank, clock), _Seen(part.staleness))
             whole.take(part)
             if whole.blocks < self._blocks:
                 return
             del self._open[rank, clock]
-            self._lag.see(whole.lag)
+            self._staleness.see(whole.staleness)
             if whole.elements:
                 self._gap.see(math.sqrt(whole.squares / whole.elements))
-            warning = self.guard.see(whole.lag, whole.agreed, whole.moved, hyperparameters) if self.guard is not None else None
+            warning = self.guard.see(whole.staleness, whole.agreed, whole.moved, hyperparameters) if self.guard is not None else None
         if warning:
             log.warning("%s", warning)
 
@@ -350,7 +350,7 @@ class StalenessMetrics:
 class _Seen:
     """What blocks have shown of a push: sums over their samples."""
 
-    lag: int
+    staleness: int
     blocks: int = 0
     squares: float = 0.0
     elements: int = 0
@@ -358,7 +358,7 @@ class _Seen:
     moved: float = 0.0
 
     def take(self, part: _Seen) -> None:
-        self.lag = max(self.lag, part.lag)
+        self.staleness = max(self.staleness, part.staleness)
         self.blocks += 1
         self.squares += part.squares
         self.elements += part.elements
@@ -440,7 +440,7 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(x.view(-1).dot(y.view(-1)))
 
 
-EDGES = {"lag": LAGS, "gap": GAPS}
+EDGES = {"lag": STALENESS_EDGES, "gap": GAPS}
 
 
 class StalenessHistogram:

@@ -160,7 +160,7 @@ class RowFrames:
             check_info(store, header, cell.name)
         if not header.flags & (Flag.ABSENT | Flag.SKIP):
             grad = yield from self._received(header, cell, rows)
-        self._judge(header, store.push(header, cell, grad, worker.lanes[0], worker.generation), cell.name, grad)
+        self._judge(header, store.push(header, cell, grad, worker.lanes[0], worker.restored_by), cell.name, grad)
 
     def _received(self, header: Header, cell: ServedTable, rows: int) -> Wants[RowGradient | None]:
         """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""

@@ -68,7 +68,7 @@ class Server:
         broker = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
-            reduction.named(config.reduction), config.stages,
+            reduction.reduction_named(config.reduction), config.stages,
         )  # fmt: skip
         self.store.outliving = Outliving(keeping)
         self.store.silence = config.shard_timeout / 2  # before who asks the status port gives up
@@ -120,7 +120,7 @@ class Server:
         self._took_up = True
         if self.coordinator is not None:
             self.coordinator.take_up(said)
-        self.control.post(e.TookUp(said["term"], said["recovery"], said["generation"], said["mode"], left))
+        self.control.post(e.TookUp(said["term"], said["restore_id"], said["restored_by"], said["mode"], left))
         log.warning(
             "%s ended the process of shard %d; another continues from its memory, at step %d",
             held.died,

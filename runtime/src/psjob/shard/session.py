@@ -193,7 +193,7 @@ class Session(WorkerState):
     @property
     def stale(self) -> bool:
         """Has a restore come since this process was placed? It begins again; what it says of its steps is of weights that are undone."""
-        return self.generation not in (-1, self.store.generation)
+        return self.restored_by not in (-1, self.store.restored_by)
 
     def rewind(self) -> None:
         """Let the worker begin again in the mode of this job, and close."""
@@ -259,7 +259,7 @@ class Session(WorkerState):
         """
         acked, attempt = int(self.hello.get("acked", 0)), int(self.hello.get("attempt", 0))
         with self.store.lock:
-            self.generation = self.store.generation
+            self.restored_by = self.store.restored_by
             if not self.store.admission.meet(self.rank, self.incarnation):
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
             self.store.note_rank(self.rank)
@@ -355,13 +355,13 @@ class Session(WorkerState):
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype), device="cpu")
             yield from lane.stream.payload(header, [memory.view(weights)])
-            store.keep(cell, weights, header.version[1], self.generation)
+            store.keep(cell, weights, header.version[1], self.restored_by)
             return
         grad = lane.held.take(header) if header.flags & Flag.HELD and store.wanted(header, cell) else None
         if header.length:
             grad = yield from self._receive(lane, header, cell, codec)
         lane.held.drop(header.block, header.clock)
-        self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name, grad)
+        self.judge(header, store.push(header, cell, grad, lane, self.restored_by), cell.name, grad)
 
     def judge(self, header: Header, verdict: Verdict, name: str, grad: Received | None) -> None:
         """Give back what a push brought and nobody took; end the stream where it could not be taken."""
@@ -452,7 +452,7 @@ def admit_worker(session: Session, old: Session | None) -> Wants[None]:
         session.hang_up()
         return
     together = store.mode.rewinds_together and store.phase is Phase.SERVING
-    if (together and int(session.hello.get("recovery", 0)) != store.recovery) or session.mode != written(store.mode):
+    if (together and int(session.hello.get("restore_id", 0)) != store.restore_id) or session.mode != written(store.mode):
         session.rewind()
         return
     session.join()

@@ -30,7 +30,7 @@ from psjob.checkpoint.files import DeferredTensor
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
-from psjob.process.supervise import Pulse
+from psjob.process.supervise import ThreadPulse
 from psjob.protocol.messages import SnapshotWritten, furthest_of
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
@@ -147,7 +147,7 @@ class Snapshots:
             spare.warm(changed)
             self._post(e.Prepared(number))
 
-        supervise.start(warm, "spare")
+        supervise.start_thread(warm, "spare")
 
     def hold(self, order: Hold) -> None:
         """Hold every block and table when it comes to the step, or now.
@@ -212,7 +212,7 @@ class Snapshots:
             with cell.lock:
                 cell.order_snapshot(-1, hold)
         self.images.read({index: (files[index], pin) for index, pin in pins.items()})
-        supervise.start(_copy_ahead, "copy", list(pins.values()))
+        supervise.start_thread(_copy_ahead, "copy", list(pins.values()))
 
     def forget(self) -> None:
         """Give back the memory of the copies; nobody holds a snapshot, and nobody needs what is in them."""
@@ -323,7 +323,7 @@ class Snapshots:
         job.transfer.total = sum(pin.bytes for pin in written) + self._rows.bytes()
         job.transfer.check()
         self._disk.transfer = job.transfer
-        supervise.start(_copy_ahead, "copy", written)
+        supervise.start_thread(_copy_ahead, "copy", written)
         chain = self._rows.write(job.snapshot, stem, moved)
         fact = None
         if written or not stay:
@@ -445,7 +445,7 @@ class DiskThread:
     """Its thread begins with the first job."""
 
     def __init__(self) -> None:
-        self.pulse = Pulse("disk")
+        self.pulse = ThreadPulse("disk")
         self.transfer: Transfer | None = None
         """What is under way."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -460,7 +460,7 @@ class DiskThread:
             begin, self._begun = not self._begun, True
         self._jobs.put(job)
         if begin:
-            supervise.start(self._run, "disk")
+            supervise.start_thread(self._run, "disk")
 
     def close(self) -> None:
         """End the thread once all is done that was put before."""

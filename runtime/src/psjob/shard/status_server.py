@@ -208,10 +208,10 @@ def serve_status(server: Server, bind: str | None, port: int) -> ThreadingHTTPSe
         def handle_error(self, request: Any, client_address: Any) -> None:
             error = sys.exc_info()[1]
             if error is not None and not isinstance(error, OSError):  # who asked may hang up
-                supervise.broken("status", error)
+                supervise.thread_broken("status", error)
 
     http = Quiet((bind or "", port), Handler)
-    supervise.start(http.serve_forever, "status", 0.5)
+    supervise.start_thread(http.serve_forever, "status", 0.5)
     return http
 
 

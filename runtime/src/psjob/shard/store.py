@@ -36,7 +36,7 @@ from psjob.wire.frame import Flag, Header, WireError
 
 
 class Store(ShardProgress):
-    """Blocks, versions and admission of shard `index`. `term` and `recovery` name the set of processes it serves."""
+    """Blocks, versions and admission of shard `index`. `term` and `restore_id` name the set of processes it serves."""
 
     def __init__(
         self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
@@ -48,9 +48,9 @@ class Store(ShardProgress):
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, its first included."""
-        self.term = self.recovery = 0
-        self.generation = 0
-        """Counts restores: a stream welcomed before one may not push after it."""
+        self.term = self.restore_id = 0
+        self.restored_by = 0
+        """The restore that gave it its blocks: a stream welcomed before it may not push after it."""
         self.most: Mapping[int, int] = {}
         """After a restore of this shard alone: by rank, the clocks that it can have acknowledged before, as far as that is known."""
         self.counters = Counters()
@@ -101,7 +101,7 @@ class Store(ShardProgress):
         self.outliving = Outliving(None)
         self.kept: StateMemory | None = None
         """What outlives this process; None: nothing does."""
-        self._without_lag: set[int] = set()
+        self._unknown_staleness: set[int] = set()
         """Workers of whose open clock the rule could not apply a block."""
 
     # -- becoming ready ------------------------------------------------------------------------
@@ -173,11 +173,11 @@ class Store(ShardProgress):
         self._missing = set()
         self.phase = Phase.HELD
 
-    def open(self, term: int, recovery: int) -> None:
+    def open(self, term: int, restore_id: int) -> None:
         if self.decided is not None:
             self.decided.begin(self.clocks())
         self.norms.begin()
-        self.term, self.recovery, self.phase = term, recovery, Phase.SERVING
+        self.term, self.restore_id, self.phase = term, restore_id, Phase.SERVING
         self._stand_up()
         self.tell_step()
 
@@ -187,7 +187,7 @@ class Store(ShardProgress):
         """Go on with what a process before this one has left in memory; what it said of itself. Raises Untaken where that cannot be."""
         _, state = held.regions
         said = told(state)
-        self.mode, self.generation = modes.read(said["mode"]), int(said["generation"])
+        self.mode, self.restored_by = modes.read(said["mode"]), int(said["restored_by"])
         self.outliving.found = held
         self._lay_out(Layout.from_json(said["layout"]), str(said["rule"]), ())
         if self.kept is None or self.kept.region is not state:
@@ -247,7 +247,7 @@ class Store(ShardProgress):
         assert self.layout is not None
         return {
             "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "term": self.term,
-            "recovery": self.recovery, "generation": self.generation,
+            "restore_id": self.restore_id, "restored_by": self.restored_by,
         }  # fmt: skip
 
     def _keep(self) -> None:
@@ -315,7 +315,7 @@ class Store(ShardProgress):
         if factor is not None:
             cell.clip(cell.n, factor)
             return
-        self.norms.note(self.cells, self.recovery, cell.index, cell.n, squares, limit)
+        self.norms.note(self.cells, self.restore_id, cell.index, cell.n, squares, limit)
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
@@ -391,13 +391,13 @@ class Store(ShardProgress):
         self.counters.differing += 1
         self._differing.came(header.worker, header.clock, cell.name, self.pushed)
 
-    def push(self, header: Header, cell: ParameterBlock | ServedTable, grad: Received | None, replies: Replies, generation: int) -> Verdict:
+    def push(self, header: Header, cell: ParameterBlock | ServedTable, grad: Received | None, replies: Replies, restored: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
         rank = header.worker
         self.pushed = time.monotonic()
         with cell.lock:
             cell.waiters.check(rank, cell.name)
-            if generation != self.generation or self.phase is not Phase.SERVING:
+            if restored != self.restored_by or self.phase is not Phase.SERVING:
                 return Verdict.FENCED
             with self.lock:
                 before = self.admission.rows[rank].complete
@@ -425,7 +425,7 @@ class Store(ShardProgress):
                 waiter.update = cell.update is not None
                 cell.waiters.add(waiter)
                 if whole and self.decided is not None:
-                    self.decided.whole((rank, header.clock), self.recovery)
+                    self.decided.whole((rank, header.clock), self.restore_id)
                 self._advance(cell, (rank,))
             self._count(rank, cell, whole, header.length)
         self.tell_step()
@@ -440,9 +440,9 @@ class Store(ShardProgress):
             self.counters.pushes, self.counters.bytes = self.counters.pushes + 1, self.counters.bytes + size
             if isinstance(cell, ParameterBlock) and rank in cell.lost:
                 cell.lost.discard(rank)
-                self._without_lag.add(rank)
-            if whole and rank in self._without_lag:
-                self._without_lag.discard(rank)
+                self._unknown_staleness.add(rank)
+            if whole and rank in self._unknown_staleness:
+                self._unknown_staleness.discard(rank)
                 self.counters.applied -= 1
                 self.counters.lost += 1
 
@@ -452,10 +452,10 @@ class Store(ShardProgress):
         now, info = time.monotonic(), self.infos.of(header)
         return Waiter(replies, header.worker, header.request, version, header.clock, now, lent=lent, ids=ids, info=info)
 
-    def keep(self, cell: ParameterBlock, weights: torch.Tensor, version: int, generation: int) -> None:
+    def keep(self, cell: ParameterBlock, weights: torch.Tensor, version: int, restored: int) -> None:
         """Worker-side update: weights that a worker stores, unless a restore came between."""
         with cell.lock:
-            if generation == self.generation and self.phase is Phase.SERVING:
+            if restored == self.restored_by and self.phase is Phase.SERVING:
                 cell.store(weights, version)
 
     def pull(self, header: Header, cell: ParameterBlock, replies: Replies) -> None:
@@ -567,7 +567,7 @@ class Store(ShardProgress):
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
         if made and self.norms.waits is not None:
-            self.norms.passed(self.cells, self.recovery, cell.index, cell.n)
+            self.norms.passed(self.cells, self.restore_id, cell.index, cell.n)
         self.moved(before, cell.n)
         if made and self.counters.first_applied is None:
             self._first_applied()

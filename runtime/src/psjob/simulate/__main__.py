@@ -15,12 +15,12 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 def main() -> int:
     """Do what the one word asks for. What is not installed is named in a sentence; who stops reading, or stops all, gets no traceback."""
     try:
-        from psjob.simulate.cli import run
+        from psjob.simulate.cli import run_asked
 
         if len(sys.argv) != 2:
             print("psjob simulate: its options are those of `psjob simulate --help`", file=sys.stderr)
             return EXIT_BAD_INPUT
-        code = run(sys.argv[1])
+        code = run_asked(sys.argv[1])
         sys.stdout.flush()
         return code
     except BrokenPipeError:

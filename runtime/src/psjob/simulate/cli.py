@@ -18,7 +18,7 @@ from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
 from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
 from psjob.simulate import comparison, digits64, replay, trace, words
-from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.training import Digits, Inner, SimulatedTraining, TrainingProblem
 
 EXIT_GATE = EXIT_DIFFERENT = 1
@@ -36,7 +36,7 @@ LIMITS = {
 PATHS = ("trace", "file")
 
 
-def run(asked: str) -> int:
+def run_asked(asked: str) -> int:
     """Do what `asked` says; the exit code. No traceback for what a user got wrong.
 
     It is the JSON that `psjob simulate` makes of its options: {"does": one of DOES, option: value, …}, every option present.
@@ -75,13 +75,13 @@ def _schedule(options: SimpleNamespace) -> int:
     pushes = options.pushes or 400 * options.workers
     bar = digits64.Bar(pushes * len(modes), "pushes")
     try:
-        lines = comparison.compare(
+        lines = comparison.compare_modes(
             modes, options.workers, _speeds(options), pushes, options.time_seed, trace.Trace(options.trace), options.interrupt, bar.at
         )
     finally:
         bar.close()
     if options.json:
-        _print_json(comparison.as_json(lines))
+        _print_json(comparison.lines_json(lines))
     else:
         print(comparison.schedule_text(lines))
     return 0
@@ -97,11 +97,13 @@ def _train(options: SimpleNamespace) -> int:
             raise ValueError("--replayable: is for a --trace FILE; name one")
     problem, rule, speeds = words.problem_of(options.problem, options.seed), _rule("--rule", options), _speeds(options)
     if options.replayable:
-        replay.check(modes[0], options.workers, speeds, options.interrupt)
+        replay.check_replayable(modes[0], options.workers, speeds, options.interrupt)
     steps, inner = modes[0].inner_steps, _inner(options, modes[0])
-    asked, digits = words.numbers_of("--set", options.set), isinstance(problem, Digits) and not modes[0].inner_steps
-    hyperparameters: Hyperparameters = digits64.hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
-    given = digits64.schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
+    asked, digits = words.option_numbers("--set", options.set), isinstance(problem, Digits) and not modes[0].inner_steps
+    hyperparameters: Hyperparameters = digits64.protocol_hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
+    given = (
+        digits64.rate_schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
+    )
     pushes = options.pushes or max(options.workers, digits64.PUSHES // (steps or 1))
     bar = digits64.Bar(pushes, "pushes")
     began = time.perf_counter()
@@ -109,17 +111,17 @@ def _train(options: SimpleNamespace) -> int:
         with np.errstate(all="ignore"):  # what diverges says so by its score
             training = SimulatedTraining(problem, rule, given, options.library, inner)
             written = digits64.GapTrace(options.trace)
-            work = replay.Recording(training, written) if options.replayable else training
+            work = replay.WorkRecording(training, written) if options.replayable else training
             outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, work, written, bar.at, options.interrupt)
             score, gap = training.score(), written.mean()
     finally:
         bar.close()
     if options.replayable:
-        replay.decided(outcome)
+        replay.check_decided(outcome)
         weights = training.state.weights
-        facts = replay.facts_of(modes[0], options.workers, options.problem, options.seed, rule.name, hyperparameters, inner, weights)
+        facts = replay.training_facts(modes[0], options.workers, options.problem, options.seed, rule.name, hyperparameters, inner, weights)
         replay.seal(options.trace, facts)
-    line = comparison.line_of(modes[0], options.workers, speeds, outcome)
+    line = comparison.mode_line(modes[0], options.workers, speeds, outcome)
     found = {
         "problem": options.problem, "rule": options.rule, "mode": line.mode, "workers": options.workers, "score": score, "gap": gap,
         "lag": line.lag, "lag_p95": line.lag_p95, "useful": line.useful, "pushes": outcome.pushes, "updates": outcome.updates,
@@ -138,7 +140,7 @@ def _replay(options: SimpleNamespace) -> int:
     level = log.level
     log.setLevel(logging.ERROR)  # that processes wait for each other at the beginning is no news
     try:
-        found = replay.replay(options.file, options.shards)
+        found = replay.replay_trace(options.file, options.shards)
     finally:
         log.setLevel(level)
     if options.json:
@@ -152,17 +154,17 @@ def _compare(options: SimpleNamespace) -> int:
     modes = [words.mode_of(text, options.workers) for text in options.mode] or comparison.usual(options.workers)
     speeds, pushes = _speeds(options), options.pushes or digits64.PUSHES
     rule = _rule("--rule", options)
-    hyperparameters = digits64.hyperparameters(rule, words.numbers_of("--set", options.set))
+    hyperparameters = digits64.protocol_hyperparameters(rule, words.option_numbers("--set", options.set))
     bar = digits64.Bar(pushes * len(modes), "pushes")
     found = []
     try:
         for number, mode in enumerate(modes):
             problem = words.problem_of(options.problem, options.seed)
-            setting = comparison.Setting(problem, rule, digits64.schedule(hyperparameters, options.workers))
+            setting = comparison.Setting(problem, rule, digits64.rate_schedule(hyperparameters, options.workers))
             if mode.inner_steps:
                 setting = _outer(mode, options.workers, problem, Inner(rule, hyperparameters, mode.inner_steps))
             told = lambda done, before=number * pushes: bar.at(before + done)  # noqa: E731
-            found.append(comparison.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
+            found.append(comparison.training_curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
     finally:
         bar.close()
     if options.json:
@@ -212,7 +214,7 @@ def _digits64(options: SimpleNamespace) -> int:
 def _trace(options: SimpleNamespace) -> int:
     again, lags = trace.Trace(), Counter[int]()
     pushes = dropped = 0
-    for record in trace.read(options.file):
+    for record in trace.read_trace(options.file):
         again.rows.append(record)
         again.flush()
         pushes += 1
@@ -229,7 +231,7 @@ def _trace(options: SimpleNamespace) -> int:
         return 0
     print("\n".join(f"{name:8} {found[name]}" for name in ("sha256", "pushes", "dropped", "lag")))
     rows = [[str(lag), str(count), f"{100 * count / kept:.2f}"] for lag, count in histogram.items()]
-    print("\n" + digits64.columns(["lag", "pushes", "%"], rows))
+    print("\n" + digits64.text_columns(["lag", "pushes", "%"], rows))
     return 0
 
 
@@ -277,14 +279,14 @@ def _inner(options: SimpleNamespace, mode: Mode) -> Inner | None:
     """The workers' own steps in local mode. Raises ValueError for options of them in another."""
     if mode.inner_steps:
         own = _rule("--inner", options)
-        return Inner(own, check_hyperparameters(own, words.numbers_of("--inner-set", options.inner_set)), mode.inner_steps)
+        return Inner(own, check_hyperparameters(own, words.option_numbers("--inner-set", options.inner_set)), mode.inner_steps)
     if options.inner_set or options.inner != "plain":
         given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
         raise ValueError(f"{given_for}: is for --mode local:… and local-async:…; with {mode.name} workers make no steps of their own")
     return None
 
 
-def _speeds(options: SimpleNamespace) -> Speeds:
+def _speeds(options: SimpleNamespace) -> WorkerSpeeds:
     return words.speeds_of(
         options.speeds, options.mean, options.shape, options.spread, options.slow, options.stall, options.crash, options.up, options.down
     )

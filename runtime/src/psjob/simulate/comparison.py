@@ -17,7 +17,7 @@ import numpy as np
 from psjob.modes import Async, Backup, Batch, Bounded, Mode, Softsync, Sync, Threshold, config_of
 from psjob.rules.base import Hyperparameters, Rule
 from psjob.simulate import digits64
-from psjob.simulate.engine import SimulationOutcome, Speeds, simulate
+from psjob.simulate.engine import SimulationOutcome, WorkerSpeeds, simulate
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Inner, SimulatedTraining, TrainingProblem
 from psjob.simulate.words import label
@@ -47,8 +47,8 @@ class Line:
     """A job can use this mode today."""
 
 
-def compare(
-    modes: Sequence[Mode], workers: int, speeds: Speeds, pushes: int, seed: int, trace: Trace | None = None, interrupt: bool = False,
+def compare_modes(
+    modes: Sequence[Mode], workers: int, speeds: WorkerSpeeds, pushes: int, seed: int, trace: Trace | None = None, interrupt: bool = False,
     told: Callable[[int], None] | None = None,
 ) -> list[Line]:  # fmt: skip
     """Each mode on the same step times, for so many `pushes`; local mode pushes once in `inner_steps` of them.
@@ -66,7 +66,7 @@ def compare(
             mode, workers, speeds, max(workers, pushes // (mode.inner_steps or 1)), seed,
             trace=trace if mode is modes[-1] else None, told=so_far, interrupt=interrupt,
         )  # fmt: skip
-        lines.append(line_of(mode, workers, speeds, outcome))
+        lines.append(mode_line(mode, workers, speeds, outcome))
     return lines
 
 
@@ -76,7 +76,7 @@ def usual(workers: int) -> list[Mode]:
     return [*modes, Threshold(2 * workers)]
 
 
-def line_of(mode: Mode, workers: int, speeds: Speeds, outcome: SimulationOutcome) -> Line:
+def mode_line(mode: Mode, workers: int, speeds: WorkerSpeeds, outcome: SimulationOutcome) -> Line:
     """What an outcome says of its mode."""
     time, lags = outcome.elapsed / speeds.typical, np.array(outcome.lags or [0])
     return Line(
@@ -96,7 +96,7 @@ def schedule_text(lines: Sequence[Line]) -> str:
         for one in lines
     ]  # fmt: skip
     head = ["mode", "useful time", "updates/step", "interval", "mean lag", "p95 lag", "dropped %", "in jobs"]
-    found = [digits64.columns(head, rows), ""]
+    found = [digits64.text_columns(head, rows), ""]
     best = max(lines, key=lambda one: one.useful)
     found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean staleness (lag) {best.lag:.2f}).")
     fresh = [one for one in lines if one.lag == 0]
@@ -106,7 +106,7 @@ def schedule_text(lines: Sequence[Line]) -> str:
     return "\n".join(found)
 
 
-def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def lines_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """The same for programs."""
     return [asdict(one) for one in lines]
 
@@ -131,8 +131,8 @@ class Setting:
     inner: Inner | None = None
 
 
-def curve(
-    mode: Mode, setting: Setting, workers: int, speeds: Speeds, pushes: int, seed: int = 0, told: Callable[[int], None] | None = None,
+def training_curve(
+    mode: Mode, setting: Setting, workers: int, speeds: WorkerSpeeds, pushes: int, seed: int = 0, told: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What training in `mode` came to, for JSON. Times are in mean steps; a step is `workers` pushes (in local mode, one step of each).
 
@@ -144,7 +144,7 @@ def curve(
         work = _Watched(setting, max(1, count // POINTS))
         seen = _Seen()
         outcome = simulate(mode, workers, speeds, count, seed, work, seen, told)
-    line = line_of(mode, workers, speeds, outcome)
+    line = mode_line(mode, workers, speeds, outcome)
     points = [(at / speeds.typical, done * steps / workers, loss, score) for at, done, loss, score in work.points]
     return {
         "mode": line.mode, "elapsed": outcome.elapsed / speeds.typical, "steps": outcome.pushes * steps / workers,
@@ -196,4 +196,4 @@ def curves_text(found: Sequence[dict[str, Any]]) -> str:
         ]
         for one in found
     ]  # fmt: skip
-    return digits64.columns(["mode", "time", "loss", "score", "mean lag", "idle %"], rows)
+    return digits64.text_columns(["mode", "time", "loss", "score", "mean lag", "idle %"], rows)

@@ -24,7 +24,7 @@ import numpy as np
 from psjob import rules
 from psjob.modes import Async, Mode, Sync
 from psjob.rules.base import HasHyperparameters, Hyperparameters, check_hyperparameters
-from psjob.simulate.engine import Speeds, simulate
+from psjob.simulate.engine import WorkerSpeeds, simulate
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Digits, SimulatedTraining
 
@@ -71,11 +71,11 @@ class Task:
     workers: int
     seed: int
     lr: float = LR
-    speeds: Speeds = field(default_factory=Speeds)
+    speeds: WorkerSpeeds = field(default_factory=WorkerSpeeds)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What a training came to: accuracy from 0 to 1, mean gap and lag (staleness) over its pushes, SHA-256 of its trace."""
 
     accuracy: float
@@ -84,18 +84,18 @@ class Trained:
     sha256: str
 
 
-def train(task: Task) -> Trained:
+def train_once(task: Task) -> TrainingResult:
     """Train once. The seed of the data is the task's, that of the times is another one made from it."""
     entry, problem = ENTRIES[task.entry], Digits(task.seed)
     rule = rules.named(entry.rule)
-    training = SimulatedTraining(problem, rule, schedule(hyperparameters(rule, {"lr": task.lr}), task.workers))
+    training = SimulatedTraining(problem, rule, rate_schedule(protocol_hyperparameters(rule, {"lr": task.lr}), task.workers))
     trace = GapTrace()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
-        return Trained(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
+        return TrainingResult(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
 
 
-def hyperparameters(rule: HasHyperparameters, given: Hyperparameters) -> Hyperparameters:
+def protocol_hyperparameters(rule: HasHyperparameters, given: Hyperparameters) -> Hyperparameters:
     """The rule's hyperparameters: the protocol's where the rule has such (momentum: where it has one by default), and `given` before them.
 
     Raises ValueError for one that the rule does not have.
@@ -105,8 +105,8 @@ def hyperparameters(rule: HasHyperparameters, given: Hyperparameters) -> Hyperpa
     return check_hyperparameters(rule, {**{name: value for name, value in ours.items() if name in rule.hyperparameters}, **given})
 
 
-def schedule(hyperparameters: Hyperparameters, workers: int) -> Callable[[int], Hyperparameters]:
-    """`hyperparameters` after so many batches: lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45."""
+def rate_schedule(hyperparameters: Hyperparameters, workers: int) -> Callable[[int], Hyperparameters]:
+    """`protocol_hyperparameters` after so many batches: lr / workers to lr in the first epoch, a tenth of it after 30 and 45."""
     lr = float(hyperparameters["lr"])
     steps = [{**hyperparameters, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
     return partial(_hyperparameters, hyperparameters, steps, lr, workers)
@@ -136,12 +136,12 @@ class GapTrace(Trace):
         return self._total / self._count if np.isfinite(self._total) else float("inf")
 
 
-def mean(trainings: Sequence[Trained], what: Literal["accuracy", "gap", "lag"]) -> float:
+def mean(trainings: Sequence[TrainingResult], what: Literal["accuracy", "gap", "lag"]) -> float:
     """Over seeds."""
     return float(np.mean([getattr(one, what) for one in trainings]))
 
 
-Table = Mapping[tuple[str, int], list[Trained]]
+Table = Mapping[tuple[str, int], list[TrainingResult]]
 
 
 def gate(table: Table) -> dict[str, bool | None]:
@@ -176,7 +176,7 @@ WIDTH = 30
 EVERY = 0.1
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns with two spaces between; the first is text, the others are numbers to the right."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -220,15 +220,15 @@ def fill(tasks: Sequence[Task], processes: int, told: Callable[[int], None] = la
 
     Raises ValueError when a process was killed.
     """
-    found: dict[int, Trained] = {}
+    found: dict[int, TrainingResult] = {}
     if processes == 1:
         for place, task in enumerate(tasks):
-            found[place] = train(task)
+            found[place] = train_once(task)
             told(len(found))
     else:
         with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
             with _deaf():
-                waiting = {pool.submit(train, task): place for place, task in enumerate(tasks)}
+                waiting = {pool.submit(train_once, task): place for place, task in enumerate(tasks)}
             try:
                 for future in as_completed(waiting):
                     found[waiting[future]] = future.result()
@@ -241,7 +241,7 @@ def fill(tasks: Sequence[Task], processes: int, told: Callable[[int], None] = la
                 raise ValueError("simulate digits-64: a training's process was killed, perhaps for memory; try --processes 1") from None
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-    table: dict[tuple[str, int], list[Trained]] = {}
+    table: dict[tuple[str, int], list[TrainingResult]] = {}
     for place, task in enumerate(tasks):
         table.setdefault((task.entry, task.workers), []).append(found[place])
     return table
@@ -275,4 +275,4 @@ def text(table: Table) -> str:
         ]
         for key in keys
     ]
-    return columns(["workers", *map(str, counts), *(f"gap at {n}" for n in gaps)], rows)
+    return text_columns(["workers", *map(str, counts), *(f"gap at {n}" for n in gaps)], rows)

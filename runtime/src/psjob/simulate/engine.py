@@ -1,6 +1,6 @@
 """Discrete events on a virtual clock: workers step, push and wait as the mode says. The same mode objects as on a shard.
 
-`Speeds` says how long steps take. Times are drawn from a seed of their own: gamma times, unequal machines, stalls, outages, delays.
+`WorkerSpeeds` says how long steps take. Times are drawn from a seed of their own: gamma times, unequal machines, stalls, outages, delays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERY = 1024
 NOT_TRAINED = (math.nan, math.nan)
 
 
-class Work(Protocol):
+class SimulatedWork(Protocol):
     """What is trained on the schedule. Without any the schedule alone is simulated."""
 
     def begin(self, worker: int) -> None:
@@ -61,10 +61,10 @@ class SimulationOutcome:
 def simulate(
     mode: Mode,
     workers: int,
-    speeds: Speeds,
+    speeds: WorkerSpeeds,
     pushes: int,
     seed: int = 0,
-    work: Work | None = None,
+    work: SimulatedWork | None = None,
     trace: Trace | None = None,
     told: Callable[[int], None] | None = None,
     interrupt: bool = False,
@@ -99,7 +99,9 @@ def simulate(
 class _Run:
     """All that changes while the clock goes on. `idle` have pushed and not begun again; `behind` is how many are at `lowest`."""
 
-    def __init__(self, mode: Mode, workers: int, speeds: Speeds, seed: int, work: Work | None, trace: Trace, interrupt: bool) -> None:
+    def __init__(
+        self, mode: Mode, workers: int, speeds: WorkerSpeeds, seed: int, work: SimulatedWork | None, trace: Trace, interrupt: bool
+    ) -> None:
         self.takes, self.may_go, self.inner = mode.takes, mode.may_go, mode.inner_steps
         self.stale = mode.stale if interrupt else None
         self.work, self.trace, self.outages = work, trace, speeds.outages
@@ -262,7 +264,7 @@ class Outage:
 
 
 @dataclass(frozen=True)
-class Speeds:
+class WorkerSpeeds:
     """Times of steps in any unit. By default all machines are equal: Gamma(shape 100, mean 128), a spread of 10 %.
 
     With `spread` V > 0 the machines themselves differ: worker means are Gamma of that coefficient of variation (0.6 in Ali et al. 2000).

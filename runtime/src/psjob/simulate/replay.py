@@ -1,6 +1,6 @@
 """Is what jobs run what was simulated? The pushes of a trace file, made by workers of real shards, in the file's order.
 
-A training that is to be played again is written down with `Recording`, and `seal` adds the line that says what it was. Its twin is
+A training that is to be played again is written down with `WorkRecording`, and `seal` adds the line that says what it was. Its twin is
 `ServedRun`: the same schedule and gradients, but real shard processes, real sockets and a job's workers.
 """
 
@@ -30,11 +30,11 @@ from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Batch, Mode, Push
 from psjob.process import config
-from psjob.process.asking import ask
+from psjob.process.asking import ask_shard
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import trace, words
-from psjob.simulate.engine import NOT_TRAINED, SimulationOutcome, Speeds, Work
+from psjob.simulate.engine import NOT_TRAINED, SimulatedWork, SimulationOutcome, WorkerSpeeds
 from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
 from psjob.worker.exits import SessionEnd
@@ -57,23 +57,23 @@ class Replayed:
         return self.simulated == self.served
 
 
-def replay(path: Path, shards: int) -> Replayed:
+def replay_trace(path: Path, shards: int) -> Replayed:
     """Play a file that `psjob simulate train --replayable --trace` wrote.
 
     Raises ValueError where it is not whole, where no job has its mode, and where the shards do not do what it says.
     """
-    told = Told.of(path, opened(path))
-    happened = list(events(path))
+    told = RecordedTraining.of(path, open_sealed(path))
+    happened = list(replay_events(path))
     with (
         tempfile.TemporaryDirectory(prefix="psjob-replay-") as folder,
-        running(Path(folder), told.workers, shards, told.mode, told.hyperparameters) as job,
+        running_shards(Path(folder), told.workers, shards, told.mode, told.hyperparameters) as job,
         ServedRun(job, told.problem, told.rule, told.hyperparameters, told.inner) as twin,
     ):
-        play(happened, twin)
+        play_again(happened, twin)
         return Replayed(told.weights, tensors_sha256([twin.end()]))
 
 
-def play(happened: Iterable[Push | int], work: Work) -> None:
+def play_again(happened: Iterable[Push | int], work: SimulatedWork) -> None:
     """Let it happen again; what is decided on is for `work` to know."""
     for event in happened:
         if isinstance(event, Push):
@@ -82,9 +82,9 @@ def play(happened: Iterable[Push | int], work: Work) -> None:
             work.begin(event)
 
 
-def check(mode: Mode, workers: int, speeds: Speeds, interrupt: bool) -> None:
+def check_replayable(mode: Mode, workers: int, speeds: WorkerSpeeds, interrupt: bool) -> None:
     """Raises ValueError for a training that real workers cannot make again."""
-    settings(mode, {})
+    mode_settings(mode, {})
     if workers > MOST_WORKERS:
         raise ValueError(f"--workers {workers}: a replay has {MOST_WORKERS} at most, each with threads of its own")
     if speeds.outages:
@@ -93,7 +93,7 @@ def check(mode: Mode, workers: int, speeds: Speeds, interrupt: bool) -> None:
         raise ValueError("--interrupt: a job's workers finish each step; leave it out")
 
 
-def decided(outcome: SimulationOutcome) -> None:
+def check_decided(outcome: SimulationOutcome) -> None:
     """Raises ValueError where pushes are left, of which a job would know more."""
     undecided = outcome.pushes - outcome.kept - outcome.dropped
     if undecided:
@@ -101,7 +101,7 @@ def decided(outcome: SimulationOutcome) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class RecordedTraining:
     """How the training of a file was made."""
 
     mode: Mode
@@ -114,8 +114,8 @@ class Told:
     """SHA-256."""
 
     @classmethod
-    def of(cls, path: Path, facts: dict[str, Any]) -> Told:
-        """From the facts of `facts_of`. Raises ValueError for others."""
+    def of(cls, path: Path, facts: dict[str, Any]) -> RecordedTraining:
+        """From the facts of `training_facts`. Raises ValueError for others."""
         try:
             mode, rule, inner = words.mode_of(facts["mode"]), rules.named(facts["rule"]), facts["inner"]
             own = inner and rules.named(inner["rule"])
@@ -128,7 +128,7 @@ class Told:
             raise ValueError(f"{path}: is of another version of psjob ({error!r}); write it again with this one") from None
 
 
-def facts_of(
+def training_facts(
     mode: Mode,
     workers: int,
     problem: str,
@@ -168,7 +168,7 @@ class ServedJob(Protocol):
 
 
 class ServedRun:
-    """See `Work`: an event of the schedule happens when the shards have done what the one before asked of them.
+    """See `SimulatedWork`: an event of the schedule happens when the shards have done what the one before asked of them.
 
     `hyperparameters` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError where a shard does not
     do in time what the schedule says, or where it sends a worker weights of another version.
@@ -276,7 +276,7 @@ class _Worker:
 
     def _step(self, problem: TrainingProblem, inner: Inner) -> None:
         assert self.own is not None
-        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, lag=0, worker=self.session.place.index)
+        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, staleness=0, worker=self.session.place.index)
 
     def _gradient(self, problem: TrainingProblem) -> torch.Tensor:
         return torch.from_numpy(problem.gradient(self.weights.numpy().copy())[0])
@@ -372,7 +372,7 @@ class Shards:
         }  # fmt: skip
 
     def _counters(self, peer: Mapping[str, Any]) -> dict[str, Any]:
-        told: dict[str, Any] = ask(peer["host"], peer["statusPort"], self._keys["questions"], seconds=SECONDS)["counters"]
+        told: dict[str, Any] = ask_shard(peer["host"], peer["statusPort"], self._keys["questions"], seconds=SECONDS)["counters"]
         return told
 
     def _said(self) -> str:
@@ -380,16 +380,16 @@ class Shards:
 
 
 @contextmanager
-def running(folder: Path, workers: int, shards: int, mode: Mode, hyperparameters: Hyperparameters) -> Iterator[Shards]:
+def running_shards(folder: Path, workers: int, shards: int, mode: Mode, hyperparameters: Hyperparameters) -> Iterator[Shards]:
     """Shards of a job of this mode, which are ended in the end. Raises ValueError for a mode that no job can name."""
-    started = Shards(folder, workers, shards, settings(mode, hyperparameters))
+    started = Shards(folder, workers, shards, mode_settings(mode, hyperparameters))
     try:
         yield started
     finally:
         started.close()
 
 
-def settings(mode: Mode, hyperparameters: Hyperparameters) -> dict[str, Any]:
+def mode_settings(mode: Mode, hyperparameters: Hyperparameters) -> dict[str, Any]:
     """The mode in the words of the config file, with what shards take from there only. Raises ValueError for one that no job can name."""
     words = modes.config_of(mode)
     if words is None:
@@ -418,10 +418,10 @@ COLUMNS = ("base", "begun", "arrived")
 _AGAIN = "write it again with psjob simulate train --replayable --trace FILE"
 
 
-class Recording:
-    """See `Work`: trains `work`, and gives `written` the COLUMNS of every record."""
+class WorkRecording:
+    """See `SimulatedWork`: trains `work`, and gives `written` the COLUMNS of every record."""
 
-    def __init__(self, work: Work, written: trace.Trace) -> None:
+    def __init__(self, work: SimulatedWork, written: trace.Trace) -> None:
         self.work, self.written = work, written
         written.columns = COLUMNS
         self._arrived = 0
@@ -453,7 +453,7 @@ def seal(path: Path, facts: dict[str, Any]) -> None:
         file.write((("# " if path.suffix == ".csv" else "") + line + "\n").encode())
 
 
-def opened(path: Path) -> dict[str, Any]:
+def open_sealed(path: Path) -> dict[str, Any]:
     """The facts of a sealed file. Raises ValueError where it has no seal, or is not what was sealed, OSError where it cannot be read."""
     rows, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
     try:
@@ -466,10 +466,10 @@ def opened(path: Path) -> dict[str, Any]:
     return facts
 
 
-def events(path: Path) -> Iterator[Push | int]:
+def replay_events(path: Path) -> Iterator[Push | int]:
     """What happened, in order: a worker (by its rank) took its weights, or a push arrived. Raises ValueError for what is no such trace."""
     happened: list[tuple[int, int, Push | int]] = []
-    for number, row in enumerate(trace.rows(path), 1):
+    for number, row in enumerate(trace.trace_rows(path), 1):
         try:
             worker, clock, base, begun, arrived = (int(row[name]) for name in ("worker", "clock", *COLUMNS))
         except (KeyError, TypeError, ValueError):

@@ -44,7 +44,7 @@ class Trace:
         self.columns: tuple[str, ...] = ()
         """Names of what the file has beside each record. The SHA-256 is without them."""
         self.beside: list[tuple[int, ...]] = []
-        """Of each of `rows`, where there are such."""
+        """Of each of `trace_rows`, where there are such."""
         self._hash = hashlib.sha256()
         self._file: TextIO | None = path.open("w", encoding="utf-8", newline="") if path else None
         self._csv = csv.writer(self._file) if self._file and path and path.suffix == ".csv" else None
@@ -74,12 +74,12 @@ class Trace:
         self._begun = True
 
 
-def read(path: Path) -> Iterator[TraceRecord]:
+def read_trace(path: Path) -> Iterator[TraceRecord]:
     """The records of a trace file. Raises ValueError naming the line that is none, OSError where the file cannot be read."""
-    return (_record(path, number, row) for number, row in enumerate(rows(path), 1))
+    return (_record(path, number, row) for number, row in enumerate(trace_rows(path), 1))
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
+def trace_rows(path: Path) -> Iterator[dict[str, Any]]:
     """What stands in a trace file of each record, by column. Raises ValueError where it cannot be parsed, OSError."""
     number = 0
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psjob.modes import MODES, Mode
-from psjob.simulate.engine import Outage, Speeds, Stall
+from psjob.simulate.engine import Outage, Stall, WorkerSpeeds
 from psjob.simulate.training import Digits, Fixed, Quadratic, TrainingProblem
 
 MOST_PARAMETERS = 100_000_000
@@ -21,7 +21,7 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
     """
     name, _, rest = text.partition(":")
     if name not in MODES:
-        raise ValueError(f"--mode {text}: there is no mode {name!r}; there are {', '.join(forms())}")
+        raise ValueError(f"--mode {text}: there is no mode {name!r}; there are {', '.join(mode_forms())}")
     kind = MODES[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given: dict[str, object] = {}
@@ -42,7 +42,7 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
     return made
 
 
-def forms() -> list[str]:
+def mode_forms() -> list[str]:
     """How each mode is written."""
     return [_form(name) for name in MODES]
 
@@ -62,7 +62,7 @@ def label(mode: Mode) -> str:
 def speeds_of(
     kind: str, mean: float, shape: float, spread: float | None, slow: Sequence[str], stall: str | None, outages: Sequence[str],
     up: float, down: float,
-) -> Speeds:  # fmt: skip
+) -> WorkerSpeeds:  # fmt: skip
     """Speeds as options give them; `kind` is homogeneous, heterogeneous, constant or a file of times. Raises ValueError, OSError."""
     measured: tuple[tuple[float, ...], ...] = ()
     if kind == "heterogeneous":
@@ -71,7 +71,7 @@ def speeds_of(
         shape = math.inf
     elif kind != "homogeneous":
         measured = _measured(Path(kind))
-    return Speeds(
+    return WorkerSpeeds(
         mean, shape, spread or 0.0, dict(map(_slow, slow)), _stall(stall) if stall else None,
         tuple(map(_outage, outages)), up, down, measured,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def problem_of(text: str, seed: int) -> TrainingProblem:
     raise ValueError(f"--problem {text}: there are digits, fixed:PARAMETERS and quadratic:PARAMETERS")
 
 
-def numbers_of(option: str, settings: Sequence[str]) -> dict[str, float | bool]:
+def option_numbers(option: str, settings: Sequence[str]) -> dict[str, float | bool]:
     """`lr=0.1`, `nesterov=true`, as `option` has them. Raises ValueError naming the one that is not such."""
     given: dict[str, float | bool] = {}
     for text in settings:

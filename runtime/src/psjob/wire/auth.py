@@ -205,7 +205,7 @@ class Tls:
             return self._goes.read()
 
 
-def pieces(parts: Sequence[bytes | bytearray | memoryview]) -> tuple[list[memoryview], list[memoryview]]:
+def first_piece(parts: Sequence[bytes | bytearray | memoryview]) -> tuple[list[memoryview], list[memoryview]]:
     """(the first PIECE bytes of `parts`, the rest)."""
     first: list[memoryview] = []
     room = TLS_PIECE

@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from psjob.process import supervise
-from psjob.wire.auth import Tls, pieces
+from psjob.wire.auth import Tls, first_piece
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS, Pause, ReadRequest, StreamClosed, Wants
 from psjob.wire.tcp import JOINED, Buffer, Part, Stream
@@ -287,7 +287,7 @@ class EventLoop:
         except StreamClosed:
             self._end(reader)
         except Exception as problem:
-            supervise.broken(self.name, problem)
+            supervise.thread_broken(self.name, problem)
             self._end(reader)
         finally:
             if error is not None:  # its frames hold the stream and, from Python 3.12 on, this one, which holds the error
@@ -314,7 +314,7 @@ class EventLoop:
         self._behind.pop(reader, None)
         self._poller.unregister(reader.fd)
         if apart is not None:
-            supervise.start(self._apart, "stream-apart", stream, apart)
+            supervise.start_thread(self._apart, "stream-apart", stream, apart)
         else:
             self._let_go(stream)
 
@@ -588,7 +588,7 @@ class NonBlockingStream(Stream):
         left: Sequence[Buffer] = (b"".join(parts),) if len(parts) > 1 and sum(map(len, parts)) <= JOINED else parts
         while left or self._encrypted:
             if not self._encrypted:
-                piece, left = pieces(left)
+                piece, left = first_piece(left)
                 self._encrypted = memoryview(tls.encrypt(piece))
                 continue  # it may be empty
             try:

@@ -13,7 +13,7 @@ from psjob.wire.auth import Peer, ShardIdentity, Tls
 from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, WireError, parse, run_digest
 from psjob.wire.frame import MAGIC as FRAME
-from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Reading, ReadRequest, StreamClosed, Wants
+from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, ReadRequest, StreamClosed, StreamReading, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 
@@ -99,7 +99,7 @@ def _accepted(stream: NonBlockingStream, session: Tls, first: bytes, until: floa
     stream.secure(session)
 
 
-def _some(stream: Reading, most: int, until: float) -> Wants[memoryview]:
+def _some(stream: StreamReading, most: int, until: float) -> Wants[memoryview]:
     """What comes next, of `most` bytes. Raises WireError where none may."""
     if most <= 0:
         raise auth.Unproven(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
@@ -127,7 +127,7 @@ def _refusal(stream: Stream, header: Header) -> Wants[str]:
     return f"it refuses this process: {one_line(body.get('error'), STRANGER_LETTERS)}"
 
 
-def _read(stream: Reading, size: int, seconds: float) -> Wants[bytes]:
+def _read(stream: StreamReading, size: int, seconds: float) -> Wants[bytes]:
     place = bytearray(size)
     yield ReadRequest(stream, [memoryview(place)], None, seconds)
     return bytes(place)

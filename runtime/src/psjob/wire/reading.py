@@ -70,7 +70,7 @@ class ReadRequest:
     __slots__ = ("_at", "_parts", "_silence", "_size", "_stream", "_whole", "_window", "began", "done", "least", "moved")
 
     def __init__(
-        self, stream: Reading, parts: Sequence[memoryview], silence: float | None, whole: float | None = None, least: int = 0
+        self, stream: StreamReading, parts: Sequence[memoryview], silence: float | None, whole: float | None = None, least: int = 0
     ) -> None:  # fmt: skip
         self._stream, self._parts, self._silence, self._whole = stream, parts, silence, whole
         self.least, self._size = least, least or sum(map(len, parts))
@@ -145,7 +145,7 @@ Wants = Generator[ReadRequest | Pause, None, T]
 """What reads a stream: it goes on when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
 
 
-class Reading:
+class StreamReading:
     """What is read of a connection, in one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:

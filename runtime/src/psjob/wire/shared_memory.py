@@ -85,9 +85,9 @@ class Region:
 
     @classmethod
     def borrow(cls, fd: int, size: int) -> Region:
-        """The region of another process behind `fd`, which is taken over, to be read. Raises WireError unless `check` passes it."""
+        """The region of another process behind `fd`, which is taken over, to be read. Raises WireError unless `check_sealed` passes it."""
         try:
-            check(fd, size)
+            check_sealed(fd, size)
             return cls(fd, size, _map(None, size, _READ, _SHARED, fd, 0))
         except BaseException:
             os.close(fd)
@@ -143,7 +143,7 @@ class Window:
         return _part(self._raw, self.size, offset, length)
 
 
-def check(fd: int, size: int) -> None:
+def check_sealed(fd: int, size: int) -> None:
     """Raise WireError unless `fd` is sealed memory of exactly `size` bytes, so that reading it can never fail."""
     found = os.fstat(fd).st_size
     if found != size:
@@ -318,12 +318,12 @@ def accept_forever(
                 sock.close()
                 continue
             try:
-                supervise.start(serve, f"{name}-stream", wrap(sock))
+                supervise.start_thread(serve, f"{name}-stream", wrap(sock))
             except (OSError, RuntimeError):
                 sock.close()
                 slots.release()
 
-    return supervise.start(loop, f"{name}-accept")
+    return supervise.start_thread(loop, f"{name}-accept")
 
 
 def fetch(address: str, token: str, fd: int) -> int:
@@ -356,7 +356,7 @@ def _received(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
 ALIGNED: Final = 64
 
 
-class Ring:
+class RingAllocator:
     """`size` bytes, given away in their order. Bytes are given away again once their reader has said that it copied them.
 
     A ring that is empty begins at its first byte, so memory that was never needed is never touched.

@@ -22,10 +22,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from psjob.wire.auth import Seal, Tls, pieces
+from psjob.wire.auth import Seal, Tls, first_piece
 from psjob.wire.frame import MAX_JSON, Header, dump, frames
 from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
-from psjob.wire.reading import SILENCE_SECONDS, SLICE_SECONDS, Reading, timeval
+from psjob.wire.reading import SILENCE_SECONDS, SLICE_SECONDS, StreamReading, timeval
 from psjob.wire.reading import StreamClosed as StreamClosed
 
 TCP_NOTSENT_LOWAT = 25
@@ -43,7 +43,7 @@ Part = Header | Buffer
 """A header, which is packed and sealed when its turn to be sent has come, or bytes that stand."""
 
 
-class Stream(Reading):
+class Stream(StreamReading):
     """One connection. Frames are never interleaved: a send lock guards the writing side."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -127,7 +127,7 @@ class Stream(Reading):
                         self._send_all(part, flags)
                 else:
                     while parts:
-                        piece, parts = pieces(parts)
+                        piece, parts = first_piece(parts)
                         self._send_all(self.tls.encrypt(piece), flags)
             except (OSError, ValueError) as error:
                 self.close()
@@ -255,7 +255,7 @@ def again(stream: Stream, seconds: float) -> Stream:
     return Stream(sock)
 
 
-def listen(bind: str | None, port: int, patience: float = 0.0) -> socket.socket:
+def listening_socket(bind: str | None, port: int, patience: float = 0.0) -> socket.socket:
     """A listening socket on `bind`, or on every address; one in use is tried again for `patience` seconds. Raises OSError naming it."""
     until = time.monotonic() + patience
     while True:

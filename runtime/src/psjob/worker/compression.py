@@ -29,7 +29,7 @@ log = logging.getLogger("psjob.worker")
 
 
 @dataclass(frozen=True)
-class Kept:
+class SentBody:
     """The body of a block's push, as it went out at `clock`; `codec` is its number, 0 where it went as it is."""
 
     clock: int
@@ -49,7 +49,7 @@ class WorkerCompression:
         self.pull = [self._config.pull] * count
         self._left: dict[int, torch.Tensor] = {}
         """Residuals, by block, in float32: what its pushes have lost to the codec so far."""
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, SentBody] = {}
         self._bodies: dict[int, torch.Tensor] = {}
         """Room for a block's encoded bytes, taken once."""
         self._before: dict[int, torch.Tensor] = {}
@@ -225,7 +225,7 @@ class WorkerCompression:
                 self._latched[shard] = (clock, self.push[shard])
             return self._latched[shard][1]
 
-    def _feed(self, codec: Codec, clock: int, block: Block, flat: torch.Tensor) -> Kept:
+    def _feed(self, codec: Codec, clock: int, block: Block, flat: torch.Tensor) -> SentBody:
         left = self._left.get(block.index)
         if left is None:
             left = self._left[block.index] = torch.zeros(block.length, dtype=torch.float32, device="cpu")
@@ -243,9 +243,9 @@ class WorkerCompression:
             body = self._bodies[block.index] = torch.empty(codec.bound(block.length, self._config.ratio), dtype=torch.uint8, device="cpu")
         size = codec.encode(left, body, self._key(clock, block.index), self._config.ratio)
         if size:
-            kept = Kept(clock, codec.number, body[:size])
+            kept = SentBody(clock, codec.number, body[:size])
         else:
-            kept = Kept(clock, 0, left.to(flat.dtype, copy=True))
+            kept = SentBody(clock, 0, left.to(flat.dtype, copy=True))
             left.zero_()
         for part, was in aside:
             part.copy_(was)

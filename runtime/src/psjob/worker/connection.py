@@ -151,7 +151,7 @@ class ReadLock:
             self._calls.put(None)
 
 
-def listen(state: SessionState, links: Sequence[ShardConnection]) -> None:
+def read_answers(state: SessionState, links: Sequence[ShardConnection]) -> None:
     """Read the answers that are owed, in the script's thread, where every link that owes some leaves its stream to it.
 
     Returns once they are here, or after LISTEN_SECONDS, or where a stream ends: the caller waits for what is missing then.
@@ -237,7 +237,7 @@ class WorkerLane:
         """Send blocks in a thread of the lane's own, and read in another if `reads`."""
         name = f"lane-{self.link.index}-{self.stream.peer}"
         works = [self._send_loop, self._read] if reads else [self._send_loop]
-        self._threads = [supervise.start(work, name) for work in works]
+        self._threads = [supervise.start_thread(work, name) for work in works]
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
@@ -580,7 +580,7 @@ class ShardConnection:
         elif header.kind is Kind.RELEASE:
             self.state.handle(e.Released(self.index, header.request))
         elif header.kind is Kind.HUNG and self.index == 0:
-            exits.hung(self.state.place.config.step_timeout)
+            exits.end_hung(self.state.place.config.step_timeout)
 
     def _error(self, body: Mapping[str, Any]) -> None:
         message = one_line(body.get("error", "the shard refused this worker"), 1000)

@@ -28,7 +28,7 @@ from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
-from psjob.worker.connection import ShardConnection, WorkerLane, listen
+from psjob.worker.connection import ShardConnection, WorkerLane, read_answers
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import RowGrads, Rows
 from psjob.worker.sharing import SLOTS, Sharing
@@ -73,7 +73,7 @@ class Exchange:
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
         self.meanwhile: Callable[[], None] | None = None
         """Done once, in the script's thread, when the next requests are sent, before their answers are waited for."""
-        self.clip = Clip()
+        self.clip = GradientClip()
         """What the shards are to do with the mean gradient of this step."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
@@ -245,7 +245,7 @@ class Exchange:
     def _await_answers(self) -> None:
         self.watched = False
         try:
-            listen(self.state, self.links)
+            read_answers(self.state, self.links)
             self.state.wait(lambda: not any(link.outstanding for link in self.links), WAITS_FOR)
         finally:
             self.watched = True
@@ -360,15 +360,15 @@ def count_change(tensors: Sequence[torch.Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Clip:
+class GradientClip:
     """Each element is at most `value` from 0, then its norm over all parameters at most `norm`; None: any."""
 
     norm: float | None = None
     value: float | None = None
 
-    def within(self, other: Clip) -> Clip:
+    def within(self, other: GradientClip) -> GradientClip:
         """Both, one after the other: the smaller limits."""
-        return Clip(_least(self.norm, other.norm), _least(self.value, other.value))
+        return GradientClip(_least(self.norm, other.norm), _least(self.value, other.value))
 
 
 def _least(one: float | None, other: float | None) -> float | None:

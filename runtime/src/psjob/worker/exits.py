@@ -57,7 +57,7 @@ LAST = -100
 """After the finalizers of queues and pools, which may hold what is still to be sent."""
 
 
-def watch(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
+def watch_exit(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
     """Call `ended_well` at this process's end where its exit status is 0 and `concerned` says that it matters."""
     ExitWatch(concerned, ended_well)
 
@@ -247,10 +247,10 @@ def watch_progress(step_timeout: float, over: threading.Event) -> None:
             over.wait(REARM_SECONDS)
         faulthandler.cancel_dump_traceback_later()
 
-    supervise.start(rearm, "watchdog")
+    supervise.start_thread(rearm, "watchdog")
 
 
-def hung(seconds: float | None) -> None:
+def end_hung(seconds: float | None) -> None:
     """Write every thread's stack to the log and end this process with EXIT_HUNG. Does not return."""
     limit = "" if seconds is None else f" (workers.progressDeadlineSeconds is {seconds:g})"
     sentence = f"this worker has made no step while others wait for it{limit}; the stacks of its threads are in its log"

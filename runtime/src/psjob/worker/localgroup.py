@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from psjob import contract
-from psjob.collectives.localsum import AUTO, CPU, SHARED, Given, LocalSum, choose
+from psjob.collectives.localsum import AUTO, CPU, SHARED, Given, LocalSum, choose_sum
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.process import supervise
@@ -35,7 +35,7 @@ from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
 from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, meet, meeting_place
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, first_line, made, made_sum, make, make_group, meeting_place
 from psjob.worker.session import WorkerSession
 
 
@@ -74,7 +74,7 @@ def lead(session: LeaderSession, device: torch.device) -> PodSum:
     return sums or made(SHARED, session.layout, session.memory, 0, config.processes, device, None)
 
 
-def follow(session: FollowerSession, device: torch.device) -> PodSum:
+def follow_leader(session: FollowerSession, device: torch.device) -> PodSum:
     """As another process. Raises SessionEnd."""
     place, memory = session.place, session.memory
     assert memory is not None
@@ -100,7 +100,7 @@ def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
     matrix, numbers = localreduce.topology(devices) if apart else (None, [])
     rates = {"host": min(one.host for one in places), "add": min(one.add for one in places)} if apart else {}
     try:
-        return choose(Given(devices, session.layout.nbytes, matrix, numbers, **rates), session.place.config.local_sum)
+        return choose_sum(Given(devices, session.layout.nbytes, matrix, numbers, **rates), session.place.config.local_sum)
     except ValueError as error:
         sentence = f"spec.workers.localSum is {session.place.config.local_sum}, and {error}"
         raise SessionEnd("refused", sentence) from None
@@ -111,7 +111,7 @@ def _met(
 ) -> tuple[PodSum | None, str]:
     """The sum in a group of all, with its memory taken, or why it cannot be had."""
     try:
-        group = meet(way, fd, local, processes, device)
+        group = make_group(way, fd, local, processes, device)
         return made(way, layout, memory, local, processes, device, group), ""
     except RuntimeError as error:  # torch.OutOfMemoryError is one too
         return None, first_line(error)
@@ -161,7 +161,7 @@ class LeaderSession(WorkerSession):
         super().join(parameters, initial, hyperparameters)
         self._tell_agent({"joined": True})
         assert self._memory is not None
-        records = [] if self.record is None else composite.split(self.record)
+        records = [] if self.record is None else composite.split_records(self.record)
         for number, other in self._others.items():
             mine = records[number] if number < len(records) else None
             other.say({"initial": self.initial is not None}, self.initial or b"")
@@ -250,7 +250,7 @@ class LeaderSession(WorkerSession):
             self.step_boundary(make_record)
             self.push(None, self.last_hyperparameters, False, 1.0, parameters)
         own = make_record()
-        super().leave(lambda: composite.joined([own, *(self._through[number] for number in sorted(self._through))]), parameters)
+        super().leave(lambda: composite.join_records([own, *(self._through[number] for number in sorted(self._through))]), parameters)
 
     def report(self, numbers: dict[str, float | str]) -> None:
         with self.cond:
@@ -308,8 +308,8 @@ class LeaderSession(WorkerSession):
 
     # -- the others' threads -------------------------------------------------------------------
 
-    def _hears(self, number: int) -> Callable[[Said | None], None]:
-        def told(said: Said | None) -> None:
+    def _hears(self, number: int) -> Callable[[LocalFrame | None], None]:
+        def told(said: LocalFrame | None) -> None:
             if said is not None:
                 self._take(number, said)
             elif number not in self._through:
@@ -326,7 +326,7 @@ class LeaderSession(WorkerSession):
             )
             self._end(SessionEnd("refused", sentence))
 
-    def _take(self, number: int, said: Said) -> None:
+    def _take(self, number: int, said: LocalFrame) -> None:
         body = said.body
         with self.cond:
             if "table" in body:
@@ -394,7 +394,7 @@ class FollowerSession(WorkerSession):
         self.memory: PodMemory | None = None
         self._sums: PodSum | None = None
         self._nowhere: frozenset[int] = frozenset()
-        self._news: dict[str, Said] = {}
+        self._news: dict[str, LocalFrame] = {}
         """What process 0 said last, by its first word."""
         self._first = LocalPeer(place.sockets[0], "0", self._hears)
 
@@ -412,7 +412,7 @@ class FollowerSession(WorkerSession):
         machine.residual = bool(said.body["residual"])
         machine.clock, machine.joined = int(said.body["joined"]), True
         self.memory.scatter(parameters)
-        self._sums = follow(self, device)
+        self._sums = follow_leader(self, device)
 
     def step_boundary(self, make_record: Callable[[], bytes], large: bool = False) -> None:
         """Give the record to process 0. Raises SessionEnd."""
@@ -503,7 +503,7 @@ class FollowerSession(WorkerSession):
     def tell_first(self, body: Mapping[str, Any]) -> None:
         self._first.say(body)
 
-    def next(self, word: str, what: str) -> Said:
+    def next(self, word: str, what: str) -> LocalFrame:
         """What process 0 says under this word. Raises SessionEnd."""
         self.wait(lambda: word in self._news, what)
         with self.cond:
@@ -511,7 +511,7 @@ class FollowerSession(WorkerSession):
 
     # -- the line's thread ---------------------------------------------------------------------
 
-    def _hears(self, said: Said | None) -> None:
+    def _hears(self, said: LocalFrame | None) -> None:
         if said is None:
             if not self.state.ended:
                 self._end(SessionEnd("rewind"))  # process 0 has died, and the agent starts all again
@@ -573,7 +573,7 @@ MOST_WORDS: Final = 64 << 20
 """Bytes of JSON in a frame: the names and shapes of a model fit."""
 
 
-class Said(NamedTuple):
+class LocalFrame(NamedTuple):
     """A frame. `fd`: a descriptor that came with it, -1 for none."""
 
     body: Mapping[str, Any]
@@ -584,7 +584,7 @@ class Said(NamedTuple):
 class LocalPeer:
     """The line to one process. `told` is called with each frame by a thread of this object's, with None once where the line ends."""
 
-    def __init__(self, fd: int, name: str, told: Callable[[Said | None], None]) -> None:
+    def __init__(self, fd: int, name: str, told: Callable[[LocalFrame | None], None]) -> None:
         try:
             self._sock = socket.socket(fileno=fd)
         except OSError as error:
@@ -592,7 +592,7 @@ class LocalPeer:
         os.set_inheritable(fd, False)
         self._told = told
         self._sending = threading.Lock()
-        self._thread = supervise.start(self._read, f"process-{name}")
+        self._thread = supervise.start_thread(self._read, f"process-{name}")
 
     def say(self, body: Mapping[str, Any], data: bytes = b"", fd: int = -1) -> None:
         """Send a frame. Nothing where the line has ended: the agent ends this process soon."""
@@ -625,7 +625,7 @@ class LocalPeer:
             pass
         self._told(None)
 
-    def _next(self) -> Said | None:
+    def _next(self) -> LocalFrame | None:
         head, rights, _flags, _address = self._sock.recvmsg(_HEAD.size, socket.CMSG_SPACE(4), socket.MSG_WAITALL)
         if len(head) < _HEAD.size:
             return None
@@ -639,7 +639,7 @@ class LocalPeer:
         body = json.loads(raw)
         if not isinstance(body, dict):
             raise ValueError("a frame without names")
-        return Said(body, data, fds[0] if fds else -1)
+        return LocalFrame(body, data, fds[0] if fds else -1)
 
     def _exactly(self, size: int) -> bytes:
         found = bytearray(size)

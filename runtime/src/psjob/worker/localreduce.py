@@ -87,7 +87,7 @@ class PodMemory:
                     continue
                 flats = [self._gradients[number][block.index].flat for number in present]
                 for flat in flats[1:]:
-                    arrays.join("add", flats[0], flat, flats[0])
+                    arrays.combine("add", flats[0], flat, flats[0])
                 if mean and len(flats) > 1:
                     flats[0].mul_(1.0 / len(flats))
 
@@ -227,7 +227,7 @@ class ExchangedSum:
                 begins = range(at, at + own * len(present), own) if own else ()
                 flats = [self._got[begin : begin + block.nbytes].view(dtype) for begin in begins]
                 for flat in flats[1:]:
-                    arrays.join("add", flats[0], flat, flats[0])
+                    arrays.combine("add", flats[0], flat, flats[0])
                 if mean and len(flats) > 1:
                     flats[0].mul_(1.0 / len(flats))
                 put(block.index, flats[0])
@@ -244,7 +244,7 @@ def made_sum(sums: PodSum, present: Sequence[int], active: Sequence[int], mean: 
         exits.wait_for_the_agent(f"a sum with the other processes of this worker failed: {first_line(error)}")
 
 
-def meet(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
+def make_group(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
     """A group of a worker's processes, beside any that the script makes; they find each other by the file `fd`, which is taken over.
 
     It stays open as long as this process lives. torch opens the store by its name again, at the group's end too, and would write into
@@ -278,7 +278,7 @@ def made(way: str, layout: Layout, memory: PodMemory, local: int, processes: int
 
 
 def meeting_place() -> int:
-    """A file without a name, for `meet` of all processes of a worker."""
+    """A file without a name, for `make_group` of all processes of a worker."""
     return os.memfd_create("psjob-local-sum", os.MFD_CLOEXEC)
 
 

@@ -1,6 +1,6 @@
 """How a worker reaches the newest process of a shard, and how workers meet by way of shard 0, outside a session.
 
-- `meet`: at a point of the script each worker hears what the others have said there (see `psjob.shard.rendezvous`).
+- `meet_workers`: at a point of the script each worker hears what the others have said there (see `psjob.shard.rendezvous`).
 - `agreed`: before it joins a job of stages whose cuts psjob chooses, a worker asks for them; worker 0 chooses, and tells them.
 """
 
@@ -32,7 +32,9 @@ class NotMet(Exception):
     """They cannot meet. The message says who is missing, or why shard 0 was not reached."""
 
 
-def meet(place: Place, point: str, said: str, check: Callable[[], None], waits: bool = True, first: bool = False) -> list[str] | None:
+def meet_workers(
+    place: Place, point: str, said: str, check: Callable[[], None], waits: bool = True, first: bool = False
+) -> list[str] | None:
     """What each worker has said at this point, by rank, once all are there; with `first`, once rank 0 is there, what that has said.
 
     None: the point was passed before this process began, or it does not wait and some are missing. `check` raises what ends the wait.

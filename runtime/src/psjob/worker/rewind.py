@@ -56,7 +56,7 @@ _sent: Sent | None = None
 def check_possible() -> None:
     """Raises Refused when this process could not start itself again: a script from stdin, an interactive session, a process of a pool."""
     global _sent
-    _sent = _sent or sent()
+    _sent = _sent or sent_by_waiter()
     if _sent is not None:
         return
     words = sys.orig_argv[1:]
@@ -68,14 +68,14 @@ def check_possible() -> None:
         )
 
 
-def prepare(trained: float) -> None:
+def prepare_fork_server(trained: float) -> None:
     """Start the fork server, once this process has trained for long enough. `trained`: seconds since it has joined."""
     global _looked
     if _looked or trained < _after():
         return
     _looked = True
-    room = system.free()
-    wanted = min(ROOM, SERVER + (system.resident() or ROOM))
+    room = system.free_memory()
+    wanted = min(ROOM, SERVER + (system.resident_memory() or ROOM))
     if sys.platform == "linux" and forkserver.talk is None and room is not None and room >= wanted and not _differs():
         _start()
 
@@ -94,7 +94,7 @@ def _differs() -> bool:
     return (
         multiprocessing.parent_process() is not None
         or any(name.startswith(forkserver.READ_AT_IMPORT) for name in names)
-        or forkserver.split(sys.orig_argv[1:]) is None
+        or forkserver.split_command(sys.orig_argv[1:]) is None
         or _hides_a_module()
     )
 
@@ -118,7 +118,7 @@ def _hands_down() -> bool:
 
 def _start() -> None:
     global _server
-    found = forkserver.split(sys.orig_argv[1:])
+    found = forkserver.split_command(sys.orig_argv[1:])
     assert found is not None
     ours, theirs = socket.socketpair()
     ours.setblocking(True)  # whatever the script's default is
@@ -160,7 +160,7 @@ def _reset(number: int) -> None:
         action(number, None)
 
 
-def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
+def start_again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
     """End child processes and start the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
 
     The folder and the environment are those that the process began with, and `more`. What the script and its libraries set since may
@@ -260,7 +260,7 @@ _held: socket.socket | None = None
 """By its name this process holds its place."""
 
 
-def claim(place: Place) -> None:
+def claim_place(place: Place) -> None:
     """Hold this place in the job until this process ends or begins again.
 
     Nothing is held where sockets have no abstract names, as on macOS, and for a place that no file describes.
@@ -320,7 +320,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def sent() -> Sent | None:
+def sent_by_waiter() -> Sent | None:
     """What this process was sent, None if it is the script's first process or a fork of that.
 
     Raises:

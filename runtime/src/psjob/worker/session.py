@@ -140,7 +140,7 @@ class WorkerSession:
         self.check()
         machine, residuals = self.machine, self.exchange.compression
         self._measure()
-        rewind.prepare(time.monotonic() - self._joined)
+        rewind.prepare_fork_server(time.monotonic() - self._joined)
         if residuals.feeds:
             self.exchange.finish()  # the residual of a push is known when it has been sent
         record = make_record() if residuals.small and not large else None
@@ -251,7 +251,7 @@ class WorkerSession:
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
         """Let this worker begin again in place, in `mode` where one is named, with `more` in its environment. Does not return."""
-        rewind.again(self.place.rewinds, mode, more)
+        rewind.start_again(self.place.rewinds, mode, more)
 
     def make_exchange(self) -> Exchange:
         """The data path for the layout of now."""
@@ -445,7 +445,7 @@ class RecordUploader:
         """There is something to send."""
         with self._state.cond:
             if self._thread is None:
-                self._thread = supervise.start(self._run, "records")
+                self._thread = supervise.start_thread(self._run, "records")
 
     def join(self, seconds: float) -> None:
         """Wait for the thread, which ends once the session has ended."""

@@ -23,7 +23,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Layout
 from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
-from psjob.process.system import available
+from psjob.process.system import available_memory
 from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region, Window
@@ -157,7 +157,7 @@ class Mirror:
         if self._homes:
             raise WireError(f"shard {index} lends other memory than the model lies in")
         self._blocks |= set(blocks)
-        self.window.show(region.fd, joined(self.span.pages(block) for block in sorted(blocks)))
+        self.window.show(region.fd, joined_spans(self.span.pages(block) for block in sorted(blocks)))
         self._shown[index] = which
         layout = self.span.layout
         for number in blocks:
@@ -198,7 +198,7 @@ class Mirror:
     def settle(self, others: int) -> None:
         """The model stays as it is: what lives here becomes this process's own, where there is memory for that and for `others` alike."""
         pages = [self.span.pages(block) for block in self._blocks] if self._homes else []
-        if (1 + others) * sum(size for _, size in pages) < (available() or 0):
+        if (1 + others) * sum(size for _, size in pages) < (available_memory() or 0):
             for begin, size in pages:
                 self.window.keep(begin, size)
 
@@ -244,10 +244,10 @@ class Pagemap:
         tops = entries[_ENTRY - 1 :: _ENTRY]
         if not tops.translate(None, _OTHERS):
             return []
-        return joined((number * self._page, self._page) for number, top in enumerate(tops) if top not in _OTHERS)
+        return joined_spans((number * self._page, self._page) for number, top in enumerate(tops) if top not in _OTHERS)
 
 
-def joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined_spans(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """(offset, length) in rising order, neighbours made one."""
     found: list[tuple[int, int]] = []
     for offset, length in pieces:

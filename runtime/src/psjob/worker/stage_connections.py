@@ -33,7 +33,7 @@ from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import admit, greet
 from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
-from psjob.wire.shared_memory import Region, Ring, SharedMemoryBroker, copy_in
+from psjob.wire.shared_memory import Region, RingAllocator, SharedMemoryBroker, copy_in
 from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
@@ -49,12 +49,12 @@ MOST_OFFER: Final = 4096
 log = logging.getLogger("psjob.worker")
 
 
-class Lending:
+class StageLending:
     """What one side lends for one stream. Raises OSError where the system has no such memory."""
 
     def __init__(self) -> None:
         self.region = Region.lend(BYTES)
-        self.ring = Ring(BYTES)
+        self.ring = RingAllocator(BYTES)
         self._lock = threading.Lock()
 
     def place(self, parts: Sequence[memoryview], size: int) -> int | None:
@@ -82,7 +82,7 @@ class StageSharing:
         self._counter: SharedMemoryBroker | None = None
         self._offered: dict[Stream, str] = {}
         """By stream that is open, the token that its dialler may come with."""
-        self._lent: dict[Stream, Lending] = {}
+        self._lent: dict[Stream, StageLending] = {}
         self._barred: set[int] = set()
         """Neighbours whose memory could not be had once."""
 
@@ -98,7 +98,7 @@ class StageSharing:
             return
 
         def give(fd: int) -> Region:
-            region, lending = Region.borrow(fd, BYTES), Lending()
+            region, lending = Region.borrow(fd, BYTES), StageLending()
             with self._lock:
                 if stream not in self._offered:
                     raise WireError(f"the stream of worker {rank} has ended meanwhile")
@@ -124,7 +124,7 @@ class StageSharing:
         if not self._lends or stream.is_remote or rank in self._barred:
             return
         try:
-            lending = Lending()
+            lending = StageLending()
             region = Region.borrow(shared_memory.fetch(str(name), str(token), lending.region.fd), BYTES)
         except (OSError, WireError) as error:
             self._barred.add(rank)
@@ -180,7 +180,7 @@ class StageSharing:
         if self._counter is not None:
             self._counter.close_copy()
 
-    def _lend(self, stream: Stream, rank: int, lending: Lending, region: Region) -> None:
+    def _lend(self, stream: Stream, rank: int, lending: StageLending, region: Region) -> None:
         stream.borrowed, self._lent[stream] = region, lending
         log.info("payloads of %d bytes and more from and to worker %d go over shared memory", LEAST, rank)
 
@@ -237,7 +237,7 @@ class StageConnections:
         """The port at which neighbours are waited for, on the address by which this process reaches shard 0. Raises StreamClosed."""
         if self._listener is None:
             try:
-                self._listener = tcp.listen(host, 0)
+                self._listener = tcp.listening_socket(host, 0)
             except OSError as error:
                 raise StreamClosed(str(error)) from error
             self.sharing.open()

@@ -140,7 +140,7 @@ RECENT: Final = 32
 """Steps that `Idle.recent` is made of, at most."""
 
 
-def share(waited: float, counted: float) -> float:
+def waited_share(waited: float, counted: float) -> float:
     """The part of `counted` seconds in which somebody waited, 0 to 1; 0 of no time."""
     return min(1.0, max(0.0, waited / counted)) if counted > 0 else 0.0
 
@@ -169,7 +169,7 @@ class Idle:
             self._began = now, self.waited
         counted, waited = now - self._began[0], self.waited - self._began[1]
         if counted >= 0.001:
-            self.told = int(1000 * counted), round(IDLE_PARTS * share(waited, counted))
+            self.told = int(1000 * counted), round(IDLE_PARTS * waited_share(waited, counted))
 
     def recent(self, now: float, waits: float = 0.0) -> float | None:
         """The part of the last RECENT steps, and of the time since, that was waited; None before the second step has ended.
@@ -179,7 +179,7 @@ class Idle:
         if len(self._edges) < 2 and not (self._edges and waits):
             return None
         begun, before = self._edges[0]
-        return share(self.waited + waits - before, now - begun)
+        return waited_share(self.waited + waits - before, now - begun)
 
 
 TELL_SECONDS: Final = 1.0
@@ -230,7 +230,8 @@ class StageGauge:
     def _tell(self, now: float, what: str | None, seconds: float) -> None:
         self._told, self._waited = now, what is not None
         body: dict[str, Any] = {
-            "idle": self._idle.recent(now, seconds), "rss": system.resident(), "peak": system.peak(), "devicePeak": device_peak(),
+            "idle": self._idle.recent(now, seconds), "rss": system.resident_memory(), "peak": system.peak_memory(),
+            "devicePeak": device_peak(),
         }  # fmt: skip
         if self._late:
             body["delay"] = fmean(self._late)

@@ -72,11 +72,11 @@ export function shards(job) {
   const late = (one) => (one ? `${number(one.mean ?? 0)} / ${number(one.max ?? 0)}` : "–");
   const rows = (job.shards ?? []).map((one) => [
     `shard ${one.index}`, badge(one.state ?? "Pending"), number(one.attempt ?? 0), number(one.applied), number(one.dropped), number(one.updatesLost), number(one.crashes),
-    late(one.lag), late(one.gap), bytes(one.memoryBytes),
+    late(one.staleness), late(one.gap), bytes(one.memoryBytes),
     one.transfer ? `${one.transfer.doing} ${bytes(one.transfer.done ?? 0)} of ${bytes(one.transfer.total ?? 0)}` : "–", one.problem ?? "",
   ]);
   return rows.length ? table("Pushes, how late they were (mean / largest), memory, and the checkpoint that is read or written",
-    ["shard", "state", "attempt", "pushes", "dropped", "updates lost", "crashes", "lag", "gap", "memory", "checkpoint", "problem"], rows, { keep: [1, 2] })
+    ["shard", "state", "attempt", "pushes", "dropped", "updates lost", "crashes", "staleness", "gap", "memory", "checkpoint", "problem"], rows, { keep: [1, 2] })
     : h("p", { class: "soft" }, "No shard is known yet.");
 }
 

@@ -25,11 +25,11 @@ class DecisionOrder:
     go: Mapping[int, int]
 
     def numbered(self, number: int) -> Decide:
-        """As shards are told. A batch's `lag` is the largest of its kept pushes."""
+        """As shards are told. A batch's `staleness` is the largest of its kept pushes."""
         version, batches = self.version, []
         for batch in self.batches:
-            lag = max((version - push.base for push in batch.kept if push.base is not None), default=None)
-            batches.append(Decision(_keys(batch.kept), _keys(batch.dropped), batch.weights, lag))
+            staleness = max((version - push.base for push in batch.kept if push.base is not None), default=None)
+            batches.append(Decision(_keys(batch.kept), _keys(batch.dropped), batch.weights, staleness))
             version += bool(batch.kept)
         return Decide(number, self.version, tuple(batches), self.go)
 

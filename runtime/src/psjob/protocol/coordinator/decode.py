@@ -28,7 +28,7 @@ def shard_hello(link: int, body: Mapping[str, Any], shards: int) -> events.Shard
         raise Malformed("a shard's hello has a mode and says whether it serves")
     return events.ShardHello(
         link, number_of(body, "index", 1, shards - 1), number_of(body, "attempt", 0, MOST_NUMBER), number_of(body, "term", 0, MOST_NUMBER),
-        bool(body["serving"]), number_of(body, "recovery"), mode[:80], None if carried is None else whole(carried, "carried"),
+        bool(body["serving"]), number_of(body, "restore_id"), mode[:80], None if carried is None else whole(carried, "carried"),
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ class Stream:
     """This process has no place in the job yet."""
     mode: str
     """The one that its process runs, as `modes.written` writes it."""
-    recovery: int = 0
+    restore_id: int = 0
     """The newest restore that this process has come through."""
     rule: str = ""
     table: tuple[TensorSpec, ...] = ()
@@ -307,7 +307,7 @@ class TookUp:
     """
 
     term: int
-    recovery: int
+    restore_id: int
     mode: str
     layout: Layout
     workers: tuple[WorkerFacts, ...]
@@ -324,7 +324,7 @@ class ShardHello:
     attempt: int
     term: int
     serving: bool
-    recovery: int
+    restore_id: int
     mode: str
     carried: int | None
     """In a decided mode: the last order that it has carried out; None: one broke off."""

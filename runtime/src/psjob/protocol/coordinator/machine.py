@@ -198,7 +198,7 @@ def _of_worker(state: CoordinatorState, event: Event) -> bool:
         ):  # fmt: skip
             member = state.members.of(event.stream)
             # What a process says that joined before a restore is of steps that are undone; it begins again.
-            if member is not None and member.joined_in in (-1, state.restores):
+            if member is not None and member.joined_in in (-1, state.restored_by):
                 _said(state, member, event)
         case _:
             return False
@@ -218,7 +218,7 @@ def _hello(state: CoordinatorState, stream: Stream) -> None:
     if stream.incarnation > newest:
         membership.heartbeat(state, stream.rank)
         state.progress.comeback.interrupted(state.progress.step)
-    if state.mode.rewinds_together and not stream.fresh and stream.recovery < state.restore_id:
+    if state.mode.rewinds_together and not stream.fresh and stream.restore_id < state.restore_id:
         state.progress.comeback.heard(stream.acked)
     state.members.came(stream)
     recovery.worker_came(state, stream)

@@ -40,7 +40,7 @@ def is_behind(state: CoordinatorState, stream: Stream) -> bool:
     """Is a worker of another mode, or of what a restore has undone? One that was out of reach then must begin again too."""
     if stream.incarnation < state.fences.get(stream.rank, (0, 0)):
         return True
-    missed = not stream.fresh and stream.recovery != state.restore_id
+    missed = not stream.fresh and stream.restore_id != state.restore_id
     return (missed and state.mode.rewinds_together) or stream.mode != written(state.mode)
 
 
@@ -194,9 +194,9 @@ def _welcome(state: CoordinatorState, member: Member, clock: int | None) -> None
     record, at = (b"", 0) if taken is None else (member.records[taken], clock or 0)
     if clock is not None and taken is None and state.initial:
         record, at = state.initial, -1
-    member.welcomed, member.joined_in = True, state.restores
+    member.welcomed, member.joined_in = True, state.restored_by
     body = {
-        "term": state.term, "recovery": state.restore_id, "clock": clock or 0, "record": bool(record),
+        "term": state.term, "restore_id": state.restore_id, "clock": clock or 0, "record": bool(record),
         # A residual goes into the next push. That of an older record was fed in already, by pushes that count.
         "residual": taken is None or taken == clock, "assignment": list(state.assignment),
     }  # fmt: skip

@@ -44,17 +44,17 @@ TRIES = 3
 def take_up(state: CoordinatorState, event: events.TookUp) -> None:
     """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
     state.taken = event
-    state.term, state.restore_id = max(state.term, event.term), max(state.restore_id, event.recovery)
+    state.term, state.restore_id = max(state.term, event.term), max(state.restore_id, event.restore_id)
     state.snapshots.number = max(state.snapshots.number, event.snapshot)
     if event.clip is not None:
-        updates.take_up_norm(state, event.recovery, *event.clip)
+        updates.take_up_norm(state, event.restore_id, *event.clip)
 
 
 def start(state: CoordinatorState) -> None:
     """Shard 0 has started: it is its own first peer."""
     state.since, taken = state.now, state.taken
-    recovery, mode = (0, "") if taken is None else (taken.recovery, taken.mode)
-    state.peers[0] = ShardPeer(0, state.job.attempt, taken is not None, recovery, mode, 0)
+    restore_id, mode = (0, "") if taken is None else (taken.restore_id, taken.mode)
+    state.peers[0] = ShardPeer(0, state.job.attempt, taken is not None, restore_id, mode, 0)
     claim(state)
 
 
@@ -258,7 +258,7 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
         return
     if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
         state.emit(actions.Order(known.link, Fence(max(state.term, hello.term))))
-    peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
+    peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.restore_id, hello.mode, hello.carried)
     state.peers[index] = peer
     state.blank.discard(index)
     checkpoints.drop(state, f"shard {index} has connected again")
@@ -280,7 +280,7 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
 
 def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> Sequence[Order] | None:
     """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
-    if not peer.serving or (state.mode.rewinds_together and peer.recovery != state.restore_id) or peer.mode != written(state.mode):
+    if not peer.serving or (state.mode.rewinds_together and peer.restore_id != state.restore_id) or peer.mode != written(state.mode):
         return None
     return updates.missed(state, index, peer.carried)
 
@@ -332,7 +332,7 @@ def _initialise(state: CoordinatorState, stream: Stream) -> None:
     initialization.setup += 1
     state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.term, written(state.mode), state.tables))
     assignment = list(state.assignment)
-    body = {"init": True, "term": state.term, "clock": 0, "recovery": state.restore_id, "assignment": assignment}
+    body = {"init": True, "term": state.term, "clock": 0, "restore_id": state.restore_id, "assignment": assignment}
     state.emit(actions.Welcome(stream.id, body, init=True))
 
 
@@ -413,7 +413,8 @@ def _restore_from(state: CoordinatorState, found: CheckpointFacts, records: Mapp
         return
     whole = together or state.only == set(state.peers)
     state.restore_id += 1
-    state.restores += 0 in state.only
+    if 0 in state.only:
+        state.restored_by = state.restore_id
     saved = found.workers
     if found.run != state.job.run:  # another run's processes say nothing about this one's
         saved = tuple(type(worker)(worker.clock, left=worker.left, record=worker.record) for worker in saved)
@@ -460,7 +461,7 @@ def _rewind_workers(state: CoordinatorState) -> None:
 
 def shard_restored(state: CoordinatorState, event: messages.ShardRestored) -> None:
     """A shard has read what it was ordered to."""
-    if state.restoring and not state.search.looking and event.recovery == state.restore_id:
+    if state.restoring and not state.search.looking and event.restore_id == state.restore_id:
         state.done.add(event.shard)
         state.restored[event.shard] = event
         if state.done >= state.only:
@@ -470,7 +471,7 @@ def shard_restored(state: CoordinatorState, event: messages.ShardRestored) -> No
 def shard_unrestored(state: CoordinatorState, event: messages.Unrestored) -> None:
     """A shard could not read the checkpoint: where a file is damaged the one before counts, else it is tried again."""
     source, search, progress = state.source, state.search, state.progress
-    if not state.restoring or search.looking or event.recovery != state.restore_id or source is None:
+    if not state.restoring or search.looking or event.restore_id != state.restore_id or source is None:
         return
     state.enter("electing")
     if event.damaged:
@@ -489,9 +490,9 @@ def _serve_all(state: CoordinatorState, taken: events.TookUp, found: CheckpointF
     The last record of a worker that has left since may be lost with the process.
     """
     ended = all(worker.left is None or found.workers[rank].left is not None for rank, worker in enumerate(taken.workers))
-    same = taken.recovery == state.restore_id and taken.mode == written(state.mode) and taken.layout == found.layout
+    same = taken.restore_id == state.restore_id and taken.mode == written(state.mode) and taken.layout == found.layout
     peers = state.peers.values()
-    return ended and same and not state.blank and all(p.serving and (p.recovery, p.mode) == (taken.recovery, taken.mode) for p in peers)
+    return ended and same and not state.blank and all(p.serving and (p.restore_id, p.mode) == (taken.restore_id, taken.mode) for p in peers)
 
 
 def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFacts, initial: bytes) -> None:
@@ -513,7 +514,7 @@ def _open_all(state: CoordinatorState) -> None:
     if state.updates is not None and state.source is not None:
         updates.begin(state, state.updates, state.source.step, state.source.workers)
     for index, peer in state.peers.items():
-        peer.serving, peer.recovery, peer.mode = True, state.restore_id, written(state.mode)
+        peer.serving, peer.restore_id, peer.mode = True, state.restore_id, written(state.mode)
         state.order(index, Open(state.term, state.restore_id))
     _let_in(state)
 

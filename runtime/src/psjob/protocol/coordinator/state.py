@@ -36,7 +36,7 @@ class ShardPeer:
     link: int
     attempt: int
     serving: bool
-    recovery: int
+    restore_id: int
     mode: str
     """The one that it serves, as `modes.written` writes it."""
     carried: int | None
@@ -158,7 +158,7 @@ class CoordinatedUpdates:
 class NormSum:
     """Of the mean gradient of one update, over all shards."""
 
-    recovery: int = -1
+    restore_id: int = -1
     version: int = -1
     shares: dict[int, messages.NormMeasured] = field(default_factory=dict)
     """By shard."""
@@ -220,8 +220,8 @@ class CoordinatorState:
         self.term = job.term
         self.restore_id = job.term << 20
         """Number of the newest restore."""
-        self.restores = 0
-        """How often shard 0 was restored: what a worker that joined before one says is of steps that are undone."""
+        self.restored_by = 0
+        """The restore that gave shard 0 its blocks: what a worker that joined before it says is of steps that are undone."""
         self.peers: dict[int, ShardPeer] = {}
         self.waiting: dict[int, Stream] = {}
         """By rank, workers that are let in once training is on."""

@@ -44,7 +44,7 @@ def begin(state: CoordinatorState, updates: CoordinatedUpdates, version: int, wo
 def push_arrived(state: CoordinatorState, event: messages.PushArrived) -> None:
     """A shard has a whole push. What it told before a restore is void."""
     updates = state.updates
-    if updates is not None and updates.decisions is not None and state.open and event.recovery == state.restore_id:
+    if updates is not None and updates.decisions is not None and state.open and event.restore_id == state.restore_id:
         updates.orders.carried(event.shard, event.carried)
         _order(state, updates, updates.decisions.told(event.shard, event.worker, event.clock, event.base, state.now))
 
@@ -151,16 +151,16 @@ def norm_measured(state: CoordinatorState, event: messages.NormMeasured) -> None
     Each shard tells of each update once, and again on a new stream. What it is told twice it leaves.
     """
     norms = state.norms
-    if event.recovery != state.restore_id:
+    if event.restore_id != state.restore_id:
         return
     if not state.open:
         norms.early[event.shard] = event
         return
-    if norms.last is not None and (event.recovery, event.version) == (norms.last.recovery, norms.last.version):
+    if norms.last is not None and (event.restore_id, event.version) == (norms.last.restore_id, norms.last.version):
         state.order(event.shard, norms.last)  # the stream that it was sent down has ended
         return
-    if (event.recovery, event.version) != (norms.recovery, norms.version):
-        norms.recovery, norms.version, norms.shares = event.recovery, event.version, {}
+    if (event.restore_id, event.version) != (norms.restore_id, norms.version):
+        norms.restore_id, norms.version, norms.shares = event.restore_id, event.version, {}
     norms.shares[event.shard] = event
     norms.since = state.now
     _clip_when_whole(state)
@@ -183,13 +183,13 @@ def is_beyond(state: CoordinatorState, event: messages.WorkerPositions) -> None:
     norms = state.norms
     if event.ask != norms.question or not norms.shares or event.position.lo <= norms.version:
         return
-    norms.shares.setdefault(event.shard, messages.NormMeasured(event.shard, norms.recovery, norms.version, 0.0, math.inf))
+    norms.shares.setdefault(event.shard, messages.NormMeasured(event.shard, norms.restore_id, norms.version, 0.0, math.inf))
     _clip_when_whole(state)
 
 
-def take_up_norm(state: CoordinatorState, recovery: int, version: int, factor: float) -> None:
+def take_up_norm(state: CoordinatorState, restore_id: int, version: int, factor: float) -> None:
     """Another process has given this order: a shard that has not heard it tells again, and hears it from here."""
-    state.norms.last = Clip(recovery, version, factor)
+    state.norms.last = Clip(restore_id, version, factor)
 
 
 def count_early_norms(state: CoordinatorState) -> None:
@@ -209,7 +209,7 @@ def _clip_when_whole(state: CoordinatorState) -> None:
         return
     shares = [norms.shares[index] for index in owning]
     norm = math.sqrt(sum(each.squares for each in shares))
-    norms.last = Clip(norms.recovery, norms.version, clip_factor(norm, min(each.limit for each in shares)))
+    norms.last = Clip(norms.restore_id, norms.version, clip_factor(norm, min(each.limit for each in shares)))
     norms.shares = {}
     state.progress.note_norm(norm)
     for each in reversed(shares):  # shard 0 last: it carries an order out at once

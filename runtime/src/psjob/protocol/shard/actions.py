@@ -59,7 +59,7 @@ class Hello:
     stream: int
     serving: bool
     term: int
-    recovery: int
+    restore_id: int
     mode: str
     carried: int | None
 
@@ -78,11 +78,11 @@ class TellArrivals:
 
 @dataclass(frozen=True)
 class Reset:
-    """The shard is in `phase` and `term`; a stream of an earlier `generation` may not push any more."""
+    """The shard is in `phase` and `term`; a stream from before restore `restored_by` may not push any more."""
 
     phase: Phase
     term: int
-    generation: int
+    restored_by: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Serve:
     """Workers may push."""
 
     term: int
-    recovery: int
+    restore_id: int
 
 
 @dataclass(frozen=True)

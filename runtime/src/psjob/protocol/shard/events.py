@@ -18,8 +18,8 @@ class TookUp:
     """Before Begin: this process goes on from the memory of one of the same attempt, which served. `left`: ranks that have left."""
 
     term: int
-    recovery: int
-    generation: int
+    restore_id: int
+    restored_by: int
     mode: str
     left: frozenset[int] = frozenset()
 

@@ -45,7 +45,7 @@ STOP_SECONDS = 26.0
 
 @dataclass
 class Reading:
-    """What is read, and for which recovery."""
+    """What is read, and for which restore."""
 
     number: int
     order: o.Restore
@@ -57,7 +57,7 @@ class ShardMachine:
     def __init__(self, index: int, workers: int, term: int, mode: ServedMode, link: LinkState | None = None) -> None:
         self.index, self.term, self.mode, self.link = index, term, mode, link
         self.phase = Phase.BLANK
-        self.recovery = self.generation = self.setup = 0
+        self.restore_id = self.restored_by = self.setup = 0
         self.final = False
         self.snapshots = ShardSnapshots(index, workers)
         self.reading: Reading | None = None
@@ -156,17 +156,17 @@ class ShardMachine:
         return [*actions, a.DropSessions(rewind=False)]  # rank 0 may have sent its values already, to a set-up before this one
 
     def _restore(self, order: o.Restore) -> list[Action]:
-        """Read a manifest. What is being read, or was read and not served, is not read again for another recovery."""
+        """Read a manifest. What is being read, or was read and not served, is not read again for another restore."""
         actions = self.snapshots.drop()
         adopted = self._adopt(order.mode)
-        self.term, self.generation = order.term, self.generation + 1
+        self.term, self.restored_by = order.term, order.restore_id
         drop = a.DropSessions(bool(adopted) or self.mode.rewinds_together)
         if self._held is not None and not adopted and _same(self._held[0], order):
             placed = self._held[1]
             self._held = (order, placed)
-            return [*actions, a.Reset(Phase.HELD, self.term, self.generation), drop, *self._tell_restored(order, placed)]
+            return [*actions, a.Reset(Phase.HELD, self.term, self.restored_by), drop, *self._tell_restored(order, placed)]
         self.phase, self._held = Phase.BLANK, None
-        actions += [a.Reset(Phase.BLANK, self.term, self.generation), *adopted, drop]
+        actions += [a.Reset(Phase.BLANK, self.term, self.restored_by), *adopted, drop]
         if self.reading is not None and not adopted and _same(self.reading.order, order):
             self.reading.order = order
             return actions
@@ -186,25 +186,25 @@ class ShardMachine:
         if self.reading is None or self.reading.number != event.reading:
             return []
         order, self.reading = self.reading.order, None
-        return [a.TellCoordinator(o.Unrestored(self.index, order.recovery, event.why, event.damaged))]
+        return [a.TellCoordinator(o.Unrestored(self.index, order.restore_id, event.why, event.damaged))]
 
     def _tell_restored(self, order: o.Restore, placed: e.Placed) -> list[Action]:
-        restored = o.ShardRestored(self.index, order.recovery, placed.position, placed.complete)
+        restored = o.ShardRestored(self.index, order.restore_id, placed.position, placed.complete)
         return [a.SetFences(order.fences, order.most), a.TellCoordinator(restored)]
 
     def _open(self, order: o.Open) -> list[Action]:
         if self.phase is Phase.BLANK:
             return [a.Log("warning", f"an order to serve term {order.term} came to a shard without blocks; it is left")]
         self.phase, self._held = Phase.SERVING, None
-        self.term, self.recovery = order.term, order.recovery
-        return [a.Serve(order.term, order.recovery)]
+        self.term, self.restore_id = order.term, order.restore_id
+        return [a.Serve(order.term, order.restore_id)]
 
     def _take_up(self, event: e.TookUp) -> list[Action]:
         """To the others a stream broke: what this process says of itself is what the one before it said."""
         self.mode, self.phase = modes.read(event.mode), Phase.SERVING
-        self.term, self.recovery, self.generation = event.term, event.recovery, event.generation
+        self.term, self.restore_id, self.restored_by = event.term, event.restore_id, event.restored_by
         self.snapshots.begin(event.left)
-        return [a.Serve(event.term, event.recovery)]
+        return [a.Serve(event.term, event.restore_id)]
 
     def _adopt(self, mode: str) -> list[Action]:
         if mode == modes.written(self.mode):
@@ -218,7 +218,7 @@ class ShardMachine:
         """Say hello. The coordinator has forgotten a snapshot that was in flight; what it has to hear is said again."""
         serving = self.phase is Phase.SERVING
         said: list[Action] = [
-            a.Hello(event.stream, serving, self.term, self.recovery, modes.written(self.mode), event.carried),
+            a.Hello(event.stream, serving, self.term, self.restore_id, modes.written(self.mode), event.carried),
             a.TellArrivals(),
         ]
         if self._stopping:
@@ -237,7 +237,7 @@ class ShardMachine:
             actions.append(a.Exit(self._ends[1]))
         moved: o.BytesMoved | None = None
         if self.reading is not None:
-            moved = o.BytesMoved(self.index, "reading", self.reading.order.recovery, event.done, event.total)
+            moved = o.BytesMoved(self.index, "reading", self.reading.order.restore_id, event.done, event.total)
         elif self.snapshots.writing is not None:
             moved = o.BytesMoved(self.index, "writing", self.snapshots.writing, event.done, event.total)
         if moved is None:

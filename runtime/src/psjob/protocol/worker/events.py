@@ -101,7 +101,7 @@ class Welcomed:
     opened: frozenset[int] = frozenset()
     init: bool = False
     """The shard waits for the run's first values."""
-    recovery: int = 0
+    restore_id: int = 0
     clock: int = 0
     record: bool = False
     """Of shard 0: a record follows, and the worker has joined once it is here."""
@@ -114,7 +114,7 @@ class Welcomed:
         try:
             return cls(
                 link, int(body["attempt"]), int(body["term"]), bool(body["serving"]), int(body["complete"]),
-                frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
+                frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("restore_id", 0)),
                 int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:

@@ -48,7 +48,7 @@ class WorkerMachine:
         self.rank, self.mode, self.reduces, self.connect_seconds = rank, mode, reduces, connect_seconds
         self.links = [LinkState(index, address) for index, address in enumerate(addresses)]
         self.ending: Ending | None = None
-        self.clock = self.term = self.recovery = 0
+        self.clock = self.term = self.restore_id = 0
         self.joined = False
         self.init = 0
         """How often a shard has asked rank 0 for the run's first values."""
@@ -136,7 +136,7 @@ class WorkerMachine:
         """What a hello to a shard says of where this worker stands."""
         state = self.links[link]
         return {
-            "term": self.term, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
+            "term": self.term, "restore_id": self.restore_id, "fresh": not (state.attempt if link else self.joined),
             "acked": state.requests.acked if state.attempt else self.clock, "attempt": state.attempt, "init": self.initialising,
         }  # fmt: skip
 
@@ -214,7 +214,7 @@ class WorkerMachine:
         if not event.serving:
             self.init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
-            self.recovery = event.recovery
+            self.restore_id = event.restore_id
             self.records.relinked()
             if not event.init and not self.joined:
                 self.clock, self.residual = event.clock, event.residual

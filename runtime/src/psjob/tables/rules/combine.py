@@ -45,7 +45,7 @@ class Combine:
     def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """x joined with y, element by element, a new tensor or x. Raises ReductionProblem where a sum is no int32."""
         if self.monoid.join != "add" or x.dtype != torch.int32:
-            return arrays.join(self.monoid.join, x, y, x)
+            return arrays.combine(self.monoid.join, x, y, x)
         total = x.long() + y
         limits = torch.iinfo(torch.int32)
         if total.numel() and not limits.min <= int(total.min()) <= int(total.max()) <= limits.max:

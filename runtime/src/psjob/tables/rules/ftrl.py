@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psjob.rules.adagrad import Ftrl, first, step
+from psjob.rules.adagrad import Ftrl, ftrl_first, ftrl_step
 from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, parts, put_rows
 
@@ -21,7 +21,7 @@ class RowFtrl:
 
     def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """z of the initial weights."""
-        return {"z": first(weights, hyperparameters)}
+        return {"z": ftrl_first(weights, hyperparameters)}
 
     def apply(
         self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
@@ -30,6 +30,6 @@ class RowFtrl:
         planes = (weights, state["z"], state["n"])
         for at, grad in parts(slots, grads):
             rows = [plane.index_select(0, at) for plane in planes]
-            step(rows[0], grad, rows[1], rows[2], hyperparameters)
+            ftrl_step(rows[0], grad, rows[1], rows[2], hyperparameters)
             for plane, changed in zip(planes, rows, strict=True):
                 put_rows(plane, at, changed)
