@@ -25,7 +25,7 @@ from psjob_client.ui.shown import (
     curve_data,
     curves,
     detail,
-    hyperparameters,
+    job_settings,
     points_each,
     thin,
     unwound,
@@ -100,7 +100,7 @@ def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, 
     manifest = {"spec": {"training": {"mode": "async", "local": {"innerSteps": 5}, "seed": None}, "workers": {"replicas": 2,
                 "template": {"spec": {"containers": [container]}}}}}  # fmt: skip
     rest = {"env.A": "1", "training.mode": "async", "training.local.innerSteps": "5", "workers.replicas": "2"}
-    assert hyperparameters(manifest) == found | rest
+    assert job_settings(manifest) == found | rest
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_scripts_flags_are_hyperparameters(words: list[str], found: dict[str, 
     [None, {}, {"spec": []}, {"spec": {"workers": [], "shards": 3}}, {"spec": {"workers": {"template": {"spec": {"containers": "x"}}}}}],
 )
 def test_a_manifest_that_is_none_has_no_hyperparameters_and_no_error(manifest: Any) -> None:
-    assert all(isinstance(value, str) for value in hyperparameters(manifest).values())
+    assert all(isinstance(value, str) for value in job_settings(manifest).values())
 
 
 def test_old_events_are_counted() -> None:

@@ -391,7 +391,7 @@ class ResumedRun:
     """How to start anew."""
 
 
-def resume_source(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
+def resumed_run(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
     """Absolute path of the run's folder that `--resume` or else `spec` names, and the step of its checkpoint; None where neither does.
 
     Raises:

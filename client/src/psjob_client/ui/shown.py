@@ -77,7 +77,7 @@ LONGEST = 200
 """Characters of a value."""
 
 
-def hyperparameters(manifest: Mapping[str, Any] | None) -> dict[str, str]:
+def job_settings(manifest: Mapping[str, Any] | None) -> dict[str, str]:
     """`training.mode`: async, `workers.replicas`: 4, `--lr`: 0.1, `env.SEED`: 3; the script and its flags first."""
     spec = (manifest or {}).get("spec")
     if not isinstance(spec, Mapping):
@@ -168,7 +168,7 @@ def detail(
     return {
         "until": now if job.active or job.ended is None else job.ended,
         "job": job.to_manifest() | {"seconds": job.seconds(now), "active": job.active, "manifest": None},
-        "settings": hyperparameters(job.manifest),
+        "settings": job_settings(job.manifest),
         "manifest": yaml_text(job.manifest) if job.manifest else "",
         "timeline": [span.to_manifest() for span in spans[-SPANS:]],
         "events": [event.to_manifest() for event in events[-EVENTS:]],
@@ -189,7 +189,7 @@ def curves(history: HistoryView, axis: str, smoothing: float, most: int) -> dict
 
 def run_data(place: int, job: JobView, history: HistoryView, axis: str, smoothing: float, most: int) -> dict[str, Any]:
     """One of several that are drawn over one another."""
-    return {"place": place, **row(job), "settings": hyperparameters(job.manifest), "problem": "", **curves(history, axis, smoothing, most)}
+    return {"place": place, **row(job), "settings": job_settings(job.manifest), "problem": "", **curves(history, axis, smoothing, most)}
 
 
 def comparison(found: Comparison, smoothing: float) -> dict[str, Any]:
