@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.api.crd import schema
+from psjob_operator.api.field_rule import FieldRule
 from psjob_operator.api.immutability import MUTABLE, PLACEMENT
-from psjob_operator.api.rules import FieldRule, rules
+from psjob_operator.api.rules import rules
 from psjob_operator.api.template import kubernetes, template_rules
 from psjob_operator.contract import GOES_ON
 

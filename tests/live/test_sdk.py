@@ -23,6 +23,7 @@ from IPython.utils.capture import CapturedIO, capture_output
 
 import psjob
 import psjob as ps
+from psjob_client.jobs.verbs import checked_job
 from psjob_client.local.manifest import worker_commands
 from psjob_client.sdk import manifest
 from psjob_client.sdk.manifest import script_of
@@ -62,7 +63,7 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
     )
     (tmp_path / "helper.py").write_text("ONE = 1\n")
     made = manifest.build(file, packages=["pytest>=1"], env={"N": 1})
-    command = worker_commands(manifest.job_of(made), tmp_path)[0]
+    command = worker_commands(checked_job(made), tmp_path)[0]
     done = subprocess.run(
         command.argv, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **command.env, "TMPDIR": str(tmp_path)}
     )
@@ -72,7 +73,7 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
 
 def test_what_pip_cannot_install_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    command = worker_commands(manifest.job_of(manifest.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
+    command = worker_commands(checked_job(manifest.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
     env = {**os.environ, "PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command.argv, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("packages: pip could not install pytest<1")

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from psjob import contract
 from psjob.pipeline import draws, predict
 from psjob.pipeline.cuts import split_model
-from psjob.pipeline.draws import Calls, Draw, drawn, generators, seed_for
+from psjob.pipeline.draws import Calls, Draw, drawn, generators_of, seed_for
 from psjob.pipeline.schedule import (
     Backward,
     Direction,
@@ -293,17 +293,17 @@ def test_seeds_are_fixed_for_ever() -> None:
 def test_generators_are_those_of_the_tensors_of_weights_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part without weights draws where its input lies."""
     asked: list[set[str]] = []
-    own = draws.generators
-    monkeypatch.setattr(draws, "generators", lambda devices: asked.append({d.type for d in devices}) or own([]))
+    own = draws.generators_of
+    monkeypatch.setattr(draws, "generators_of", lambda devices: asked.append({d.type for d in devices}) or own([]))
     run(nn.Sequential(nn.Dropout(0.5)), Draw(0, 0, 0), x=ONES.to("meta"))
     run(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), Draw(0, 0, 0), cuts=(1,))
     assert asked == [{"meta"}, {"cpu"}]
 
 
 def test_generators_of_other_devices_are_refused() -> None:
-    assert generators([torch.device("cpu"), torch.device("meta")]) == [torch.default_generator]
+    assert generators_of([torch.device("cpu"), torch.device("meta")]) == [torch.default_generator]
     with pytest.raises(ValueError, match="random draws on device mps cannot be repeated; use cpu, cuda or xpu"):
-        generators([torch.device("mps")])
+        generators_of([torch.device("mps")])
 
 
 def test_a_graphs_operator_draws_from_the_scripts_stream_outside_a_part() -> None:

@@ -442,7 +442,7 @@ def grows(name: str, step: float, workers: int, rounds: int, momentum: float | N
     size = []
     for turn in range(rounds * workers):
         worker = turn % workers
-        rule.apply(state, sent[worker], hyperparameters, lag=min(turn, workers - 1), worker=worker)
+        rule.apply(state, sent[worker], hyperparameters, staleness=min(turn, workers - 1), worker=worker)
         sent[worker] = rule.reply(state, hyperparameters, worker).copy()
         size.append(abs(float(state.weights[0])))
         if size[-1] > 1e9:

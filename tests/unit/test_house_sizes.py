@@ -13,15 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
 FILES = 351
 """Source files of runtime, operator and client together, at most."""
-LINES = 87_600
+LINES = 87_640
 """Lines of Python in them, at most."""
-TEST_LINES = 102_050
+TEST_LINES = 101_850
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""
-TWO_CLASSES = 47
+TWO_CLASSES = 30
 """Names that two or more files give to a class, at most."""
-TWO_FUNCTIONS = 81
+TWO_FUNCTIONS = 52
 """Names that two or more files give to a public function, at most."""
 
 
