@@ -80,7 +80,7 @@ def running(
                 place = place[name]
             place[last] = json.loads(value)
         if job.config.get("encryption", "none") != "none":
-            from psjob_operator.authority import certificates  # environments of peers have no operator
+            from psjob_operator.certificates import certificates  # environments of peers have no operator
 
             for name, text in certificates(words.shards).items():
                 (Path(folder) / name).write_bytes(text)

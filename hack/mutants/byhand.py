@@ -33,7 +33,7 @@ class ByHand:
 BY_HAND = (
     ByHand(
         "a push is applied twice",
-        f"{PSJOB}/shard/admission.py",
+        f"{PSJOB}/shard/deduplication.py",
         "if clock < row.complete or (clock == row.complete and position in row.open):",
         "if clock < row.complete:",
         ("tests/unit/test_modes.py",),
@@ -61,7 +61,7 @@ BY_HAND = (
     ),
     ByHand(
         "a fenced process may push",
-        f"{PSJOB}/shard/admission.py",
+        f"{PSJOB}/shard/deduplication.py",
         "        if incarnation < row.incarnation:\n            return Verdict.FENCED\n",
         "",
         ("tests/unit/test_modes.py",),

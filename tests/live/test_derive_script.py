@@ -12,7 +12,7 @@ import pytest
 
 from psjob.process import derive as deriving
 from psjob_operator import contract, keys, render
-from psjob_operator.authority import certificates
+from psjob_operator.certificates import certificates
 from psjob_operator.plan.observed_state import Role
 from psjob_operator.render.pod import DERIVE
 from tests.unit.plan_given import job

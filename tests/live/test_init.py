@@ -13,7 +13,7 @@ import pytest
 
 from psjob_client.cli import main
 from psjob_client.cli.init import TESTED
-from psjob_client.judge import judge_text
+from psjob_client.lint import judge_text
 from psjob_client.problems import BadInput
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.support import warm

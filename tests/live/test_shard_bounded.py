@@ -24,7 +24,7 @@ from psjob.modes import Bounded
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from psjob.shard import server
-from psjob.shard.admission import Admission, Verdict
+from psjob.shard.deduplication import Admission, Verdict
 from psjob.shard.pending import StalenessBound
 from tests.e2e.workloads.ledger import Ledger, counted, places
 from tests.live.embeddings import Clicks, offloaded

@@ -24,7 +24,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.modes.stages import Stages
 from psjob.pipeline.cuts import split_model
-from psjob.pipeline.draws import Draw
+from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.stage import StageRun, arguments
 from psjob.process.config import CheckpointConfig
 from psjob.shard.status_server import status

@@ -20,8 +20,8 @@ from psjob.layout.memory import LentSpan
 from psjob.modes import Push, Sync
 from psjob.rules.base import BlockState, Rule
 from psjob.shard import state_memory
-from psjob.shard.admission import taken_by
 from psjob.shard.block import ParameterBlock
+from psjob.shard.deduplication import taken_by
 from psjob.shard.keeper import SERVES
 from psjob.shard.pending import Gradient, PendingPush, PushMetadata
 from psjob.shard.push_metrics import Counters

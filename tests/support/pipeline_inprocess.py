@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.pipeline.draws import Draw
 from psjob.pipeline.predict import Begin
+from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.schedule import Direction, StageWork, TrainingWay
 from psjob.pipeline.stage import Grads, Micro, OneMemory, StagePart, StageRun, arguments, cut
 from tests.support.pipeline_reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
-from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.predict import Begin, Corrector
+from psjob.pipeline.random_draws import Calls, Draw
 from psjob.pipeline.schedule import TrainingWay, check_shared, updates_before
 from psjob.pipeline.stage import StagePart, arguments, cut
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from psjob.contract import keys
 from psjob.process.config import Keys
-from psjob_operator.authority import certificates
+from psjob_operator.certificates import certificates
 
 RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in keys.NAMES}
 """Where a test starts its processes itself."""

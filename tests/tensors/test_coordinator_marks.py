@@ -15,7 +15,7 @@ import torch
 from psjob.layout.blocks import TensorSpec
 from psjob.protocol import messages
 from psjob.protocol.coordinator import events as e
-from psjob.shard.admission import Verdict
+from psjob.shard.deduplication import Verdict
 from psjob.wire.frame import Header, Kind
 from tests.tensors.desk import NEVER, Desk, in_the_way, mark
 from tests.unit.coordinator_world import World

@@ -37,10 +37,10 @@ from psjob.protocol.records import PIECE, RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard import rendezvous
 from psjob.shard.acceptor import Acceptor, HelloRoom
-from psjob.shard.believed import FIELDS, known
 from psjob.shard.checks import MOST_SAID
 from psjob.shard.coordinator_disk import read_part
 from psjob.shard.coordinator_driver import numbers_of
+from psjob.shard.worker_fields import FIELDS, known
 from psjob.tables import TableSpec
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, MAX_VALUES, Flag, Header, Kind, load, run_digest

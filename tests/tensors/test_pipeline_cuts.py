@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint
 
 from psjob.pipeline.cuts import needs_example, split_model
-from psjob.pipeline.draws import Calls, Draw
+from psjob.pipeline.random_draws import Calls, Draw
 from psjob.pipeline.stage import arguments, cut
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 

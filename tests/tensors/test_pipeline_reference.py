@@ -14,7 +14,7 @@ from torch import nn
 
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
-from psjob.pipeline.draws import Calls, Draw
+from psjob.pipeline.random_draws import Calls, Draw
 from psjob.pipeline.schedule import Direction, StageWork
 from psjob.pipeline.stage import ChangedInPlace, StagePart, StageRun, arguments, cut
 from tests.support import pipeline_inprocess as inprocess

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from psjob import contract
-from psjob.pipeline import draws, predict
+from psjob.pipeline import predict, random_draws
 from psjob.pipeline.cuts import split_model
-from psjob.pipeline.draws import Calls, Draw, drawn, generators_of, seed_for
+from psjob.pipeline.random_draws import Calls, Draw, drawn, generators_of, seed_for
 from psjob.pipeline.schedule import (
     Backward,
     Direction,
@@ -293,8 +293,8 @@ def test_seeds_are_fixed_for_ever() -> None:
 def test_generators_are_those_of_the_tensors_of_weights_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part without weights draws where its input lies."""
     asked: list[set[str]] = []
-    own = draws.generators_of
-    monkeypatch.setattr(draws, "generators_of", lambda devices: asked.append({d.type for d in devices}) or own([]))
+    own = random_draws.generators_of
+    monkeypatch.setattr(random_draws, "generators_of", lambda devices: asked.append({d.type for d in devices}) or own([]))
     run(nn.Sequential(nn.Dropout(0.5)), Draw(0, 0, 0), x=ONES.to("meta"))
     run(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), Draw(0, 0, 0), cuts=(1,))
     assert asked == [{"meta"}, {"cpu"}]

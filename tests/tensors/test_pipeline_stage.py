@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward
 
 from psjob.pipeline.cuts import split_model
-from psjob.pipeline.draws import Draw
+from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.stage import ChangedInPlace, OneMemory, StageRun, arguments
 from tests.tensors.pipeline_models import row, tokens
 

@@ -21,7 +21,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Bounded, Push, ServedMode, Sync
 from psjob.protocol.worker.events import ShardWaits
 from psjob.rules.base import BlockState
-from psjob.shard.admission import Admission, MinCounter, Row, Verdict
+from psjob.shard.deduplication import Admission, MinCounter, Row, Verdict
 from psjob.shard.pending import MOST_NAMED, Gradient, PendingPush, PendingPushes, PushMetadata, Waiter, Waiters, named
 from psjob.shard.push_metrics import PushNorms, PushSamples, norm_of
 from psjob.shard.store import Store

@@ -21,7 +21,7 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import _bits, _positions, read_admission, write_admission
 from psjob.shard import server as serving
 from psjob.shard import table as tables
-from psjob.shard.admission import Admission
+from psjob.shard.deduplication import Admission
 from psjob.tables import Partition, TableSpec
 from tests.tensors.checkpoint_parts import save
 from tests.tensors.lone_shard import LoneShard, did

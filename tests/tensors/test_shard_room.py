@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from psjob.modes import Backup, LocalAsync, Quorum, ServedMode, Softsync, Sync, Threshold
-from psjob.shard.lane import EarlyPushes
 from psjob.shard.pending import Gradient
 from psjob.shard.progress import room_problem
+from psjob.shard.worker_stream import EarlyPushes
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker.exchange import CREDIT, credits
 from tests.tensors.desk import Desk

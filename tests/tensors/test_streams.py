@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler, get_worker_info
 
-from psjob.api.orders import keeps_iterator
+from psjob.api.sample_order import keeps_iterator
 from psjob.api.slices import SampleStream, Slices
 from psjob.process.errors import Refused
 from tests.support.soaking import rotating

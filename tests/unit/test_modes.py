@@ -19,7 +19,7 @@ from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.decisions import DecisionOrder as Order
 from psjob.protocol.coordinator.decisions import Decisions
 from psjob.protocol.messages import encode_order
-from psjob.shard.admission import Admission, Verdict
+from psjob.shard.deduplication import Admission, Verdict
 
 ALL = frozenset(range(4))
 

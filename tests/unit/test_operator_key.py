@@ -19,7 +19,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from psjob.process.config import encryption_of
 from psjob_operator import keys
 from psjob_operator.__main__ import app
-from psjob_operator.authority import certificates
+from psjob_operator.certificates import certificates
 from psjob_operator.cluster.operator_key import KeyFileError, KeySecret, OperatorKey, default_file
 from tests.support.rights import Right, granted, unused, used
 from tests.support.typed import CliRunner

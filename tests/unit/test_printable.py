@@ -29,7 +29,7 @@ from psjob_client.problems import JobProblem
 from psjob_client.text import json_text, yaml_text
 from psjob_client.ui import shown
 from psjob_operator.api.status import short
-from psjob_operator.cluster import scrub
+from psjob_operator.cluster import redact
 from psjob_operator.printable import LINE_ENDS, coloured, printable
 
 HOSTILE = {
@@ -212,10 +212,10 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     ),
     "the page's list": lambda text: json.dumps(shown.row(job(text)), ensure_ascii=False),
     "a report": lambda text: report(a_comparison(text)),
-    "status": lambda text: "".join(scrub.last_log_words(f"first\n{text}\n")),
-    "status of JSON": lambda text: scrub.last_log_words(json.dumps({"error": text, text: 1}))[0],
+    "status": lambda text: "".join(redact.last_log_words(f"first\n{text}\n")),
+    "status of JSON": lambda text: redact.last_log_words(json.dumps({"error": text, text: 1}))[0],
     "a condition": short,
-    "words of the kubelet": scrub.sentence,
+    "words of the kubelet": redact.sentence,
     "a shard's log": lambda text: one_line(text, 4000),
 }
 """Where a text of a script, a pod, a node or an API message comes to people."""
@@ -237,10 +237,10 @@ def test_no_text_acts_where_it_is_shown(name: str) -> None:
 
 
 def test_status_and_events(hostile: str) -> None:
-    message, tail = scrub.last_log_words(f"first\n{hostile}\n")
+    message, tail = redact.last_log_words(f"first\n{hostile}\n")
     assert "after" in tail and not acts(message + tail)
-    assert not acts(scrub.last_log_words(json.dumps({"error": hostile, hostile: 1}))[0])
-    assert not acts(scrub.sentence(hostile)) and not acts(short(hostile))
+    assert not acts(redact.last_log_words(json.dumps({"error": hostile, hostile: 1}))[0])
+    assert not acts(redact.sentence(hostile)) and not acts(short(hostile))
 
 
 def test_commands_print_by_these_functions_only() -> None:

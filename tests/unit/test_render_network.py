@@ -18,7 +18,7 @@ import pytest
 from psjob_operator import contract, keys, render
 from psjob_operator.__main__ import app
 from psjob_operator.api.status import Pinned
-from psjob_operator.authority import certificates
+from psjob_operator.certificates import certificates
 from psjob_operator.plan.actions import CreateProcess, EnsurePolicy
 from psjob_operator.plan.observed_state import Objects, Refusal, Role
 from psjob_operator.plan.plan import plan

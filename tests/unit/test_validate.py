@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from psjob_client.cli import main
-from psjob_client.judge import judge_text
+from psjob_client.lint import judge_text
 from psjob_client.local.manifest import read_job
 from psjob_client.problems import BadInput
 from tests.support.soaking import rotating

@@ -20,7 +20,7 @@ from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
-from psjob.shard import admission, coordinated_updates
+from psjob.shard import coordinated_updates, deduplication
 from psjob.shard.coordinated_updates import ClipNorms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
@@ -104,7 +104,7 @@ def _twice(was: Any) -> Any:
     def admit(self: Any, worker: int, incarnation: tuple[int, int], clock: int, position: int) -> Any:
         row = self.rows[worker]
         if clock == row.complete and position in row.open:
-            return admission.Verdict.ADMIT
+            return deduplication.Verdict.ADMIT
         return was(self, worker, incarnation, clock, position)
 
     return admit
@@ -207,7 +207,7 @@ OWN: dict[str, Mutant] = {
     "a commit does not wait for one shard": _wrap(checkpoints, "try_commit", _early),
     "a worker resumes a clock too far (sync)": _wrap(membership, "resume_sync", _later),
     "a worker resumes a clock too far (async)": _wrap(membership, "resume_async", _later),
-    "a push that is here is taken again": _wrap(admission.Admission, "admit", _twice),
+    "a push that is here is taken again": _wrap(deduplication.Admission, "admit", _twice),
     "orders are not repeated after a break": _wrap(
         Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
@@ -249,12 +249,12 @@ OWN: dict[str, Mutant] = {
     ),
     "a decided snapshot is held when the one before has let go": _wrap(shard_machine.ShardSnapshots, "order", _held_later),
     "an older process of a rank may join": _several(
-        _wrap(admission.Admission, "meet", _unfenced_row),
+        _wrap(deduplication.Admission, "meet", _unfenced_row),
         _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),
         _wrap(machine, "_hello", lambda was: _let_in),
     ),
-    "what a crash lost counts as taken": _wrap(admission, "taken_by", _versions(lambda version: version + 1)),
-    "what outlived a crash is taken again": _wrap(admission, "taken_by", _versions(lambda version: max(0, version - 1))),
+    "what a crash lost counts as taken": _wrap(deduplication, "taken_by", _versions(lambda version: version + 1)),
+    "what outlived a crash is taken again": _wrap(deduplication, "taken_by", _versions(lambda version: max(0, version - 1))),
     "a snapshot's number is given again after a crash": _wrap(
         recovery, "take_up", lambda was: lambda state, event: was(state, dataclasses.replace(event, snapshot=0))
     ),

@@ -10,8 +10,8 @@ from psjob.modes import written
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordsOnStream
 from psjob.protocol.shard.actions import Phase
-from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_acked, check_leave
+from psjob.shard.deduplication import Verdict
 from psjob.shard.pending import Waiter
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from tests.simulation.protocol.ledger import Value

@@ -16,7 +16,7 @@ from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Phase
 from psjob.protocol.shard.machine import LinkState, ShardMachine
-from psjob.shard import admission
+from psjob.shard import deduplication
 from psjob.shard.session import RecordsHere
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind, WireError
@@ -130,7 +130,7 @@ class SimShard(Process):
         for index, cell in store.cells.items():
             cell.put(held.cells[index].held, held.cells[index].n)  # type: ignore[attr-defined]
         ranks = {rank: (row.incarnation, row.left_at) for rank, row in held.admission.rows.items()}
-        store.admission.load(admission.taken_by([cell.n for cell in store.cells.values()], ranks), {})
+        store.admission.load(deduplication.taken_by([cell.n for cell in store.cells.values()], ranks), {})
         store.begin(cell.n for cell in store.all_cells())
         store.norms.take_up(held.norms.ordered)
         left = frozenset(rank for rank, (_, at) in ranks.items() if at is not None)

@@ -13,7 +13,7 @@ import typer
 
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.cli.render import documents
-from psjob_client.doctor import look
+from psjob_client.doctor import machine_facts
 from psjob_client.doctor.findings import ClusterFacts, Finding, judge_cluster, judge_machine, problem, sick
 from psjob_client.doctor.fitting import judge_fit, pod_groups
 from psjob_client.local.manifest import read_job, worker_commands
@@ -52,7 +52,7 @@ def doctor(
         facts, fit = against(manifest, kubeconfig, context, namespace)
         found = judge_cluster(facts) + fit
     else:
-        found = judge_machine(look.machine(Path.cwd()), manifest) + _command(manifest, job)
+        found = judge_machine(machine_facts.machine(Path.cwd()), manifest) + _command(manifest, job)
     _print(found, form)
     raise typer.Exit(EXIT_SICK if sick(found) else EXIT_WELL)
 
@@ -85,7 +85,7 @@ def against(
     job: PSTrainingJob | None, kubeconfig: str | None, context: str | None, namespace: str | None
 ) -> tuple[ClusterFacts, list[Finding]]:
     """What is seen of the cluster, and what that means for `job`; no finding without one. `namespace` None: the job's, else default."""
-    from psjob_client.doctor.ask import Tried, cluster  # the Kubernetes client takes a second to import
+    from psjob_client.doctor.cluster_facts import Tried, cluster  # the Kubernetes client takes a second to import
 
     place = namespace or (job.metadata.namespace if job is not None else None) or "default"
     if job is None:

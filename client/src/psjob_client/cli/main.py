@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import compare, convert, doctor, init, looking, render, run, simulate, stages, steering, topology, validate
+from psjob_client.cli import (
+    change_commands,
+    compare,
+    convert,
+    doctor,
+    init,
+    read_commands,
+    render,
+    run,
+    simulate,
+    stages,
+    topology,
+    validate,
+)
 from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, with_option_groups
 from psjob_client.cli.output import echo, say
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
@@ -88,21 +101,21 @@ COMMANDS = (
     ("render", render.render, "Example: psjob render job.yaml | less", Helped),
     ("plan-stages", stages.plan_stages, stages.EXAMPLES, Helped),
     ("plan-topology", topology.plan_topology, topology.EXAMPLES, Helped),
-    ("list", looking.list_jobs, looking.LIST_EXAMPLES, Helped),
-    ("get", looking.get, looking.GET_EXAMPLES, Helped),
-    ("logs", looking.logs, looking.LOGS_EXAMPLES, Helped),
-    ("events", looking.events, "Example: psjob events digits -n team-a", Helped),
-    ("metrics", looking.metrics, "Example: psjob metrics digits --name loss -o csv > loss.csv", Helped),
-    ("top", looking.top, looking.TOP_EXAMPLES, Helped),
-    ("submit", steering.submit, steering.SUBMIT_EXAMPLES, ScriptCommand),
-    ("wait", steering.wait_for, steering.WAIT_EXAMPLES, Helped),
-    ("suspend", steering.suspend, "Example: kubectl psjob suspend digits -n team-a", Helped),
-    ("resume", steering.resume, "Example: kubectl psjob resume digits -n team-a", Helped),
-    ("checkpoint", steering.checkpoint, "Example: psjob checkpoint digits", Helped),
-    ("checkpoints", looking.checkpoints, "Example: psjob checkpoints digits", Helped),
-    ("delete", steering.delete, "Example: psjob delete digits -n team-a", Helped),
-    ("clean", steering.clean, steering.CLEAN_EXAMPLES, Helped),
-    ("ui", looking.ui, looking.UI_EXAMPLES, Helped),
+    ("list", read_commands.list_jobs, read_commands.LIST_EXAMPLES, Helped),
+    ("get", read_commands.get, read_commands.GET_EXAMPLES, Helped),
+    ("logs", read_commands.logs, read_commands.LOGS_EXAMPLES, Helped),
+    ("events", read_commands.events, "Example: psjob events digits -n team-a", Helped),
+    ("metrics", read_commands.metrics, "Example: psjob metrics digits --name loss -o csv > loss.csv", Helped),
+    ("top", read_commands.top, read_commands.TOP_EXAMPLES, Helped),
+    ("submit", change_commands.submit, change_commands.SUBMIT_EXAMPLES, ScriptCommand),
+    ("wait", change_commands.wait_for, change_commands.WAIT_EXAMPLES, Helped),
+    ("suspend", change_commands.suspend, "Example: kubectl psjob suspend digits -n team-a", Helped),
+    ("resume", change_commands.resume, "Example: kubectl psjob resume digits -n team-a", Helped),
+    ("checkpoint", change_commands.checkpoint, "Example: psjob checkpoint digits", Helped),
+    ("checkpoints", read_commands.checkpoints, "Example: psjob checkpoints digits", Helped),
+    ("delete", change_commands.delete, "Example: psjob delete digits -n team-a", Helped),
+    ("clean", change_commands.clean, change_commands.CLEAN_EXAMPLES, Helped),
+    ("ui", read_commands.ui, read_commands.UI_EXAMPLES, Helped),
     ("validate", validate.validate, validate.EXAMPLES, Helped),
 )
 for _name, _command, _examples, _kind in COMMANDS:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from psjob_client.cli.init import manifest_template
-from psjob_client.cli.looking import page_beside
 from psjob_client.cli.options import Mode, Module, Settings, Shards, Workers, given_options, must_exist, settings_of, takes_script
+from psjob_client.cli.read_commands import page_beside
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import FIRST, Request
 from psjob_client.local.run import run_job

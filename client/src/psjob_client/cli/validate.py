@@ -12,7 +12,7 @@ import typer
 
 from psjob_client.cli.output import TextForm, TextOutput, echo, emit
 from psjob_client.doctor.findings import judge_cluster
-from psjob_client.judge import FileFinding, Judged, Level, judge_text
+from psjob_client.lint import FileFinding, Judged, Level, judge_text
 from psjob_client.local.manifest import read_text
 from psjob_client.problems import BadInput
 from psjob_operator.api.field_rule import Problem, shown

@@ -285,7 +285,7 @@ def make_keys(folder: Path, shards: int, workers: int, encrypted: bool = False, 
         for index in range(count):
             made.hand(role, index, 1)
     if encrypted:
-        from psjob_operator.authority import certificates  # most runs on one machine need none
+        from psjob_operator.certificates import certificates  # most runs on one machine need none
 
         for name, text in certificates(shards, listening).items():
             _write_key(folder / name, text.decode())

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from psjob_operator import authority, keys, render
+from psjob_operator import keys, render
 from psjob_operator.api.status import JobStatus
+from psjob_operator.certificates import certificates as run_certificates
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.cache import STRANGER_SECONDS, JobEntry, JobStore, Memory
 from psjob_operator.cluster.client import (
@@ -300,7 +301,7 @@ class Apply:
                 raise ApiError(403, "NoKey", self._own_key.problem)
             run = keys.fresh() | {"questions": questions}
             listeners = (observed.spec.shards.replicas, listening_workers(observed.spec))
-            certificates = await asyncio.to_thread(authority.certificates, *listeners) if action.certificates else {}
+            certificates = await asyncio.to_thread(run_certificates, *listeners) if action.certificates else {}
             try:
                 await self._client.create(SECRETS, observed.namespace, render.key_secret(observed, action.number, run, certificates))
             except ApiError as error:

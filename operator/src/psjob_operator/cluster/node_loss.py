@@ -17,7 +17,7 @@ from psjob_operator.api.status import unix
 from psjob_operator.cluster.cache import STRANGER_SECONDS, Answer, Memory
 from psjob_operator.cluster.client import CHILDREN, CLAIMS, CORE_EVENTS, NODES, ApiError, KubernetesClient
 from psjob_operator.cluster.pods import PodView, owner
-from psjob_operator.cluster.scrub import encoded_forms, scrub
+from psjob_operator.cluster.redact import encoded_forms, scrub
 from psjob_operator.contract import STATUS_PORT
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.render.objects import LABEL_JOB

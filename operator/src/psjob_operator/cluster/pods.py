@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from psjob_operator.api.rules import EVERY_POD, MOST_SHARDS, MOST_WORKERS
 from psjob_operator.api.status import unix
-from psjob_operator.cluster import scrub
+from psjob_operator.cluster import redact
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import Exit, Phase, Process, Role
 from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
@@ -48,7 +48,7 @@ class PodView:
 
 
 def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
-    """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told.
+    """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of redact.told.
 
     Anyone who makes pods can write labels. An index or a number that no job has is not of our making, and a status could not hold it.
     """
@@ -87,16 +87,16 @@ def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         exit=ended,
         lingering=holds and _others_run(status, name),
         pod_reason=_reason(status, conditions),
-        pod_message=scrub.sentence(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
+        pod_message=redact.sentence(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
         conditions=_own_conditions(conditions),
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         keys=sys.intern(_secret(spec)),
-        finalizers=tuple(scrub.sentence(str(it)) for it in metadata.get("finalizers") or ()),
+        finalizers=tuple(redact.sentence(str(it)) for it in metadata.get("finalizers") or ()),
         waiting_reason=reason,
-        waiting_message=scrub.sentence(message),
+        waiting_message=redact.sentence(message),
     )
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
     return PodView(
@@ -143,7 +143,7 @@ def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mappi
 def _exit(terminated: Mapping[str, Any] | None, tails: bool) -> Exit | None:
     if terminated is None:
         return None
-    message, log_tail = scrub.last_log_words(str(terminated.get("message") or ""), tails)
+    message, log_tail = redact.last_log_words(str(terminated.get("message") or ""), tails)
     return Exit(
         code=int(terminated.get("exitCode", 0)),
         signal=int(terminated.get("signal") or 0),

@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from psjob.api import advice, values
 from psjob.api.attachable import AT_ONCE, Pair
-from psjob.api.orders import attributes, seeded
+from psjob.api.sample_order import attributes, seeded
 from psjob.embeddings.rowtables import Table
 from psjob.layout import members, memory
 from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, orders, scriptcode
+from psjob.api import advice, sample_order, scriptcode
 from psjob.api import attach as attaching
 from psjob.api.datacursor import AFTER, Place
 from psjob.api.reporting import worker_place
@@ -156,7 +156,7 @@ class ShardedLoader(Generic[B]):
         """Steps of a pass. Raises TypeError for an IterableDataset without length."""
         if self._world == 1 and worker_place() is None:  # outside a job the loader is as it is
             return len(self._whole)
-        return rounds_of(orders.length(self._whole), self._world)
+        return rounds_of(sample_order.length(self._whole), self._world)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:

@@ -14,8 +14,8 @@ from psjob.api import autocuts, stagecuts
 from psjob.api.staged import StagedPipeline
 from psjob.embeddings.lookup import Lookup
 from psjob.pipeline.cuts import Cuts, needs_example, split_model
-from psjob.pipeline.draws import Draw
 from psjob.pipeline.lazy import materialise, on_meta
+from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.stage import Grads, LossFn, Micro, StageRun, accumulate, arguments, cut, mean_loss
 from psjob.process import config
 from psjob.process.errors import Refused, refuse

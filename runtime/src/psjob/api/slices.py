@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, consistency, orders, values
-from psjob.api.orders import Indices, Shuffled, seed_all, seeded
+from psjob.api import advice, consistency, sample_order, values
+from psjob.api.sample_order import Indices, Shuffled, seed_all, seeded
 from psjob.process.errors import Refused
 
 
@@ -40,7 +40,7 @@ class Slices:
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
-        self._order = orders.find(loader)
+        self._order = sample_order.find(loader)
         self._checked = False
         self._drawn: Sequence[Indices] = ()
         """The batches of the pass under way; none where they have no end."""
@@ -79,7 +79,7 @@ class Slices:
         if self._checked:
             return
         if drawn is None:
-            one, again = (list(islice(self._order.endless(self._seed, epoch), orders.TOGETHER)) for _ in range(2))
+            one, again = (list(islice(self._order.endless(self._seed, epoch), sample_order.TOGETHER)) for _ in range(2))
             same = one == again
         else:
             same = self._order.values(self._seed, epoch) == drawn
@@ -504,7 +504,7 @@ def has_its_own(loader: torch_data.DataLoader[Any]) -> bool:
     classes = [kind for kind in type(loader).__mro__ if kind.__module__.partition(".")[0] not in _TORCHS]
     if not any(name in vars(kind) for kind in classes for name in _MAKES):
         return False
-    return isinstance(loader.dataset, torch_data.IterableDataset) or orders.keeps_iterator(loader) is None
+    return isinstance(loader.dataset, torch_data.IterableDataset) or sample_order.keeps_iterator(loader) is None
 
 
 class Yielded:
@@ -512,8 +512,8 @@ class Yielded:
 
     def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
         self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
-        self._parts = orders.nested_samplers(loader)
-        orders.check_whole(self._parts)
+        self._parts = sample_order.nested_samplers(loader)
+        sample_order.check_whole(self._parts)
         self.rounds: int | None = None
         """Of a pass, which are not known before its end."""
         self.first: int | None = None
@@ -533,7 +533,7 @@ class Yielded:
             start := getattr(self._loader.dataset, "set_epoch", None)
         ):
             start(epoch)
-        orders.begin_epoch(self._parts, epoch)
+        sample_order.begin_epoch(self._parts, epoch)
         self._loader._iterator = None  # loader processes that live on have drawn in the pass before
         return self._feed(self._read(epoch), begin, place.get("read"))
 
@@ -568,7 +568,7 @@ class Yielded:
         given: Iterator[Any] | None = None
         number = 0
         while True:
-            with orders.seeded_draws((self._seed, epoch, number), self._parts):
+            with sample_order.seeded_draws((self._seed, epoch, number), self._parts):
                 given = iter(self._loader) if given is None else given
                 batch = next(given, _END)
             if batch is _END:

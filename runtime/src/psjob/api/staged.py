@@ -26,8 +26,8 @@ from psjob.api.stagecuts import StageMemory
 from psjob.api.training_job import TrainingJob
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split_model
-from psjob.pipeline.draws import Draw
 from psjob.pipeline.predict import check_correction
+from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
 from psjob.pipeline.stage import Grads, LossFn, Micro, OneMemory, StageRun, accumulate, arguments, cut, mean_loss
 from psjob.process.config import Place

@@ -1,8 +1,8 @@
 """A shard's files of a checkpoint: blocks and rows of tables, read back onto any number of shards, and its admission table.
 
 The table says what the shard had taken of each worker, and which process had sent it. Its rows are those of
-`psjob.shard.admission.Admission.save`, keyed by rank. In the file a worker is six values; the blocks of its open clock are one bit each.
-`Base` says which blocks a checkpoint names where they already lie, and which are written again.
+`psjob.shard.deduplication.Admission.save`, keyed by rank. In the file a worker is six values; the blocks of its open clock
+are one bit each. `Base` says which blocks a checkpoint names where they already lie, and which are written again.
 
 Rows are written part by part while they are pushed. A row is int32 words: id (2), the clock it was last seen (2), weights, then the
 planes of its rule by name, all as they lie in memory.

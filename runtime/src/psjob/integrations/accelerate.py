@@ -25,11 +25,11 @@ from typing import Any, Final
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, orders
+from psjob.api import advice, sample_order
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.api.slices import loader_options, rounds_of
-from psjob.integrations import meetings, needs
+from psjob.integrations import barriers, needs
 from psjob.process.config import Place
 from psjob.process.errors import refuse
 
@@ -198,7 +198,7 @@ class LoaderPart:
             return batches
         if frame is not None and not frame.f_globals.get("__name__", "").startswith(QUIET):
             self._asked = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return rounds_of(orders.length(plain(loader)), self._world.workers)
+        return rounds_of(sample_order.length(plain(loader)), self._world.workers)
 
     def goes_over(self, batches: Callable[[], int]) -> None:
         """A loop goes over the loader itself, as in an evaluation: it is whole to every worker."""
@@ -385,7 +385,7 @@ def _in_training(world: World) -> bool:
 
 def _of_all(value: Any, what: str, world: World) -> list[Any]:
     """By rank, in training; a worker's own value for each where they cannot be had."""
-    return meetings.of_all(value, what) if _apart(world, what) else [value] * world.workers
+    return barriers.of_all(value, what) if _apart(world, what) else [value] * world.workers
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -453,7 +453,7 @@ def _broadcast(broadcast: Callable[..., Any], world: World) -> Callable[..., Any
     def sent(tensor: Any, from_process: int = 0) -> Any:
         if not world.of_script:
             return broadcast(tensor, from_process)
-        heard = meetings.of_all(_tensors(tensor) if world.rank == from_process else [], "broadcast")
+        heard = barriers.of_all(_tensors(tensor) if world.rank == from_process else [], "broadcast")
         return _joined(tensor, [heard[from_process]], lambda parts: parts[0])
 
     return sent
@@ -464,7 +464,7 @@ def _broadcast_objects(broadcast: Callable[..., Any], world: World) -> Callable[
     def sent(object_list: list[Any], from_process: int = 0) -> list[Any]:
         if world.of_script:
             own = list(object_list) if world.rank == from_process else []
-            object_list[:] = meetings.of_all(own, "broadcast_object_list")[from_process] or object_list
+            object_list[:] = barriers.of_all(own, "broadcast_object_list")[from_process] or object_list
             return object_list
         return list(broadcast(object_list, from_process))
 
@@ -475,7 +475,7 @@ def _wait(wait: Callable[[Any], None], world: World) -> Callable[[Any], None]:
     @wraps(wait)
     def waited(self: Any) -> None:
         if world.of_script:
-            meetings.everyone("wait_for_everyone")
+            barriers.everyone("wait_for_everyone")
         else:
             wait(self)
 
@@ -495,7 +495,7 @@ def _trigger(check: Callable[[Any], bool], world: World) -> Callable[[Any], bool
                 "by what all workers have, such as a metric of an evaluation"
             )
         own = self.flag_tensor is not None and bool(self.flag_tensor >= 1)
-        found = any(meetings.of_all(own, "check_trigger"))
+        found = any(barriers.of_all(own, "check_trigger"))
         if found:
             self.flag_tensor = torch.tensor(0, device=self.device)
         return found

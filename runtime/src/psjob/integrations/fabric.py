@@ -17,7 +17,7 @@ import torch
 
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
-from psjob.integrations import meetings, needs
+from psjob.integrations import barriers, needs
 from psjob.process import config
 from psjob.process.errors import Refused
 
@@ -69,18 +69,18 @@ def _in_training() -> bool:
 
 
 def _all_reduce(self: Any, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-    return meetings.reduced(tensor, reduce_op, "fabric.all_reduce") if _in_training() else tensor
+    return barriers.reduced(tensor, reduce_op, "fabric.all_reduce") if _in_training() else tensor
 
 
 def _all_gather(self: Any, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-    return meetings.gathered(tensor, sync_grads, "fabric.all_gather") if _in_training() else tensor
+    return barriers.gathered(tensor, sync_grads, "fabric.all_gather") if _in_training() else tensor
 
 
 def _barrier(self: Any, *given: Any, **named: Any) -> None:
     """Only where the script itself asks: Fabric has barriers in `save` too, which scripts call on one rank."""
     asks = sys._getframe(2)
     if asks.f_code.co_name == "rank_zero_first" or not str(asks.f_globals.get("__name__", "")).startswith("lightning."):
-        meetings.everyone("fabric.barrier")
+        barriers.everyone("fabric.barrier")
 
 
 def inner(optimizer: Any) -> Any:

@@ -19,7 +19,7 @@ import psjob as ps
 from psjob.api import advice
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
-from psjob.integrations import meetings, needs
+from psjob.integrations import barriers, needs
 from psjob.process.errors import refuse
 
 try:
@@ -153,13 +153,13 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if not self._in_training(sys._getframe(1)):
             return tensor
         op = named.get("reduce_op", given[1] if len(given) > 1 else "mean")
-        return meetings.reduced(tensor, op, "a value logged with sync_dist=True")
+        return barriers.reduced(tensor, op, "a value logged with sync_dist=True")
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """What all workers have in training; in an evaluation the tensor itself."""
         if self._place is None or not self._trains:
             return tensor
-        return meetings.gathered(tensor, sync_grads, "all_gather")
+        return barriers.gathered(tensor, sync_grads, "all_gather")
 
     def _in_training(self, frame: FrameType) -> bool:
         """Has the module's log, or code of the script, asked in training? What Lightning decides by itself, each worker decides."""
@@ -175,7 +175,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """A file of Lightning's, as `trainer.test(ckpt_path="best")` reads it: in a job once rank 0 has written it."""
         trainer = None if self.lightning_module is None else self.lightning_module.trainer
         if self._place is not None and trainer is not None and trainer.state.fn != TrainerFn.FITTING:
-            meetings.wait_for_first("the loading of a checkpoint")
+            barriers.wait_for_first("the loading of a checkpoint")
             if not os.path.exists(checkpoint_path) and "://" not in str(checkpoint_path):
                 refuse(
                     f"worker {self._place.index} does not see {checkpoint_path}, which rank 0 has written: give all workers one volume for "

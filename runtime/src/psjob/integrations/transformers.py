@@ -15,7 +15,7 @@ import psjob as ps
 from psjob.api import advice
 from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
-from psjob.integrations import meetings, needs
+from psjob.integrations import barriers, needs
 from psjob.process.errors import refuse
 from psjob.process.startup import integrations_in_use
 
@@ -253,7 +253,7 @@ def _once_written(trainer: Trainer, original: Callable[[], None]) -> Callable[[]
     """`load_best_model_at_end`, when rank 0 has written all of its checkpoints."""
 
     def load() -> None:
-        meetings.wait_for_first("load_best_model_at_end")
+        barriers.wait_for_first("load_best_model_at_end")
         best = trainer.state.best_model_checkpoint
         if not os.path.isdir(best):
             refuse(

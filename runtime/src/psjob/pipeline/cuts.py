@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import SplitPoint
 
-from psjob.pipeline.draws import joined_path
 from psjob.pipeline.exported import exported_parts
+from psjob.pipeline.random_draws import joined_path
 from psjob.pipeline.stage import Pieces, StagePart
 
 Cuts = Sequence[str | int] | Mapping[str, SplitPoint]

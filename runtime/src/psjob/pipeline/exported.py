@@ -21,8 +21,8 @@ from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined_path, seed_for
 from psjob.pipeline.lazy import untouched
+from psjob.pipeline.random_draws import Calls, Draw, drawing, drawn, joined_path, seed_for
 from psjob.pipeline.stage import StagePart, tensor_devices
 
 Mode = tuple[Any, ...]

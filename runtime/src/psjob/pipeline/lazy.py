@@ -22,7 +22,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from psjob.pipeline.draws import generators_of, put_generators_back, seed_for
+from psjob.pipeline.random_draws import generators_of, put_generators_back, seed_for
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, may_draw
+from psjob.pipeline.random_draws import Calls, Draw, drawing, may_draw
 
 
 class OneMemory:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
-from psjob.shard.believed import known
+from psjob.shard.worker_fields import known
 from psjob.wire import tcp
 from psjob.wire.auth import Peer, ShardIdentity, Unproven
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream

@@ -29,10 +29,10 @@ from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hello
 from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard.acceptor import hello_body
-from psjob.shard.lane import JobState
 from psjob.shard.restore import Restoring, position_of
 from psjob.shard.snapshot import DiskThread, Snapshots
 from psjob.shard.store import Store
+from psjob.shard.worker_stream import JobState
 from psjob.tables import TableSpec
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, run_digest

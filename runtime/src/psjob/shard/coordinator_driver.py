@@ -35,10 +35,10 @@ from psjob.protocol.records import PIECE
 from psjob.shard.checks import rule_problem
 from psjob.shard.control import ExitCalls
 from psjob.shard.coordinator_disk import DiskWork, Job, read_part
-from psjob.shard.lane import JobState
 from psjob.shard.push_metrics import JobCounts, StalenessHistogram
 from psjob.shard.session import Session
 from psjob.shard.store import Store
+from psjob.shard.worker_stream import JobState
 from psjob.tables import TableSpec
 from psjob.wire import tcp
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError, run_digest

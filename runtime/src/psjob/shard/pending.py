@@ -18,7 +18,7 @@ import torch
 from psjob.layout.blocks import Block
 from psjob.modes import Push, ServedMode
 from psjob.protocol.messages import Decision, Key
-from psjob.shard.admission import Admission
+from psjob.shard.deduplication import Admission
 from psjob.wire.frame import Header, WireError
 
 MOST_PENDING = 64

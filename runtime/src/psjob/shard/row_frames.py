@@ -10,11 +10,11 @@ import torch
 
 from psjob.layout import memory
 from psjob.protocol.shard.actions import Phase
-from psjob.shard.admission import Verdict
 from psjob.shard.checks import check_ahead, check_info
-from psjob.shard.lane import WorkerState
+from psjob.shard.deduplication import Verdict
 from psjob.shard.pending import Received, Waiter
 from psjob.shard.table import Buffers, RowGradient, ServedTable
+from psjob.shard.worker_stream import WorkerState
 from psjob.tables import TableSpec
 from psjob.wire.event_loop import LARGE, Sending
 from psjob.wire.frame import (

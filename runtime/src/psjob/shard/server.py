@@ -30,7 +30,6 @@ from psjob.shard.checks import own_hyperparameters
 from psjob.shard.control import Control, ExitCalls, WorkerCalls
 from psjob.shard.coordinator_driver import CoordinatorDriver, PeerStream
 from psjob.shard.keeper import Held, Keeping
-from psjob.shard.lane import JobState
 from psjob.shard.pending import Waiter, named
 from psjob.shard.progress import StragglerReport
 from psjob.shard.push_metrics import PushNorms
@@ -39,6 +38,7 @@ from psjob.shard.session import WAITING_SECONDS, CoordinatorCalls, RecordsHere, 
 from psjob.shard.state_memory import Outliving
 from psjob.shard.store import Store
 from psjob.shard.table import ServedTable
+from psjob.shard.worker_stream import JobState
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest

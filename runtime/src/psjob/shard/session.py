@@ -27,8 +27,6 @@ from psjob.modes import written
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.shard.actions import Phase
-from psjob.shard.admission import Verdict
-from psjob.shard.believed import known
 from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import (
     MOST_SAID,
@@ -42,9 +40,11 @@ from psjob.shard.checks import (
     most_info,
     most_info_values,
 )
-from psjob.shard.lane import Lending, ShardContext, ShardLane, WorkerState, lent_bytes, slots_of, transports_of
+from psjob.shard.deduplication import Verdict
 from psjob.shard.pending import Gradient, Received
 from psjob.shard.row_frames import RowFrames
+from psjob.shard.worker_fields import known
+from psjob.shard.worker_stream import Lending, ShardContext, ShardLane, WorkerState, lent_bytes, slots_of, transports_of
 from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.reading import Pause, StreamClosed, Wants

@@ -28,7 +28,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
 from psjob.rules.base import BlockState, Rule
-from psjob.shard.admission import taken_by
+from psjob.shard.deduplication import taken_by
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Held, Keeping
 from psjob.shard.push_metrics import Counters
 from psjob.wire.shared_memory import Region, whole_pages

@@ -24,8 +24,8 @@ from psjob.contract import keys
 from psjob.process import supervise
 from psjob.process.errors import LONGEST_MESSAGE, leave_message
 from psjob.protocol.shard.actions import Phase
-from psjob.shard.lane import said_of
 from psjob.shard.server import Server
+from psjob.shard.worker_stream import said_of
 from psjob.wire.unauthenticated import UnauthenticatedPeers
 
 SAID = 32

@@ -21,9 +21,9 @@ from psjob.protocol.messages import Clip, Decide
 from psjob.protocol.shard.actions import Phase
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
-from psjob.shard.admission import Admission, Verdict
 from psjob.shard.block import ParameterBlock
 from psjob.shard.coordinated_updates import ClipNorms, CoordinatedUpdates
+from psjob.shard.deduplication import Admission, Verdict
 from psjob.shard.keeper import Held
 from psjob.shard.pending import Gradient, MetadataCache, PendingPush, PushMetadata, Received, Replies, StalenessBound, Waiter
 from psjob.shard.progress import ShardProgress, room_problem

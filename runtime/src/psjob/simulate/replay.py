@@ -30,7 +30,7 @@ from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Batch, Mode, Push
 from psjob.process import config
-from psjob.process.asking import ask_shard
+from psjob.process.status_client import ask_shard
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import trace, words

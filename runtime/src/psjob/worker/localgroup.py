@@ -28,7 +28,7 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.together import Part, Whole, together
+from psjob.protocol.worker.local_group import Part, Whole, together
 from psjob.resume import composite
 from psjob.resume.composite import RecordMaker, Records
 from psjob.wire.frame import MAX_RECORD, Kind

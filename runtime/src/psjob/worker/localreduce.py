@@ -27,7 +27,7 @@ from psjob.collectives.localsum import CPU, NCCL, SHARED, TopoMatrix
 from psjob.layout.blocks import Layout
 from psjob.layout.memory import ALIGN, LentSpan
 from psjob.layout.packing import Pack
-from psjob.protocol.worker.together import owner
+from psjob.protocol.worker.local_group import owner
 from psjob.rules import arrays
 from psjob.worker import exits
 

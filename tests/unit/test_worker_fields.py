@@ -1,4 +1,7 @@
-"""Every field that a shard reads of a worker is in `psjob.shard.believed`, in one class. Fields are taken from the code that reads them."""
+"""Every field that a shard reads of a worker is in `psjob.shard.worker_fields`, in one class.
+
+Fields are taken from the code that reads them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 import psjob
 from psjob.layout.blocks import TensorSpec
 from psjob.shard import session
-from psjob.shard.believed import ANY, FIELDS, NAMES, Belief, known
+from psjob.shard.worker_fields import ANY, FIELDS, NAMES, Belief, known
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind
 

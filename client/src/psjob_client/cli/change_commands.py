@@ -14,9 +14,9 @@ import typer
 import yaml
 
 from psjob_client.cli import options
-from psjob_client.cli.looking import clients_of, renamed
 from psjob_client.cli.options import ANYWHERE, JobScope, Name, Names, Settings, bare_name, go
 from psjob_client.cli.output import Form, echo, job_names, print_data, say
+from psjob_client.cli.read_commands import clients_of, renamed
 from psjob_client.convert.draft import image_of, job_name
 from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.view import JobView

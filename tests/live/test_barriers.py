@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.integrations import meetings
+from psjob.integrations import barriers
 from psjob.process.errors import Refused
 from psjob.protocol.records import ASKS, BEFORE
 from psjob.shard import rendezvous as kept_meetings
@@ -199,7 +199,7 @@ def asking(shards: Shards) -> dict[Any, None]:
 @pytest.mark.parametrize("number", range(len(VALUES)))
 def test_values_come_as_they_were_given(number: int) -> None:
     given = VALUES[number]
-    found = meetings.read_value(meetings.write_value(given, "gather"))
+    found = barriers.read_value(barriers.write_value(given, "gather"))
     assert type(found) is type(given)
     assert torch.equal(found, given) if isinstance(given, torch.Tensor) else str(found) == str(given)
 
@@ -207,9 +207,9 @@ def test_values_come_as_they_were_given(number: int) -> None:
 @pytest.mark.parametrize("given", [object(), torch.zeros(13 << 20, dtype=torch.uint8)])
 def test_what_has_no_form_and_what_is_too_large_is_refused(given: Any) -> None:
     with pytest.raises(Refused, match="gather between the workers of a job takes"):
-        meetings.write_value(given, "gather")
+        barriers.write_value(given, "gather")
 
 
 def test_outside_a_job_everyone_is_here() -> None:
-    meetings.everyone("wait_for_everyone")
-    assert meetings.of_all(3, "gather") == [3]
+    barriers.everyone("wait_for_everyone")
+    assert barriers.of_all(3, "gather") == [3]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
-from psjob.protocol.worker.together import Part, Whole, owner, together
+from psjob.protocol.worker.local_group import Part, Whole, owner, together
 from psjob.resume import composite
 from psjob.resume.composite import SMALL, RecordMaker, Records
 from psjob.shard.pending import PendingPush, PushMetadata, push_weights

@@ -153,4 +153,4 @@ class _Active:
             generator.manual_seed(number)
 
 
-_active: ContextVar[_Active | None] = ContextVar("psjob.pipeline.draws", default=None)
+_active: ContextVar[_Active | None] = ContextVar("psjob.pipeline.random_draws", default=None)

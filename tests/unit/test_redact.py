@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.pods import parse_pod
-from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, encoded_forms, last_log_words, scrub, tail
+from psjob_operator.cluster.redact import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, encoded_forms, last_log_words, scrub, tail
 from psjob_operator.plan.process_outcome import of_the_runtime, outcome_of
 from tests.support.soaking import rotating
 from tests.unit.cluster_pods import entry, pod
